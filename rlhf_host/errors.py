@@ -1,0 +1,24 @@
+"""Errors that a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input. The command line prints the message and leaves with exit code 2, without a traceback."""
+
+
+class PluginError(UserError):
+    """A plugin cannot be found, chosen, imported or configured."""
+
+
+class RunError(Exception):
+    """A run had to stop for a reason of its own (rewards failing, non-finite loss): exit code 1, no traceback."""
+
+
+def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:
+    """``; did you mean 'a' or 'b'?``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    return "; did you mean " + " or ".join(repr(match) for match in close) + "?" if close else ""
