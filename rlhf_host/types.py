@@ -287,6 +287,8 @@ class RunContext:
     seed: int
     roles: Mapping[str, RoleHandle]
     resumed: bool = False
+    resume_step: int = 0
+    """The step of the checkpoint that a resumed run goes on from."""
 
 
 class RoleHandle(Protocol):

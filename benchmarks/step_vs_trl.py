@@ -1,0 +1,277 @@
+"""Seconds per RL step against TRL's GRPOTrainer: same weights, prompts, batch, lengths, hardware and threads, in turn.
+
+    python benchmarks/step_vs_trl.py --peer-python PATH [--case tiny-fixed --case tiny-ragged --case smollm2] [--rounds 3] [--json]
+
+``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``tiny-*`` make a 0.6M-parameter Llama (16 prompts × 8 samples
+× 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides compute
+a reward that counts sevens. A step is everything from one step's end to the next (ours: from the rows of ``metrics.jsonl``; TRL's:
+from ``on_step_begin`` to ``on_step_end``, its logging not counted); each run's first step is left out. With ``--json`` the last
+line is one object: ``ratio`` is TRL's seconds over ours, the smallest of the cases run; ``cases`` has each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Case:
+    prompts: int
+    samples: int
+    new_tokens: int
+    steps: int
+    ragged: bool
+    model: str | None = None
+
+
+CASES = {
+    "tiny-fixed": Case(16, 8, 32, 12, ragged=False),
+    "tiny-ragged": Case(16, 8, 32, 12, ragged=True),
+    "smollm2": Case(4, 8, 64, 3, ragged=False, model="models/SmolLM2-135M-Instruct"),
+}
+
+REWARD = '''"""Counts sevens."""
+from pydantic import BaseModel
+from rlhf_host import hookimpl
+
+class Sevens:
+    class Options(BaseModel):
+        length: int
+    def __init__(self, options):
+        self.options = options
+    @hookimpl
+    def score(self, trajectories):
+        return [t.text.count("7") / self.options.length for t in trajectories]
+'''
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", required=True, help="Python of an environment with torch and trl")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="default: tiny-fixed and tiny-ragged")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side, in turn")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--model", help="model directory for the case smollm2")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    peak = matmul_gflops(options.threads)
+    print(f"{options.threads} threads; fp32 matrix products reach {peak:.0f} GFLOP/s here")
+    results = {}
+    for name in options.case or ["tiny-fixed", "tiny-ragged"]:
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = compare(name, CASES[name], Path(folder), options, peak)
+    if options.json:
+        print(json.dumps({"ratio": min(result["ratio"] for result in results.values()), "cases": results}))
+
+
+def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, peak: float) -> dict[str, Any]:
+    inputs = prepare(case, folder, options.model)
+    ours: list[float] = []
+    peers: list[float] = []
+    phases: list[dict[str, float]] = []
+    for number in range(options.rounds):
+        peers.append(run_peer(case, inputs, options))
+        rows = run_ours(case, inputs, folder / f"run-{number}", options.threads)
+        ours.append(statistics.median(row["seconds"] for row in rows))
+        phases += rows
+        print(
+            f"{name} round {number + 1}: TRL {peers[-1]:.3f} s, rlhf-host {ours[-1]:.3f} s, ratio {peers[-1] / ours[-1]:.2f}",
+            flush=True,
+        )
+    ratio = statistics.median(peers) / statistics.median(ours)
+    print(
+        f"{name}: TRL {statistics.median(peers):.3f} s, rlhf-host {statistics.median(ours):.3f} s per step (medians): ratio {ratio:.2f}"
+    )
+    middle = {key: statistics.median(row.get(key, 0.0) for row in phases) for key in phases[-1]}
+    explain(case, inputs, middle, peak)
+    return {
+        "ratio": round(ratio, 3),
+        "trl_s": [round(value, 4) for value in peers],
+        "ours_s": [round(value, 4) for value in ours],
+        "phases_s": {key: round(value, 4) for key, value in middle.items() if key.startswith("time/")},
+    }
+
+
+def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: float) -> None:
+    """Seconds per phase, and how far each is from the speed of plain matrix products."""
+    weights, tokens = inputs["parameters"], row["tokens"]
+    prompt = inputs["prompt_tokens"]
+    sampled = 2 * weights * (tokens + case.prompts * prompt) / 1e9
+    shared = row.get("train/tokens") or (case.prompts * prompt + tokens)
+    trained = 6 * weights * shared / 1e9
+    for phase, work, bound in (
+        ("rollout", sampled, f"{case.new_tokens} decoding steps one after the other: memory bandwidth and call overhead"),
+        ("train", trained, "matrix products, forward and backward, prompts shared within a group"),
+    ):
+        seconds = row[f"time/{phase}"]
+        print(
+            f"  {phase:<10} {seconds:.3f} s  {work:.1f} GFLOP, {work / seconds:.0f} GFLOP/s, {work / seconds / peak:.0%} of the floor ({bound})"
+        )
+    for phase in ("logprobs", "advantages", "sync", "log", "host"):
+        note = "  (all that is no model work)" if phase == "host" else ""
+        print(f"  {phase:<10} {row.get(f'time/{phase}', 0.0):.3f} s{note}")
+
+
+def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, threads: int) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", "rlhf_host.cli.main", "train", "--algo", "rloo", "--reward", "sevens"]
+    settings = {
+        "reward.sevens.length": case.new_tokens,
+        "actor.model": inputs["ours"],
+        "actor.lr": 1e-4,
+        "data": inputs["data"],
+        "rollout.n": case.samples,
+        "rollout.max-new-tokens": case.new_tokens,
+        "train.batch-size": case.prompts,
+        "train.steps": case.steps,
+        "train.threads": threads,
+        "checkpoint.final": "false",
+        "run-dir": run_dir,
+    }
+    for key, value in settings.items():
+        command += [f"--{key}", str(value)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": f"{inputs['plugin']}:{ROOT}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"rlhf train failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["step"] > 0]
+    for before, row in itertools.pairwise(rows):
+        row["seconds"] = row["time/wall"] - before["time/wall"]
+    return rows[1:]
+
+
+def run_peer(case: Case, inputs: dict[str, Any], options: argparse.Namespace) -> float:
+    command = [options.peer_python, str(Path(__file__).with_name("trl_peer.py"))]
+    settings = {
+        "model": inputs["peer"],
+        "data": inputs["data"],
+        "prompts": case.prompts,
+        "samples": case.samples,
+        "new-tokens": case.new_tokens,
+        "steps": case.steps,
+        "threads": options.threads,
+    }
+    for key, value in settings.items():
+        command += [f"--{key}", str(value)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(command + ["--ragged"] * case.ragged, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"TRL failed:\n{done.stderr[-3000:]}")
+    return statistics.median(json.loads(done.stdout.splitlines()[-1])["seconds"])
+
+
+def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
+    """Model directories for both sides, prompts, and the reward plugin."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    peer = folder / "model"
+    if case.model:
+        peer = Path(model or ROOT / case.model)
+        if not (peer / "config.json").exists():
+            sys.exit(f"{peer} is not there: run `make smollm2`, or give --model DIR")
+        rows = [json.loads(line) for line in (ROOT / "examples/data/gsm8k_sample.jsonl").read_text().splitlines()]
+        prompts = [row["question"] for row in rows][: case.prompts * case.steps]
+    else:
+        make_tiny(peer)
+        dice = random.Random(0)
+        prompts = ["".join(dice.choices("0123456789", k=8)) for _ in range(case.prompts * case.steps)]
+    data = folder / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": prompt, "label": "7"}) + "\n" for prompt in prompts))
+    loaded = AutoModelForCausalLM.from_pretrained(peer)
+    tokenizer = AutoTokenizer.from_pretrained(peer)
+    ours = peer
+    if not case.ragged:
+        # TRL's min_new_tokens forbids the end token; here the same weights simply have none.
+        ours = folder / "endless"
+        loaded.generation_config.eos_token_id = None
+        loaded.save_pretrained(ours)
+        template, tokenizer.eos_token = tokenizer.chat_template, None
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(ours)
+    plugin = folder / "plugin"
+    about = plugin / "bench_rewards-1.dist-info"
+    about.mkdir(parents=True)
+    (plugin / "bench_rewards.py").write_text(REWARD)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-rewards\nVersion: 1\nRequires-Dist: rlhf-host>=1,<2\n")
+    (about / "entry_points.txt").write_text("[rlhf.rewards]\nsevens = bench_rewards:Sevens\n")
+    (about / "RECORD").write_text("bench_rewards.py,,\n")
+    lengths = [len(render(tokenizer, prompt)) for prompt in prompts]
+    return {
+        "peer": peer,
+        "ours": ours,
+        "data": data,
+        "plugin": plugin,
+        "parameters": sum(p.numel() for p in loaded.parameters()),
+        "prompt_tokens": statistics.mean(lengths),
+    }
+
+
+def render(tokenizer: Any, prompt: str) -> list[int]:
+    if not tokenizer.chat_template:
+        return tokenizer(prompt)["input_ids"]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def make_tiny(folder: Path) -> None:
+    """A random Llama of 0.6M parameters over characters."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    symbols = ["<pad>", "<bos>", "<eos>", *"0123456789+-*= \nQA:abcdefghijklmnopqrstuvwxyz?.!,;()[]<>/"]
+    inner = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
+    inner.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    config = LlamaConfig(
+        vocab_size=len(symbols),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def matmul_gflops(threads: int, size: int = 1024) -> float:
+    import torch
+
+    torch.set_num_threads(threads)
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    times = []
+    for _ in range(8):
+        started = time.perf_counter()
+        left @ right
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / statistics.median(times) / 1e9
+
+
+if __name__ == "__main__":
+    main()

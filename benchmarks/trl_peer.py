@@ -1,0 +1,74 @@
+"""TRL's side of ``step_vs_trl.py``: runs in TRL's own environment and prints one JSON object last.
+
+python trl_peer.py --model DIR --data prompts.jsonl --prompts 16 --samples 8 --new-tokens 32 --steps 8 --threads 2 [--ragged]
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--model", required=True)
+parser.add_argument("--data", required=True)
+for name, default in (("prompts", 16), ("samples", 8), ("new-tokens", 32), ("steps", 8), ("threads", 2)):
+    parser.add_argument(f"--{name}", type=int, default=default)
+parser.add_argument("--ragged", action="store_true", help="completions may end by themselves")
+options = parser.parse_args()
+os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", OMP_NUM_THREADS=str(options.threads))
+
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+torch.set_num_threads(options.threads)
+tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
+model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+with open(options.data) as lines:
+    texts = [json.loads(line)["prompt"] for line in lines]
+prompts = [[{"role": "user", "content": text}] for text in texts] if tokenizer.chat_template else texts
+counted: list[int] = []
+stamps: list[float] = []
+
+
+def sevens(completions, completion_ids, **_):
+    counted.append(sum(map(len, completion_ids)))
+    said = [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
+    return [text.count("7") / options.new_tokens for text in said]
+
+
+class Clock(TrainerCallback):
+    def on_step_begin(self, *_, **__):
+        stamps.append(-time.perf_counter())
+
+    def on_step_end(self, *_, **__):
+        stamps[-1] += time.perf_counter()
+
+
+GRPOTrainer(
+    model=model,
+    processing_class=tokenizer,
+    reward_funcs=sevens,
+    train_dataset=Dataset.from_dict({"prompt": prompts}),
+    callbacks=[Clock()],
+    args=GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=options.prompts * options.samples,
+        num_generations=options.samples,
+        max_completion_length=options.new_tokens,
+        max_steps=options.steps,
+        learning_rate=1e-4,
+        beta=0.0,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        gradient_checkpointing=False,
+        use_vllm=False,
+        generation_kwargs={} if options.ragged else {"min_new_tokens": options.new_tokens},
+    ),
+).train()
+print(json.dumps({"seconds": stamps[1:], "tokens": counted[1:]}))

@@ -1,0 +1,49 @@
+"""RLOO: REINFORCE with the mean of the group's other samples as baseline (arXiv:2402.14740)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, RoleNeed, hookimpl
+from rlhf_host import functional as F
+
+
+class Options(F.PolicyLossOptions):
+    kl_placement: Literal["sequence", "suffix"] = Field(
+        "sequence", description="KL in the reward: part of the sequence's reward, or summed to the right outside the baseline"
+    )
+
+
+class RLOO:
+    Options = Options
+
+    def __init__(self, options: Options):
+        self.options = options
+
+    @hookimpl
+    def needs(self) -> Needs:
+        outputs = {"entropy"} if self.options.entropy_coef > 0 else set()
+        actor = RoleNeed("actor", trainable=True, source=None)
+        return Needs(data="prompts", roles=(actor,), min_group_size=2, outputs=frozenset(outputs))
+
+    @hookimpl
+    def loss_masks(self, experience: Experience):
+        """A sample whose group has no other has no baseline: it leaves the loss."""
+        return experience.action_mask & (F.group_sizes(experience.group_id, experience.episode_id) > 1).unsqueeze(-1)
+
+    @hookimpl
+    def compute_advantages(self, experience: Experience) -> Advantages:
+        """``A_i = R̃_i − mean_{j≠i} R̃_j`` on every action token, ``R̃_i = R_i + Σ_t shaped_it``."""
+        rewards, mask, shaped = experience.rewards, experience.action_mask, experience.shaped
+        if shaped is not None and self.options.kl_placement == "sequence":
+            rewards = rewards + F.masked_sum(shaped, mask, -1)
+        advantages = F.on_actions(F.leave_one_out(rewards, experience.group_id, experience.episode_id), mask)
+        if shaped is not None and self.options.kl_placement == "suffix":
+            advantages = advantages + F.suffix_sum(shaped, mask)
+        return Advantages(advantages)
+
+    @hookimpl
+    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+        return F.policy_loss(outputs, batch, self.options) if role == "actor" else []

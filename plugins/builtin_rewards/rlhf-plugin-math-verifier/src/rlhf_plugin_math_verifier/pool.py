@@ -1,0 +1,243 @@
+"""A few worker processes that judge answers, each within a deadline."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Verdict = Literal["right", "wrong", "timeout", "label", "failed"]
+"""``timeout``: the answer took too long, or broke the process. ``label``: the label cannot be judged against.
+``failed``: processes could not be started, or died of something else, time after time."""
+
+SCRIPT = Path(__file__).with_name("worker.py")
+START_TIMEOUT_S = 120.0
+ATTEMPTS = 3
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerDied(Exception):
+    """The process ended without an answer; ``crashed``: by a fault of its own, which an answer can bring about."""
+
+    def __init__(self, message: str, crashed: bool = False):
+        super().__init__(message)
+        self.crashed = crashed
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    label: str
+    answer: str
+    decimals: int
+    timeout_s: float
+
+
+class Worker:
+    """One process and its pipes, used by one thread at a time; any thread may ``kill`` it."""
+
+    def __init__(self, memory_mb: int):
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}  # sympy's order of sets: the same in every run
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(SCRIPT), str(memory_mb)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Raises ``WorkerDied`` with the reason."""
+        try:
+            reply = self._exchange(b"", START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise WorkerDied(f"not ready after {START_TIMEOUT_S:.0f} s") from error
+        if "error" in reply:
+            raise WorkerDied(reply["error"])
+
+    def ask(self, request: Request) -> dict[str, Any]:
+        """Raises ``TimeoutError`` (the process is dead then) or ``WorkerDied``."""
+        return self._exchange(json.dumps(asdict(request)).encode() + b"\n", request.timeout_s)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.kill()
+
+    def discard(self) -> None:
+        """Kill, reap and close; by the thread that uses it."""
+        self.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe:
+                    pipe.close()
+
+    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+        process, expired = self.process, threading.Event()
+        assert process.stdin
+        assert process.stdout
+
+        def expire() -> None:
+            expired.set()
+            self.kill()
+
+        timer = threading.Timer(timeout_s, expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except (OSError, ValueError):
+            answer = b""
+        finally:
+            timer.cancel()
+        if answer.endswith(b"\n"):
+            return json.loads(answer)
+        self.kill()
+        code = process.wait()
+        if expired.is_set() or code == -getattr(signal, "SIGALRM", 0):
+            raise TimeoutError
+        faults = {-getattr(signal, name, 0) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")}
+        raise WorkerDied(f"exit code {code}", crashed=code in faults)
+
+
+class Pool:
+    """``submit`` from any thread or event loop. Processes start as they are needed, one thread beside each."""
+
+    def __init__(self, workers: int, timeout_s: float, memory_mb: int):
+        self.pid = os.getpid()
+        self._size, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
+        self._queue: queue.SimpleQueue[tuple[Request, Future[Verdict]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._alive: set[Worker] = set()
+        self._waiting = 0
+        self._closed = False
+        self._labels: dict[str, bool] = {}
+        self._warned = False
+        atexit.register(self.close)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the living processes."""
+        with self._lock:
+            return [worker.process.pid for worker in self._alive]
+
+    def submit(self, label: str, answer: str, decimals: int) -> Future[Verdict]:
+        """Raises ``RuntimeError`` once closed."""
+        future: Future[Verdict] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            self._waiting += 1
+            if self._waiting > len(self._threads) and len(self._threads) < self._size:
+                thread = threading.Thread(target=self._serve, name="math-verifier", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._queue.put((Request(label, answer, decimals, self._timeout_s), future))
+        return future
+
+    def close(self) -> None:
+        """End every process now; what waits is cancelled. Safe to call twice, and in a fork of the process, where it does nothing."""
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
+            self._closed = True
+            workers = list(self._alive)
+        atexit.unregister(self.close)
+        with contextlib.suppress(queue.Empty):
+            while item := self._queue.get_nowait():
+                item[1].cancel()
+        for worker in workers:
+            worker.kill()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        worker: Worker | None = None
+        while item := self._queue.get():
+            request, future = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    verdict, worker = self._judge(request, worker)
+                    if verdict == "timeout":
+                        verdict, worker = self._blame(request, worker)
+                    future.set_result(verdict)
+                except BaseException as error:  # a thread that dies would leave its callers waiting
+                    future.set_exception(error)
+            with self._lock:
+                self._waiting -= 1
+        if worker:
+            self._discard(worker)
+
+    def _judge(self, request: Request, worker: Worker | None) -> tuple[Verdict, Worker | None]:
+        crashes = 0
+        for _ in range(ATTEMPTS):
+            if self._closed:
+                break
+            try:
+                worker = worker or self._start()
+                reply = worker.ask(request)
+            except TimeoutError:
+                self._discard(worker)
+                return "timeout", None
+            except (WorkerDied, OSError) as error:
+                crashes += isinstance(error, WorkerDied) and error.crashed
+                if worker:
+                    self._discard(worker)
+                worker = None
+                self._warn(error)
+                continue
+            if reply["retire"]:
+                self._discard(worker)
+                worker = None
+            return reply["verdict"], worker
+        return ("timeout" if crashes == ATTEMPTS else "failed"), worker
+
+    def _blame(self, request: Request, worker: Worker | None) -> tuple[Verdict, Worker | None]:
+        """Whose fault a timeout is: the label's, if it takes as long against an answer of one digit."""
+        if request.label not in self._labels:
+            verdict, worker = self._judge(Request(request.label, "7", request.decimals, request.timeout_s), worker)
+            if verdict == "failed":
+                return "failed", worker
+            self._labels[request.label] = verdict in ("right", "wrong")
+        return ("timeout" if self._labels[request.label] else "label"), worker
+
+    def _start(self) -> Worker:
+        worker = Worker(self._memory_mb)
+        with self._lock:
+            self._alive.add(worker)
+            closed = self._closed
+        try:
+            if closed:
+                raise WorkerDied("the pool is closed")
+            worker.wait_until_ready()
+        except WorkerDied:
+            self._discard(worker)
+            raise
+        return worker
+
+    def _discard(self, worker: Worker | None) -> None:
+        if worker:
+            worker.discard()
+            with self._lock:
+                self._alive.discard(worker)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned and not self._closed:
+            self._warned = True
+            logger.warning("a math-verifier worker process ended (%s); it is started again, at most %d times an answer", error, ATTEMPTS)

@@ -1,0 +1,109 @@
+"""The plugin: finds the answer, compares plain ones here and sends the others to worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rlhf_host import Outcome, Reward, ScoreContext, Trajectory, hookimpl
+from rlhf_plugin_math_verifier.extraction import Answer, Form, extract
+from rlhf_plugin_math_verifier.labels import Label, read_label
+from rlhf_plugin_math_verifier.plain import number, same, words
+from rlhf_plugin_math_verifier.pool import Pool, Verdict
+
+MAX_ANSWER_CHARS = 2000
+"""A longer answer is wrong: no label is as long."""
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    answer: Form = Field(
+        "any",
+        description=r"where the answer may stand: boxed (\boxed{} only), hashes (after #### only), or any: "
+        r"\boxed{}, else ####, else 'answer is', else the last number or LaTeX expression",
+    )
+    correct: float = Field(1.0, description="reward of a right answer")
+    incorrect: float = Field(0.0, description="reward of a wrong answer, of none, and of one that cannot be verified in time")
+    format_credit: float = Field(
+        0.0,
+        ge=0,
+        description="added to `incorrect` where a wrong answer is marked as the answer, in a way that `answer` allows",
+    )
+    decimals: int = Field(6, ge=0, le=15, description="places to which decimals must agree")
+    max_chars: int = Field(20_000, ge=1, description="only so many characters at the end of a text are read")
+    timeout_s: float = Field(5.0, gt=0, description="seconds that verifying one answer may take, in a worker process")
+    workers: int = Field(
+        default_factory=lambda: min(4, os.cpu_count() or 1), ge=1, description="worker processes, started when first needed"
+    )
+    memory_mb: int = Field(1024, ge=256, description="memory of a worker process, in MiB (where the system can limit it)")
+
+    @model_validator(mode="after")
+    def _order(self) -> Options:
+        if self.incorrect + self.format_credit > self.correct:
+            raise ValueError(
+                f"incorrect + format_credit is {self.incorrect + self.format_credit:g}, more than correct ({self.correct:g}): "
+                "a wrong answer would earn more than a right one"
+            )
+        return self
+
+
+class MathVerifier:
+    """Reward and 0-1 score by the answer in the last action's text; ``None`` where the label cannot be judged against."""
+
+    Options = Options
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._pool: Pool | None = None
+
+    @hookimpl
+    async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | None]:
+        return await asyncio.gather(*(self._score(trajectory) for trajectory in trajectories))
+
+    @hookimpl
+    def run_finished(self, outcome: Outcome) -> None:
+        if self._pool:
+            self._pool.close()
+            self._pool = None
+
+    async def _score(self, trajectory: Trajectory) -> Reward | None:
+        label = read_label(trajectory.task.ground_truth)
+        if label is None:
+            return None
+        text = trajectory.last_text[-self.options.max_chars :]
+        answer = extract(text, self.options.answer, prose=label.words is not None)
+        verdict = self._decide(label, answer)
+        if verdict is None:
+            content = answer.text if answer and len(answer.text) <= MAX_ANSWER_CHARS else ""
+            verdict = await asyncio.wrap_future(self._workers().submit(label.text, content, self.options.decimals))
+        if verdict in ("label", "failed"):
+            return None
+        return self._reward(verdict == "right", timeout=verdict == "timeout", marked=answer is not None and answer.marked)
+
+    def _decide(self, label: Label, answer: Answer | None) -> Verdict | None:
+        """The verdict where both are plain, or the label is and there is no answer; ``None`` leaves it to a worker."""
+        if label.words is not None:
+            return "right" if answer and words(answer.text) == label.words else "wrong"
+        if label.number is None:  # even without an answer: the worker finds labels that cannot be parsed
+            return None
+        if answer is None or len(answer.text) > MAX_ANSWER_CHARS or words(answer.text) is not None:
+            return "wrong"
+        value = number(answer.text)
+        return None if value is None else "right" if same(label.number, value, self.options.decimals) else "wrong"
+
+    def _reward(self, right: bool, *, timeout: bool, marked: bool) -> Reward:
+        credit = self.options.format_credit if marked and not timeout else 0.0
+        return Reward(
+            value=self.options.correct if right else self.options.incorrect + credit,
+            score=float(right),
+            metrics={"math_verifier/formatted": float(marked), "math_verifier/timeout": float(timeout)},
+        )
+
+    def _workers(self) -> Pool:
+        if self._pool is None or self._pool.pid != os.getpid():  # a fork has the object but not its threads
+            self._pool = Pool(self.options.workers, self.options.timeout_s, self.options.memory_mb)
+        return self._pool

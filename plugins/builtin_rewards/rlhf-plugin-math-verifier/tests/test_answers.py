@@ -1,0 +1,156 @@
+"""Which answers are right for which labels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k_train.jsonl"
+
+RIGHT = [
+    # plain numbers
+    ("72", "72"),
+    ("They sold 72.", 72),
+    ("So it is 72.00", 72.0),
+    ("it costs $72.", "72"),
+    (r"it costs \$1,234.50", "1234.5"),
+    ("They paid 72 dollars.", "$72"),
+    ("that leaves -5", "-5"),
+    ("that leaves −5", -5),
+    ("10-3=7", "7"),
+    (".5", "0.5"),
+    ("that is 1 1/2", "1.5"),
+    ("costs $5 and $6", "6"),
+    ("hence $x = 4$", "4"),
+    (r"thus x = \frac{3}{4}", "3/4"),
+    # after ####
+    ("#### 72", "72"),
+    ("16 + 2 = 18\n#### 18\n", "It is <<16+2=18>>18.\n#### 18"),
+    ("#### 72 apples\n\nQuestion: how many in 3 days?", "72"),
+    ("#### Step 3: add them\nso it is 72", "72"),
+    # after "answer is"
+    ("The answer is 72. I had 3 of them.", "72"),
+    ("The answer is: **72**", "72"),
+    ("**Final Answer:** 72 km/h", "72"),
+    ("Answer:\n\\[ 72 \\]\nin 2 hours", "72"),
+    ("The answer is x^2+1.", "1+x^2"),
+    (r"The answer is $\frac{3}{4}$ of it", "3/4"),
+    ("The answer to the question is 3 + 2 = 5 apples, not 9", "5"),
+    ("The answer is 5. No wait, the answer is 7", "7"),
+    ("The answer is 72. This answer is correct.", "72"),
+    # boxed
+    (r"Thus $\boxed{72}$. Check: 2", "72"),
+    (r"\boxed{1} then \boxed{72}", "72"),
+    (r"\boxed{\boxed{72}}", r"\boxed{72}"),
+    (r"\boxed{72} (write it in \boxed{}) #### 3", "72"),
+    (r"\boxed{\frac{1}{\frac{2}{3}}}", "1.5"),
+    (r"\boxed{72\text{ dollars}}", "72"),
+    (r"\boxed{$72}", "72"),
+    (r"\boxed{72 apples}", "72"),
+    (r"\boxed{5\text{ cm}^2}", "5"),
+    (r"\boxed{90^\circ}", "90"),
+    (r"\boxed{1{,}234}", "1,234"),
+    (r"\boxed{x=5}", "5"),
+    (r"\boxed{5}", "x=5"),
+    (r"\boxed{6*12}", "72"),
+    (r"\boxed{2**3}", "8"),
+    # fractions and decimals
+    (r"\boxed{3/4}", "0.75"),
+    (r"\boxed{0.75}", r"$\frac{3}{4}$"),
+    (r"\boxed{\dfrac34}", "6/8"),
+    (r"\boxed{\frac{-3}{4}}", r"-\tfrac{3}{4}"),
+    (r"\boxed{1\frac{1}{2}}", "3/2"),
+    (r"\boxed{0.333333}", "1/3"),
+    # percentages and powers of ten
+    (r"\boxed{50\%}", "50%"),
+    (r"\boxed{50\%}", "50"),
+    (r"\boxed{0.5}", "50%"),
+    ("about 50 percent", "50%"),
+    (r"\boxed{1.5e3}", "1500"),
+    (r"\boxed{1.5\times10^{3}}", "1500"),
+    # expressions, sets, intervals, matrices, relations
+    (r"\boxed{1+x^2}", "x^2+1"),
+    (r"\boxed{(x+1)^2}", "x^2+2x+1"),
+    (r"\boxed{2\sqrt{3}}", r"\sqrt{12}"),
+    (r"\boxed{pi/2}", r"\frac{\pi}{2}"),
+    (r"\boxed{\{2,1\}}", r"\{1,2\}"),
+    (r"\boxed{[0,1)}", "[0,1)"),
+    (r"\boxed{(1,2)}", "(1,2)"),
+    (r"\boxed{y=2x+1}", "2x+1=y"),
+    (r"\boxed{x>2}", "x>2"),
+    (r"\boxed{\infty}", r"\infty"),
+    (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    # words and choices
+    (r"\boxed{\text{Paris}}", "paris"),
+    ("The answer is Paris.", "Paris"),
+    (r"\boxed{\textbf{(B)}\ 12}", "B"),
+    (r"\boxed{yes}", "Yes"),
+]
+
+WRONG = [
+    ("", "72"),
+    ("", "x^2"),
+    ("I cannot say.", "72"),
+    ("73", "72"),
+    ("-72", "72"),
+    ("7.2", "72"),
+    ("The answer is 72. No wait, the answer is 73", "72"),
+    ("#### 72\n#### 73", "72"),
+    (r"\boxed{72}, or rather \boxed{73}. The answer is 72", "72"),
+    (r"\boxed{72, 73}", "72"),
+    (r"\boxed{72 or 73}", "72"),
+    (r"\boxed{71; 72}", "72"),
+    (r"\boxed{not 71 but 72}", "72"),
+    (r"\boxed{72 million}", "72"),
+    (r"\boxed{72x}", "72"),
+    (r"\boxed{seventy two}", "72"),
+    (r"\boxed{0.3333}", "1/3"),
+    (r"\boxed{0.0}", "0.0000001"),
+    (r"\boxed{1/0}", "72"),
+    (r"\boxed{\frac{0}{0}}", "72"),
+    (r"\boxed{5000\%}", "50%"),
+    (r"\boxed{x^2-1}", "x^2+1"),
+    (r"\boxed{x}", "y"),
+    (r"\boxed{[0,1]}", "[0,1)"),
+    (r"\boxed{(2,1)}", "(1,2)"),
+    (r"\boxed{silent}", "listen"),
+    (r"\boxed{A}", "B"),
+]
+
+UNJUDGED = [None, "", "  ", True, float("nan"), [72], {"value": 72}, r"\frac{1}{", "???", r"\frac{0}{0}", "7x" * 1000]
+
+
+@pytest.mark.parametrize(("text", "label"), RIGHT)
+def test_right_answers(judge, text, label):
+    reward = judge(text, label)
+    assert (reward.value, reward.score) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("text", "label"), WRONG)
+def test_wrong_answers(judge, text, label):
+    reward = judge(text, label)
+    assert (reward.value, reward.score) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("label", UNJUDGED, ids=lambda label: repr(label)[:20])
+@pytest.mark.parametrize("text", [r"\boxed{72}", "", "#### ???"])
+def test_without_a_usable_label_nothing_is_judged(judge, text, label):
+    assert judge(text, label) is None
+
+
+@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not there")
+def test_gsm8k_solutions_are_right_in_every_form(verifier, trajectory):
+    solutions = [json.loads(line)["answer"] for line in GSM8K.read_text().splitlines()]
+    finals = [solution.rpartition("####")[2].strip() for solution in solutions]
+    assert len(solutions) == 7473
+    assert all(re.fullmatch(r"-?[\d,.]+", final) for final in finals)
+
+    texts = solutions + [f"The answer is {final}." for final in finals] + [rf"so ${{\boxed{{{final}}}}}$" for final in finals]
+    subject = verifier()
+    rewards = asyncio.run(subject.score([trajectory(text, solution) for text, solution in zip(texts, solutions * 3, strict=True)], None))
+    assert [reward.score for reward in rewards] == [1.0] * len(texts)
+    assert subject._pool is None, "plain numbers need no worker process"

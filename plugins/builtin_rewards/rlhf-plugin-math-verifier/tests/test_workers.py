@@ -1,0 +1,206 @@
+"""Hostile answers and dying processes: nothing hangs, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf_host import Outcome
+from rlhf_plugin_math_verifier.extraction import extract
+from rlhf_plugin_math_verifier.pool import Pool
+
+HANG = r"\boxed{9^{9^{9^9}}}"  # inside one C call: no Python signal handler or thread gets a word in
+STARTS_S = 30.0  # a busy machine may take that long to start a few processes
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # ended just now, or a system without /proc
+        return not Path("/proc").is_dir()
+
+
+def wait_for(condition, seconds: float = STARTS_S) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+@pytest.fixture
+def pool():
+    made = Pool(workers=1, timeout_s=20, memory_mb=512)
+    yield made
+    made.close()
+
+
+HOSTILE = {
+    "power tower, Python": r"\boxed{9**9**9**9}",
+    "power tower, LaTeX": HANG,
+    "a million digits": "1" * 10**6,
+    "a million digits, boxed": r"\boxed{" + "1" * 10**6 + "}",
+    "1500 digits": r"\boxed{" + "1" * 1500 + "}",
+    "nested fractions": r"\boxed{" + r"\frac{1}{" * 50_000 + "1" + "}" * 50_000 + "}",
+    "nested fractions that fit": r"\boxed{" + r"\frac{1}{" * 150 + "2" + "}" * 150 + "}",
+    "nested parentheses": r"\boxed{" + "(" * 900 + "1" + ")" * 900 + "}",
+    "braces": "{" * 50_000,
+    "boxes without end": r"\boxed{" * 3000,
+    "backslashes": "\\" * 50_000,
+    "factorial": r"\boxed{300000000!}",
+    "product": r"\boxed{\prod_{n=1}^{10^9} n}",
+    "code": r"\boxed{__import__('os').system('touch WITNESS')}",
+    "code, plain": "The answer is __import__('os').system('touch WITNESS')",
+    "null bytes": "\\boxed{\0\0}\0",
+    "surrogates": "\\boxed{\ud800}\udfff",
+    "right to left": "\\boxed{\u202e٧٢\u200f}",
+    "empty": "",
+    "protocol": '\\boxed{"}\n{"verdict": "right", "retire": false}\n}',
+}
+
+
+def test_hostile_answers_are_wrong_within_the_deadline(verifier, trajectory, tmp_path):
+    witness = tmp_path / "witness"
+    texts = [text.replace("WITNESS", str(witness)) for text in HOSTILE.values()]
+    subject = verifier(timeout_s=1.0)
+    started = time.monotonic()
+    hostile = [trajectory(text, label) for text in texts for label in ("72", "x^2+1")]
+    rewards = asyncio.run(subject.score([*hostile, trajectory(r"\boxed{x^2+1}", "1+x^2")], None))
+    assert time.monotonic() - started < len(HOSTILE) * 1.0 + STARTS_S
+    assert [reward and reward.value for reward in rewards] == [0.0] * len(hostile) + [1.0]
+    assert not witness.exists()
+    tower = rewards[2 * list(HOSTILE).index("power tower, LaTeX")]
+    assert tower.metrics["math_verifier/timeout"] == 1.0
+
+
+@pytest.mark.parametrize("text", [*HOSTILE.values(), "answer is " * 2000, "$" * 20_000, r"\(" * 10_000, "1 " * 10_000, "#### 1=" * 3000])
+def test_finding_the_answer_takes_no_time(text):
+    started = time.process_time()
+    extract(text[-20_000:])
+    assert time.process_time() - started < 1.0
+
+
+def test_a_timeout_earns_no_format_credit(verifier, trajectory):
+    (reward,) = asyncio.run(verifier(timeout_s=0.5, format_credit=0.5).score([trajectory(HANG, "72")], None))
+    assert (reward.value, reward.metrics["math_verifier/timeout"]) == (0.0, 1.0)
+
+
+def test_a_label_that_hangs_is_unjudged(verifier, trajectory):
+    label = "9^{9^{9^9}}"
+    rewards = asyncio.run(verifier(timeout_s=0.5).score([trajectory(text, label) for text in (r"\boxed{x}", HANG)], None))
+    assert rewards[0] is None
+    assert rewards[1].score == 1.0, "the same words need no computation"
+
+
+def test_a_killed_worker_is_replaced_and_its_answer_judged(pool):
+    assert pool.submit("x", "x", 6).result(timeout=STARTS_S) == "right"
+    (pid,) = pool.pids
+    slow = pool.submit("72", "9^{9^{9^9}}", 6)
+    assert wait_for(slow.running)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for(lambda: pool.pids not in ([], [pid]))
+    assert not slow.done()
+    os.kill(pool.pids[0], signal.SIGALRM)  # cut the second try short: an alarm is the worker's own deadline
+    assert slow.result(timeout=STARTS_S) == "timeout"
+    assert pool.submit("x+1", "1+x", 6).result(timeout=STARTS_S) == "right"
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(signal.SIGKILL, "failed"), (signal.SIGSEGV, "timeout")])
+def test_workers_that_die_again_and_again(pool, number, verdict):
+    """Killed from outside: nobody's fault, not judged. Crashed by itself, on this answer only: the answer's doing."""
+    future = pool.submit("72", "9^{9^{9^9}}", 6)
+    seen: list[int] = []
+    for _ in range(3):
+        assert wait_for(lambda: [pid for pid in pool.pids if pid not in seen])
+        seen += pool.pids
+        os.kill(seen[-1], number)
+    assert future.result(timeout=STARTS_S) == verdict
+    assert pool.submit("x+1", "1+x", 6).result(timeout=STARTS_S) == "right"
+
+
+def test_an_unjudged_failure_is_none(verifier, trajectory, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    subject = verifier()
+    rewards = asyncio.run(subject.score([trajectory(r"\boxed{x}", "x"), trajectory("72", "72")], None))
+    assert rewards[0] is None
+    assert rewards[1].score == 1.0
+    assert "No such file" in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="needs /proc")
+def test_memory_is_limited_and_running_out_of_it_is_wrong():
+    pool = Pool(workers=1, timeout_s=30, memory_mb=256)
+    try:
+        assert pool.submit("x", "x", 6).result(timeout=STARTS_S) == "right"
+        limits = Path(f"/proc/{pool.pids[0]}/limits").read_text()
+        assert f"Max address space         {256 * 2**20}" in limits
+        assert pool.submit("x^2+1", "2^{10^{10}}", 6).result(timeout=60) == "wrong"
+        assert pool.submit("x+1", "1+x", 6).result(timeout=STARTS_S) == "right"
+    finally:
+        pool.close()
+
+
+def test_many_score_calls_at_once_share_the_processes(verifier, trajectory):
+    subject = verifier(workers=2, timeout_s=20)
+
+    async def everything():
+        calls = [
+            subject.score([trajectory(rf"\boxed{{{n}+x^2}}", f"x^2+{n + parity}") for parity in (0, 1)] + [trajectory(str(n), n)], None)
+            for n in range(30)
+        ]
+        return await asyncio.gather(*calls)
+
+    for rewards in asyncio.run(everything()):
+        assert [reward.score for reward in rewards] == [1.0, 0.0, 1.0]
+    assert len(subject._pool.pids) == 2
+    assert asyncio.run(subject.score([trajectory(r"\boxed{x}", "x")], None))[0].score == 1.0, "another event loop"
+
+
+def test_the_end_of_the_run_ends_the_processes_even_a_busy_one(verifier, trajectory):
+    subject = verifier(workers=2, timeout_s=60)
+
+    async def interrupted():
+        scoring = asyncio.ensure_future(subject.score([trajectory(HANG, "72"), *[trajectory(r"\boxed{x}", "x")] * 20], None))
+        while not (subject._pool and len(subject._pool.pids) == 2):
+            await asyncio.sleep(0.02)
+        pids = subject._pool.pids
+        subject.run_finished(Outcome("interrupted", 1))
+        scoring.cancel()
+        return pids
+
+    started = time.monotonic()
+    pids = asyncio.run(interrupted())
+    assert time.monotonic() - started < 50
+    assert wait_for(lambda: not any(map(running, pids)))
+    assert asyncio.run(subject.score([trajectory(r"\boxed{x}", "x")], None))[0].score == 1.0, "a later run starts new ones"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_no_process_outlives_the_run(end, busy):
+    code = f"""
+        import sys, time
+        from rlhf_plugin_math_verifier.pool import Pool
+        pool = Pool(workers=1, timeout_s=2, memory_mb=512)
+        pool.submit("x", "x", 6).result()
+        {'hanging = pool.submit("72", "9^{9^{9^9}}", 6)' if busy else ''}
+        print(pool.pids[0], flush=True)
+        {'time.sleep(600)' if end == 'kill' else ''}
+    """
+    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    pid = int(run.stdout.readline())
+    if end == "kill":
+        run.kill()
+    run.wait(timeout=STARTS_S)
+    run.stdout.close()
+    assert wait_for(lambda: not running(pid), seconds=10)

@@ -1,0 +1,84 @@
+"""The embedded backend: AdamW, a schedule with warm-up, gradient clipping, non-finite steps refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from rlhf_host.backends.protocol import StepResult
+from rlhf_host.config.schema import RoleConfig
+
+
+def learning_rate(role: RoleConfig, update: int, total_updates: int) -> float:
+    """The rate of update ``update`` (from 0): linear warm-up to ``lr``, then the schedule down to ``min_lr_ratio·lr``."""
+    if update < role.warmup_steps:
+        return role.lr * (update + 1) / role.warmup_steps
+    if role.schedule == "constant":
+        return role.lr
+    span = max(1, total_updates - role.warmup_steps)
+    progress = min(1.0, (update - role.warmup_steps) / span)
+    shape = 1.0 - progress if role.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return role.lr * (role.min_lr_ratio + (1.0 - role.min_lr_ratio) * shape)
+
+
+class TorchBackend:
+    """One process, plain PyTorch.
+
+    Args:
+        model: trainable parameters in fp32 (bf16 weights would swallow small updates).
+        role: learning rate, schedule, clipping.
+        total_updates: optimizer updates of the whole run, for the schedule.
+    """
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    def __init__(self, options: Options, *, model: nn.Module, role: RoleConfig, total_updates: int):
+        self.model = model
+        self.role = role
+        self.total_updates = total_updates
+        self.updates = 0
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Norms and biases are vectors: decaying them is never meant.
+        decayed = [p for p in self.parameters if p.dim() > 1]
+        plain = [p for p in self.parameters if p.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": role.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=role.lr, betas=role.betas, eps=role.adam_eps, fused=True
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> StepResult:
+        """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
+        rate = learning_rate(self.role, self.updates, self.total_updates)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm_tensor = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        norm = float(norm_tensor)
+        if not math.isfinite(norm):
+            self.discard()
+            return StepResult(norm, rate, applied=False)
+        if self.role.max_grad_norm > 0:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.role.max_grad_norm, norm_tensor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.updates += 1
+        self.discard()
+        return StepResult(norm, rate, applied=True)
+
+    def discard(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = int(state["updates"])

@@ -1,0 +1,89 @@
+"""``rlhf train --dry-run``: look at everything a run would touch, and touch nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhf_host.config.load import QUICKSTART
+from rlhf_host.config.plan import merge_needs, old_logprobs_mode, updates_per_batch
+from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.types import RoleNeed
+
+ROWS = 8
+"""Rows read of each data source."""
+
+
+def dry_run(config: RunConfig, manager: PluginManager) -> None:
+    """Say what the run would be; models, tokenizers and the first rows of data are looked at.
+
+    Raises:
+        UserError: something the run needs is missing or malformed.
+    """
+    for item in manager.loaded:
+        weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
+        click.echo(f"{item.key}: {item.info.source}{weight}")
+    for need in merge_needs(manager).roles:
+        click.echo(f"role {need.name}: {_model(need, config)}, {need.head} head, {'trainable' if need.trainable else 'frozen'}")
+    tokenizer = _tokenizer(config.roles["actor"])
+    for split, data, seed in (("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)):
+        for line in _data(data, split, tokenizer, seed):
+            click.echo(f"{split} data: {line}")
+    train, rollout = config.train, config.rollout
+    click.echo(
+        f"{train.steps} steps of {train.batch_size} prompts × {rollout.n} samples, {updates_per_batch(config)} updates each,"
+        f" old log-probabilities {old_logprobs_mode(config)}"
+    )
+    click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
+
+
+def _model(need: RoleNeed, config: RunConfig) -> str:
+    """The role's model, looked for."""
+    from rlhf_host.models.loading import find_model
+
+    role = config.roles.get(need.name, RoleConfig())
+    source = role.model or need.source
+    seen = {need.name}
+    while source and source not in seen and source in config.roles:  # the name of another role
+        seen.add(source)
+        source = config.roles[source].model
+    if source and source != QUICKSTART:  # looking for that one would build it
+        find_model(source)
+    return str(source)
+
+
+def _tokenizer(role: RoleConfig) -> Any:
+    if (role.tokenizer or role.model) == QUICKSTART:
+        from rlhf_host.data.arithmetic import character_tokenizer
+
+        return character_tokenizer()
+    from rlhf_host.models.loading import load_tokenizer
+
+    return load_tokenizer(role)
+
+
+def _data(data: DataConfig, split: Any, tokenizer: Any, seed: int) -> list[str]:
+    """What the first rows of every source that is at hand look like."""
+    from rlhf_host.data.sources import load_tasks
+
+    lines = []
+    for source in data.sources:
+        if _is_hub_name(source.path):
+            lines.append(f"{source.path}: a hub dataset, not looked at")
+            continue
+        few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
+        part = data.model_copy(update={"sources": [few], "max_samples": None})
+        report = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=data.max_prompt_tokens).report
+        lines += [f"{line} (first {ROWS} rows looked at)" for line in report]
+    return lines
+
+
+def _is_hub_name(path: str) -> bool:
+    from rlhf_host.data.rows import looks_like_a_file
+    from rlhf_host.plugins.discovery import discover
+
+    plugin = path.rpartition(":")[2] in {info.name for info in discover() if info.kind == "tasks"}
+    return not plugin and "/" in path and not Path(path).expanduser().exists() and not looks_like_a_file(path)

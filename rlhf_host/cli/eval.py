@@ -1,0 +1,115 @@
+"""``rlhf eval``: a model's answers, judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.config.flags import parse, take
+from rlhf_host.config.load import read_config
+from rlhf_host.config.plan import build_plugins, check_evaluation, complete, eval_rewards
+from rlhf_host.config.run_dir import require_run
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError
+
+CONTROL = ("config", "preset", "checkpoint", "json", "help")
+
+START = {
+    "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
+    "checkpoint": "RUN_DIR or a checkpoint in it: its model, with the run's settings",
+    "eval.data": "PATH[@WEIGHT]: what to answer; repeatable (default: --data)",
+    "reward": "[ALIAS=]NAME: what judges; repeatable; replaces a file's",
+    "eval.n": "samples per prompt (int, default 1)",
+    "eval.temperature": "0: greedy (float, default 1.0)",
+    "rollout.max-new-tokens": "per turn (int, default 256)",
+    "config": "FILE.yaml: settings; flags lie on top",
+    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "json": "print a JSON object instead of a table",
+}
+
+SECTIONS = {"eval": "Evaluation", "rollout": "Rollouts", "roles": "Models", "data": "Data"}
+
+ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets. Flags and files are those of rlhf train."
+
+
+@click.command(cls=RawCommand, name="eval")
+def evaluate(argv: Sequence[str]) -> None:
+    """Evaluate a model: pass@k and rewards on one or more task sets."""
+    control, flags = take(parse(argv), CONTROL)
+    config_path = control.get("config", [None])[0]
+    presets = [preset for preset in control.get("preset", []) if preset]
+    if "help" in control:
+        return show_help("eval [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
+    checkpoint = control.get("checkpoint", [None])[0]
+    if checkpoint is not None:
+        clash = next((name for name in ("config", "preset") if name in control), None)
+        if any(flag.parts in (["actor", "model"], ["roles", "actor", "model"]) for flag in flags):
+            clash = "actor.model"
+        if clash:
+            raise UserError(f"--checkpoint brings the run's own model and settings: leave --{clash} out")
+        config_path = str(require_run(_run_of(Path(checkpoint))))
+    loaded = read_config(config_path, flags, presets, CONTROL)
+    for notice in loaded.notices:
+        click.echo(notice, err=True)
+    config = complete(_with_defaults(loaded.config, checkpoint), loaded.origins, evaluation=True)
+    check_evaluation(config)
+    manager = build_plugins(config, evaluation=True)
+    try:
+        eval_rewards(config, manager).require("score", "nothing judges the answers; give --reward NAME")
+        from rlhf_host.training.evaluate import evaluate as run
+
+        metrics = run(config, manager)
+    finally:
+        manager.close()
+    if "json" in control:
+        click.echo(json.dumps(dict(metrics), indent=2))
+    else:
+        _print_table(metrics)
+    return None
+
+
+def _with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
+    config = config.model_copy(deep=True)
+    actor = config.roles["actor"]
+    if checkpoint is not None:
+        actor.model, actor.revision = str(_model_of(Path(checkpoint))), None
+    elif actor.model and Path(actor.model).is_dir():
+        actor.model = str(_model_of(Path(actor.model)))
+    if not config.eval.data.sources:
+        config.eval.data = config.data
+    return config
+
+
+def _run_of(path: Path) -> Path:
+    """The run directory of a checkpoint, or the path itself."""
+    parents = [path, *path.absolute().parents[:2]]
+    return next((parent for parent in parents if (parent / "config.yaml").is_file()), path)
+
+
+def _model_of(path: Path) -> Path:
+    """The model directory that ``path`` is or holds; of a run directory its newest checkpoint's, else ``model/``."""
+    from rlhf_host.training.checkpoints import checkpoint_dirs
+
+    newest = [checkpoint / "model" for _, checkpoint in checkpoint_dirs(path)[-1:]]
+    for candidate in (path, *newest, path / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    if any(path.glob("*.gguf")):
+        return path  # loading says to name the file
+    raise UserError(f"{path} holds no model: give a model directory, a checkpoint or a run directory")
+
+
+def _print_table(metrics: object) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in dict(metrics).items():  # type: ignore[call-overload]
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)

@@ -1,0 +1,106 @@
+"""``rlhf train``: from flags and files to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.config.flags import parse, take
+from rlhf_host.config.load import read_config
+from rlhf_host.config.plan import build_plugins, check, complete, merge_needs
+from rlhf_host.config.run_dir import require_run, with_run_dir
+from rlhf_host.config.yaml_file import dump_yaml
+from rlhf_host.errors import RunError, UserError
+
+CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "help")
+
+START = {
+    "algo": "NAME: the algorithm",
+    "reward": "[ALIAS=]NAME: what judges; repeatable; replaces a file's",
+    "actor.model": "the model to train: a directory, hub name or GGUF file",
+    "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable; replaces a file's",
+    "eval.data": "PATH[@WEIGHT]: the same, for evaluation",
+    "config": "FILE.yaml: settings; flags lie on top",
+    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "run-dir": "where the run is written (default runs/<time>-<name>)",
+    "resume": "RUN_DIR: go on from its newest checkpoint, with its settings; flags may change some, as --train.steps",
+    "seed": "fixes data order, sampling and initial heads (int, default 0)",
+    "name": "the run's name (default <algorithm>-<first reward>)",
+    "dry-run": "check everything, train and write nothing",
+    "print-config": "print the whole configuration as YAML, with plugins' options, and stop",
+}
+
+SECTIONS = {
+    "rollout": "Rollouts",
+    "train": "Training",
+    "roles": "Models",
+    "data": "Data",
+    "eval": "Evaluation",
+    "kl": "KL to the reference model",
+    "checkpoint": "Checkpoints",
+    "trajectories": "Trajectory files",
+}
+
+ABOUT = """Train a language model. Every setting is a flag, a key of the YAML file, or both: --rollout.n 4 is 'rollout: {n: 4}'.
+Lists are given by repetition or commas; a flag without a value is true."""
+
+
+@click.command(cls=RawCommand)
+@click.pass_context
+def train(ctx: click.Context, argv: Sequence[str]) -> None:
+    """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
+    control, flags = take(parse(argv), CONTROL)
+    config_path = control.get("config", [None])[0]
+    presets = [preset for preset in control.get("preset", []) if preset]
+    if "help" in control:
+        return show_help("train [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
+    resume = _resumed(control, [flag.name for flag in flags])
+    if resume:
+        config_path = str(resume / "config.yaml")
+    loaded = read_config(config_path, flags, presets, CONTROL)
+    for notice in loaded.notices:
+        click.echo(notice, err=True)
+    config = complete(loaded.config, loaded.origins)
+    if "print-config" in control:
+        click.echo(dump_yaml(config), nl=False)
+        return None
+    manager = build_plugins(config)
+    try:
+        for warning in check(config, manager, merge_needs(manager)):
+            click.echo(f"Warning: {warning}", err=True)
+        config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config)
+        if "dry-run" in control:
+            from rlhf_host.cli.dry_run import dry_run
+
+            return dry_run(config, manager)
+        from rlhf_host.training.run import train as run
+
+        outcome = run(config, manager, resume=resume)
+    finally:
+        manager.close()
+    if outcome.status == "failed":
+        raise RunError(outcome.error or "the run failed")
+    if outcome.status == "interrupted":
+        ctx.exit(130)
+
+
+def _resumed(control: dict[str, list[str | None]], flags: Sequence[str]) -> Path | None:
+    """The run directory to go on in, or ``None`` for a new run."""
+    given = control.get("resume", [None])[0]
+    if given is None:
+        return None
+    clash = next((flag for flag in ("config", "preset") if flag in control), None)
+    if clash or "run-dir" in flags or "run_dir" in flags:
+        raise UserError(f"--resume goes on with the run's own directory and settings: leave --{clash or 'run-dir'} out")
+    path = Path(given)
+    require_run(path)
+    from rlhf_host.training.checkpoints import checkpoint_dirs
+
+    if not checkpoint_dirs(path):
+        raise UserError(
+            f"{path} has no checkpoint to go on from: start anew with --config {path / 'config.yaml'} --run-dir NEW"
+        )
+    return path

@@ -1,0 +1,1 @@
+"""The run's configuration: schema, YAML, flags, presets, printing, validation. Imports no torch."""

@@ -1,0 +1,51 @@
+"""Run directories: where a new run goes, and whether an old one is one."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError, near_matches
+from rlhf_host.plugins.selection import parse_choice
+
+CONFIG = "config.yaml"
+
+
+def default_name(config: RunConfig) -> str:
+    """``<algorithm>-<first reward>``."""
+    algo = parse_choice(config.algo.plugin)[0] if config.algo else ""
+    return "-".join(part for part in (algo, next(iter(config.reward), "")) if part) or "run"
+
+
+def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
+    """The configuration with ``name`` and ``run_dir`` decided. Nothing is written.
+
+    Raises:
+        UserError: the directory has something in it already.
+    """
+    name = config.name or default_name(config)
+    if config.run_dir is None:
+        stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
+        path, number = Path("runs") / stem, 1
+        while path.exists():
+            number += 1
+            path = Path("runs") / f"{stem}-{number}"
+    else:
+        path = Path(config.run_dir)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: --run-dir names a directory")
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(f"{path} is not empty: go on with --resume {path}, or choose another --run-dir")
+    return config.model_copy(update={"name": name, "run_dir": str(path)})
+
+
+def require_run(path: Path) -> Path:
+    """The run's ``config.yaml``. Raises ``UserError`` when ``path`` is no run directory."""
+    if not path.is_dir():
+        siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such run directory{near_matches(str(path), siblings)}")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path} has no {CONFIG}: a run directory is what rlhf train writes, such as runs/<time>-<name>")
+    return path / CONFIG

@@ -1,0 +1,131 @@
+"""Prompts as tokens: chat templates, own templates, and the tokens between two turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_host.errors import UserError
+from rlhf_host.types import Message
+
+_ANSWER = "f7d3a1c9"  # stands for the assistant's words where only the text around them matters
+
+
+def render_prompt(prompt: str | Sequence[Message], tokenizer: Any, system_prompt: str | None = None, template: str | None = None) -> list[int]:
+    """One prompt's token ids, ready for the model to go on from. See ``render_prompts``."""
+    return render_prompts([prompt], tokenizer, system_prompt, template)[0]
+
+
+def render_prompts(
+    prompts: Sequence[str | Sequence[Message]], tokenizer: Any, system_prompt: str | None = None, template: str | None = None
+) -> list[list[int]]:
+    """Token ids of each prompt.
+
+    ``template`` of ``None`` means the tokenizer's chat template where it has one, else plain text; ``none`` means plain text;
+    anything else is a text in which ``{prompt}`` is replaced (other braces stay as they are). A system prompt becomes the
+    first message, or the first paragraph of plain text; a prompt that brings its own system message keeps that one.
+
+    A chat template writes the beginning-of-sequence token itself, so its text is tokenised without special tokens: otherwise
+    there would be two of them. Plain text gets what the tokenizer adds, except an end-of-sequence token.
+
+    Raises ``UserError`` for a template without ``{prompt}``, for a conversation where there is no chat template, and for what
+    the chat template refuses.
+    """
+    check_template(template)
+    if uses_chat_template(tokenizer, template):
+        conversations = [_conversation(prompt, system_prompt) for prompt in prompts]
+        return _encode([_apply(tokenizer, messages, add_generation_prompt=True) for messages in conversations], tokenizer, special=False)
+    texts = [_plain(prompt, system_prompt, template) for prompt in prompts]
+    ends = tokenizer.eos_token_id
+    rendered = []
+    for text, ids in zip(texts, _encode(texts, tokenizer, special=True), strict=True):
+        if ids and ids[-1] == ends and not text.endswith(tokenizer.eos_token):
+            ids = ids[:-1]
+        if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+            ids = ids[1:]  # the text itself began with it
+        rendered.append(ids)
+    return rendered
+
+
+def uses_chat_template(tokenizer: Any, template: str | None) -> bool:
+    """Whether prompts and turns go through the tokenizer's chat template."""
+    return template is None and bool(getattr(tokenizer, "chat_template", None))
+
+
+def check_template(template: str | None) -> None:
+    """Raise ``UserError`` for an own template that has no place for the prompt."""
+    if template is not None and template != "none" and "{prompt}" not in template:
+        raise UserError(f"data.template {template!r} has no {{prompt}}: write it where the prompt goes, or 'none' for plain text")
+
+
+def observation_ids(
+    observation: str | Sequence[Message],
+    tokenizer: Any,
+    finished_with_eos: bool,
+    *,
+    last_token: int | None = None,
+    template: str | None = None,
+) -> list[int]:
+    """The tokens to append after an assistant's turn so that the model can take its next one.
+
+    They are what the chat template writes after an assistant's message: the rest of its turn's ending, ``observation`` (a text
+    is a user message) and the opening of the next assistant turn. The sampled tokens are never decoded and tokenised again.
+    ``finished_with_eos`` says that the turn's last sampled token ended it, and ``last_token`` which token that was; the
+    template's own ending token is then left out, since the sampled one stands in its place. After a turn cut by length the
+    ending is written in full.
+
+    Without a chat template the observation's text alone is appended.
+    Raises ``UserError`` where the chat template refuses the observation's roles.
+    """
+    messages: list[Message] = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    if not uses_chat_template(tokenizer, template):
+        return _encode(["\n".join(str(message["content"]) for message in messages)], tokenizer, special=False)[0]
+    opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
+    ending = _apply(tokenizer, opening, add_generation_prompt=False).rpartition(_ANSWER)[2]
+    _, found, rest = _apply(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
+    if not found:
+        raise UserError("the chat template leaves out earlier assistant turns, so a conversation cannot go on token by token; set data.template")
+    ids = _encode([rest], tokenizer, special=False)[0]
+    if not finished_with_eos or not ids:
+        return ids
+    closing = _encode([ending], tokenizer, special=False)[0][:1] if rest.startswith(ending) else []
+    ends = {last_token, tokenizer.eos_token_id}
+    if closing and closing[0] in tokenizer.all_special_ids:
+        ends.add(closing[0])
+    return ids[1:] if ids[0] in ends else ids
+
+
+def _conversation(prompt: str | Sequence[Message], system_prompt: str | None) -> list[Message]:
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if system_prompt and messages[0]["role"] != "system":
+        return [{"role": "system", "content": system_prompt}, *messages]
+    return messages
+
+
+def _plain(prompt: str | Sequence[Message], system_prompt: str | None, template: str | None) -> str:
+    if not isinstance(prompt, str):
+        if sum(message["role"] != "system" for message in prompt) > 1:
+            raise UserError(
+                "a prompt is a conversation of several turns, which needs a chat template: "
+                "leave data.template unset and use a tokenizer that has one"
+            )
+        if any(message["role"] == "system" for message in prompt):
+            system_prompt = None
+        prompt = "\n\n".join(message["content"] for message in prompt)
+    text = prompt if template is None or template == "none" else template.replace("{prompt}", prompt)
+    return f"{system_prompt}\n\n{text}" if system_prompt else text
+
+
+def _apply(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt))
+    except Exception as error:  # a template is a program of its author's: it raises what it likes
+        roles = ", ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())
+        raise UserError(f"the tokenizer's chat template refuses a conversation of roles {roles}: {reason}") from error
+
+
+def _encode(texts: Sequence[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+    if not texts:
+        return []
+    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False)["input_ids"]]

@@ -1,0 +1,363 @@
+"""Rows of files, dataset directories and hub datasets, each with the place it came from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host.errors import UserError, near_matches
+
+if TYPE_CHECKING:
+    import datasets
+
+LINES = (".jsonl", ".ndjson")
+TABLES = {".csv": ",", ".tsv": "\t"}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+SUFFIXES = (*LINES, ".json", *TABLES, ".parquet")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows to be read once, in order; ``where(i)`` is the place of the row read as number ``i``, for messages."""
+
+    rows: Iterable[Row]
+    where: Callable[[int], str]
+    note: str = ""
+    """What was chosen without being asked for (a subset, a split)."""
+
+
+def looks_like_a_file(path: str) -> bool:
+    """Whether a path that does not exist was meant as a file or directory rather than a name."""
+    return path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1 or file_format(Path(path)) != ""
+
+
+def file_format(path: Path) -> str:
+    """The suffix that says how to read a file, a compression suffix set aside; empty when it is none of ``SUFFIXES``."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
+
+
+def read_path(path: Path, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
+    """Rows of a file or a directory. Raises ``UserError`` for formats that are not known and directories without data."""
+    if path.is_dir():
+        return _read_directory(path, subset, split, default_splits)
+    if subset is not None or split is not None:
+        raise UserError(f"{path} is one file: subset and split are for directories and hub datasets")
+    return _read_file(path)
+
+
+def read_hub(name: str, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
+    """Rows of a hub dataset, downloaded once into the cache of ``datasets``. Raises ``UserError`` when it cannot be had."""
+    try:
+        builder, note = _builder(name, subset)
+        builder.download_and_prepare()
+        chosen, split_note = _choose_split(list(builder.info.splits or ()), split, default_splits, name)
+        dataset = builder.as_dataset(split=chosen)
+    except UserError:
+        raise
+    except Exception as error:  # network, gating, cache and format errors of several libraries
+        raise UserError(
+            f"cannot load {name!r}: it is no file or directory here and no installed task plugin, and as a hub dataset it failed with "
+            f"{type(error).__name__}: {_first_line(error)}; check the name and the network (without one, give a local file)"
+        ) from error
+    return Rows(dataset, lambda i: f"{name} ({chosen}), row {i + 1}", _notes(note, split_note))
+
+
+def _read_file(path: Path) -> Rows:
+    kind = file_format(path)
+    if not kind:
+        raise UserError(f"{path}: cannot tell its format from its name; known are {', '.join(SUFFIXES)}, also with .gz")
+    if kind in LINES:
+        return _read_lines(path)
+    if kind == ".json":
+        return _read_json(path)
+    if kind in TABLES:
+        return _read_table(path, TABLES[kind])
+    with tempfile.TemporaryDirectory() as scratch:
+        stream = _stream("parquet", path, scratch)
+    return Rows(_guarded(stream, path), lambda i: f"{path}, row {i + 1}")
+
+
+def _read_lines(path: Path) -> Rows:
+    lines: list[int] = []
+
+    # Lines come through ``datasets`` as text and are parsed here: its own JSON reader gives no line for a bad row, and turns
+    # dates into timestamps and large integers into floats.
+    def rows() -> Iterator[Row]:
+        for number, line in enumerate(_text_lines(path), start=1):
+            if line.strip():
+                lines.append(number)
+                yield _parse(line, f"{path}:{number}")
+
+    return Rows(rows(), lambda i: f"{path}:{lines[i]}")
+
+
+def _parse(text: str, where: str) -> Row:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: JSON nested too deeply") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected an object {{...}}, got {_kind(row)}")
+    return row
+
+
+def _read_json(path: Path) -> Rows:
+    lines: list[int] = []
+
+    def rows() -> Iterator[Row]:
+        text = "\n".join(_text_lines(path))
+        if text.lstrip()[:1] == "{":
+            yield from _objects(text, path, lines)
+        else:
+            yield from _elements(text, path, lines)
+
+    return Rows(rows(), lambda i: f"{path}:{lines[i]}")
+
+
+def _objects(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
+    """JSON lines under the name ``.json``, as many exports are."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                row = _parse(line, f"{path}:{number}")
+            except UserError as error:
+                raise UserError(f"{error} (expected a list of objects, or one object a line)") from error
+            lines.append(number)
+            yield row
+
+
+def _elements(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
+    """The objects of a JSON list, each with the line it begins on."""
+    decoder = json.JSONDecoder()
+    here = line = 0
+
+    def skip(position: int) -> int:
+        while position < len(text) and text[position] in " \t\n\r":
+            position += 1
+        return position
+
+    def line_at(position: int) -> int:
+        nonlocal here, line
+        line += text.count("\n", here, position)
+        here = position
+        return line + 1
+
+    position = skip(0)
+    if text[position : position + 1] != "[":
+        raise UserError(f"{path}:{line_at(position)}: expected a list of objects, or one object a line")
+    position = skip(position + 1)
+    if text[position : position + 1] == "]":
+        return
+    while True:
+        start = line_at(position)
+        try:
+            row, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{start}: expected an object {{...}}, got {_kind(row)}")
+        lines.append(start)
+        yield row
+        position = skip(position)
+        mark = text[position : position + 1]
+        if mark == "]":
+            break
+        if mark != ",":
+            raise UserError(f"{path}:{line_at(position)}: not valid JSON: expected ',' or ']' between the list's objects")
+        position = skip(position + 1)
+    if skip(position + 1) < len(text):
+        raise UserError(f"{path}:{line_at(skip(position + 1))}: not valid JSON: text after the list")
+
+
+def _read_table(path: Path, separator: str) -> Rows:
+    def records() -> Iterator[tuple[int, list[str]]]:
+        """Line and fields of each record, the header first; only for the header and for messages."""
+        reader = csv.reader((line + "\n" for line in _text_lines(path)), delimiter=separator)
+        before = 0
+        for fields in reader:
+            if fields:
+                yield before + 1, fields
+            before = reader.line_num
+
+    def where(i: int) -> str:
+        return f"{path}:{next(islice(records(), i + 1, None), (0,))[0]}"
+
+    def rows() -> Iterator[Row]:
+        import datasets
+
+        header = next(records(), (0, []))[1]
+        if not header:
+            return
+        # All columns as text: guessing types would make 085 into 85 and NA into nothing.
+        features = datasets.Features({name: datasets.Value("string") for name in header})
+        with tempfile.TemporaryDirectory() as scratch, _quiet():
+            options = {"sep": separator, "encoding": "utf-8-sig", "keep_default_na": False, "features": features}
+            stream = _stream("csv", path, scratch, **options)
+            try:
+                yield from stream
+            except ValueError as error:  # pandas' ParserError is one
+                for line, fields in records():
+                    if len(fields) != len(header):
+                        raise UserError(f"{path}:{line}: {len(fields)} fields, but the header has {len(header)}") from error
+                raise UserError(f"{path}: cannot be read as CSV: {_first_line(error)}") from error
+
+    return Rows(rows(), where)
+
+
+def _read_directory(path: Path, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
+    import datasets
+
+    note = ""
+    try:
+        if (path / "dataset_dict.json").exists():
+            names = list(json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
+            chosen, note = _choose_split(names, split, default_splits, str(path))
+            return Rows(datasets.load_from_disk(str(path / chosen)), lambda i: f"{path} ({chosen}), row {i + 1}", note)
+        if (path / "state.json").exists():
+            return Rows(datasets.load_from_disk(str(path)), lambda i: f"{path}, row {i + 1}")
+        with tempfile.TemporaryDirectory() as scratch:
+            builder, note = _builder(str(path), subset, cache_dir=scratch)
+            files: dict[str, list[str]] = {str(name): list(found) for name, found in (builder.config.data_files or {}).items()}
+            chosen, split_note = _choose_split(list(files), split, default_splits, str(path))
+            note = _notes(note, split_note)
+            paths = [Path(name) for name in files[chosen]]
+            if all(file_format(each) for each in paths):
+                return _chain([_read_file(each) for each in paths], note)
+            stream = builder.as_streaming_dataset(split=chosen)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read as a dataset directory: {type(error).__name__}: {_first_line(error)}") from error
+    return Rows(_guarded(stream, path), lambda i: f"{path} ({chosen}), row {i + 1}", note)
+
+
+def _chain(parts: list[Rows], note: str) -> Rows:
+    """Several files, one after the other."""
+    begins: list[int] = []
+
+    def rows() -> Iterator[Row]:
+        count = 0
+        for part in parts:
+            begins.append(count)
+            for row in part.rows:
+                yield row
+                count += 1
+
+    def where(i: int) -> str:
+        part = max(index for index, begin in enumerate(begins) if begin <= i)
+        return parts[part].where(i - begins[part])
+
+    return Rows(rows(), where, note)
+
+
+def _builder(name: str, subset: str | None, **options: Any) -> tuple[datasets.DatasetBuilder, str]:
+    import datasets
+
+    try:
+        return datasets.load_dataset_builder(name, subset, **options), ""
+    except ValueError as error:
+        known = datasets.get_dataset_config_names(name)
+        if subset is None:
+            plain = next((each for each in ("default", "main") if each in known), None)
+            if plain is None:
+                raise UserError(f"{name} has several subsets: set subset to one of {', '.join(known)}") from error
+            return datasets.load_dataset_builder(name, plain, **options), f"subset {plain!r} of {', '.join(known)}"
+        if subset not in known:
+            raise UserError(f"{name} has no subset {subset!r}{near_matches(subset, known)}; it has {', '.join(known)}") from error
+        raise
+
+
+def _choose_split(known: list[str], split: str | None, defaults: tuple[str, ...], name: str) -> tuple[str, str]:
+    """The split to read and what to say about it; ``known`` in the dataset's own order."""
+    known = [str(each) for each in known]
+    if split is not None:
+        if split not in known:
+            raise UserError(f"{name} has no split {split!r}{near_matches(split, known)}; it has {', '.join(known)}")
+        return split, ""
+    for default in defaults:
+        if default in known:
+            return default, f"split {default!r}"
+    raise UserError(f"{name} has no split named {' or '.join(map(repr, defaults))}: set split to one of {', '.join(known)}")
+
+
+def _stream(kind: str, path: Path, scratch: str, **options: Any) -> datasets.IterableDataset:
+    """A file through ``datasets``, row by row: nothing is copied into its cache, and reading can stop early."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(kind, data_files=[_literal(path)], cache_dir=scratch, **options)
+    return builder.as_streaming_dataset(split="train")
+
+
+def _literal(path: Path) -> str:
+    # ``data_files`` are glob patterns
+    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path.absolute()))
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    """The file's lines without their ends. Raises ``UserError`` with the line that is not UTF-8."""
+    try:
+        yield from _decoded_lines(path, "utf-8-sig")
+    except UnicodeDecodeError as error:
+        for number, line in enumerate(_decoded_lines(path, "latin-1"), start=1):
+            try:
+                line.encode("latin-1").decode("utf-8")
+            except UnicodeDecodeError as fault:
+                raise UserError(
+                    f"{path}:{number}: not UTF-8: byte 0x{fault.object[fault.start]:02x} at byte {fault.start + 1} of the line"
+                ) from error
+        raise UserError(f"{path}: not UTF-8") from error
+
+
+def _decoded_lines(path: Path, encoding: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        for row in _guarded(_stream("text", path, scratch, encoding=encoding), path):
+            yield row["text"]
+
+
+def _guarded(rows: Iterable[Row], path: Path) -> Iterator[Row]:
+    """Damaged files (a cut gzip, a Parquet footer) as one line that names the file."""
+    try:
+        yield from rows
+    except (UserError, UnicodeDecodeError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {_first_line(error)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """``datasets`` logs a bad file before raising; the message here says more."""
+    from datasets.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "").rstrip(".")
+
+
+def _notes(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,226 @@
+"""Prompts in, next-token logits out, one token a row and step: a fast decoder and one for any model with a cache."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from rlhf_host.engines.attention import NAME, SharedPrefixCache, Unsupported, active
+from rlhf_host.errors import UserError
+
+PREFILL_TOKENS = 8192
+"""Padded tokens of one prefill pass: what bounds its activations."""
+
+
+class Decoder(Protocol):
+    """``prefill``, ``start``, then ``step`` and ``keep`` at will. Everything runs in inference mode."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits ``[G, V]`` after each prompt."""
+        ...
+
+    def start(self, groups: Tensor, longest: int) -> None:
+        """Rows that continue the prompts ``groups`` ``[B]`` (sorted), by at most ``longest`` tokens."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append ``tokens`` ``[B]``; logits ``[B, V]`` of what follows."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Only ``rows`` (sorted) go on."""
+        ...
+
+
+class Twin:
+    """The model's modules once more, around the same parameters.
+
+    Generation has its own evaluation mode, attention function and buffers, so the trainer's modules are never touched, whatever
+    thread they run in. Under autocast the weights of matrix products are cast once a wave, not once a step.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.source = model
+        self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.parameters = list(model.parameters())
+        self.device = self.parameters[0].device
+        shared: dict[int, Any] = {id(parameter): parameter for parameter in self.parameters}
+        persistent = set(model.state_dict(keep_vars=True))
+        shared |= {id(buffer): buffer for name, buffer in model.named_buffers() if name in persistent}
+        self.model: PreTrainedModel = copy.deepcopy(self.inner, shared)
+        self.model.eval()
+        self.casts: list[tuple[nn.Module, nn.Parameter]] = []
+        self.native = self.model.config._attn_implementation
+
+    def current(self) -> bool:
+        """Whether the model still holds the parameters that this twin was made around."""
+        parameters = list(self.source.parameters())
+        return len(parameters) == len(self.parameters) and all(a is b for a, b in zip(parameters, self.parameters, strict=True))
+
+    def attention(self, name: str) -> None:
+        for config in _configs(self.model):
+            config._attn_implementation = name
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Give the matrix products weights in ``dtype``, copied from the parameters as they are now."""
+        if not self.casts:
+            for module in self.model.modules():
+                if isinstance(module, nn.Linear | Conv1D) and module.weight.dtype == torch.float32:
+                    self.casts.append((module, module.weight))
+                    module.weight = nn.Parameter(module.weight.detach().to(dtype), requires_grad=False)
+        else:
+            for module, source in self.casts:
+                module.weight.copy_(source)  # type: ignore[operator]
+
+
+def _configs(model: PreTrainedModel) -> Iterator[Any]:
+    seen: set[int] = set()
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation") and id(config) not in seen:
+            seen.add(id(config))
+            yield config
+
+
+class FastDecoder:
+    """Shared prompts, caches written in place, attention of our own: for models that go through transformers' attention interface."""
+
+    def __init__(self, twin: Twin, cache_dtype: torch.dtype | None):
+        self.model, self.cache_dtype = twin.model, cache_dtype
+        self.device = next(twin.model.parameters()).device
+        twin.attention(NAME)
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        self.cache = SharedPrefixCache([len(prompt) for prompt in prompts], self.device, self.cache_dtype)
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+        pieces, begin = [], 0
+        while begin < len(order):
+            count = max(1, PREFILL_TOKENS // len(prompts[order[begin]]))
+            pieces.append(self._prefill(order[begin : begin + count], prompts))
+            begin += count
+        return torch.cat(pieces)[torch.tensor(order, device=self.device).argsort()]
+
+    def _prefill(self, places: list[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        width = len(prompts[places[0]])
+        ids = torch.tensor([[*prompts[i], *[0] * (width - len(prompts[i]))] for i in places], device=self.device)
+        positions = torch.arange(width, device=self.device).expand(len(places), -1)
+        self.cache.places = torch.tensor(places, device=self.device)
+        last = self.cache.prompt_lens[self.cache.places] - 1
+        with active(self.cache), _head_sees_only(self.model, last):
+            return self.model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True).logits[:, 0]
+
+    def start(self, groups: Tensor, longest: int) -> None:
+        self.positions = self.cache.prompt_lens[groups, None]
+        self.cache.start(groups, longest)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        with active(self.cache):
+            out = self.model(input_ids=tokens[:, None], position_ids=self.positions, past_key_values=self.cache, use_cache=True)
+        self.cache.advance()
+        self.positions = self.positions + 1
+        return out.logits[:, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        self.positions = self.positions[rows]
+        self.cache.keep(rows)
+
+
+@contextmanager
+def _head_sees_only(model: PreTrainedModel, positions: Tensor) -> Iterator[None]:
+    """The output head gets one position a row, so prompts never cost ``[G, P, V]`` logits; what the model does after the head stays."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise Unsupported("a model without an output head")
+    rows = torch.arange(len(positions), device=positions.device)
+    handle = head.register_forward_pre_hook(lambda _, args: (args[0][rows, positions][:, None],))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class GenericDecoder:
+    """Any causal language model with a transformers cache, with its own attention. Prompts must be equally long: then nothing
+    is padded, which recurrent layers and unusual masks could not bear."""
+
+    def __init__(self, twin: Twin):
+        self.model = twin.model
+        self.device = next(twin.model.parameters()).device
+        twin.attention(twin.native)
+        self.keeps_last = "logits_to_keep" in inspect.signature(twin.model.forward).parameters
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        return self._forward(torch.tensor(prompts, device=self.device), None)
+
+    def _forward(self, ids: Tensor, cache: Cache | None) -> Tensor:
+        last = {"logits_to_keep": 1} if self.keeps_last else {}
+        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **last)
+        self.cache = out.get("past_key_values")
+        if not isinstance(self.cache, Cache):
+            raise UserError(f"engine transformers: {type(self.model).__name__} returns no key-value cache, so it cannot generate")
+        return out.logits[:, -1]
+
+    def start(self, groups: Tensor, longest: int) -> None:
+        self.keep(groups)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return self._forward(tokens[:, None], self.cache)
+
+    def keep(self, rows: Tensor) -> None:
+        assert self.cache is not None
+        self.cache.reorder_cache(rows)
+
+
+def make_decoder(twin: Twin, cache_dtype: torch.dtype | None, fast: bool) -> Decoder:
+    return FastDecoder(twin, cache_dtype) if fast else GenericDecoder(twin)
+
+
+def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None:
+    """Why ``FastDecoder`` is not for this model, or ``None``. Tries it: a few tokens against the model's own full forward pass."""
+    model = twin.model
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if not getattr(model, "_supports_attention_backend", False):
+        return "the model has its own attention code"
+    if kinds - {"full_attention", "sliding_attention"} or getattr(config, "attention_chunk_size", None):
+        return f"layers of kind {', '.join(sorted(kinds))}"
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+
+    def text(length: int, salt: int) -> list[int]:
+        return [(7 * i + salt) % vocabulary for i in range(length)]
+
+    prompts, tails, groups = [text(3, 5), text(5, 1)], [text(3, 2), text(3, 11), text(3, 4)], [0, 0, 1]
+    with torch.inference_mode():
+        try:
+            decoder = FastDecoder(twin, cache_dtype)
+            found = [decoder.prefill(prompts)[groups]]
+            decoder.start(torch.tensor(groups, device=decoder.device), len(tails[0]))
+            found += [decoder.step(torch.tensor(column, device=decoder.device)) for column in zip(*tails, strict=True)]
+        except (Unsupported, RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            twin.attention(twin.native)
+        if decoder.cache.windows != _windows(config, len(decoder.cache.windows)):
+            return "sliding windows that do not reach the attention function"
+        ratio = 0.0
+        for row, (group, tail) in enumerate(zip(groups, tails, strict=True)):
+            whole = torch.tensor([prompts[group] + tail], device=decoder.device)
+            expected = model(input_ids=whole, use_cache=False).logits[0, len(prompts[group]) - 1 :].float()
+            error = torch.stack([step[row] for step in found]).float() - expected
+            ratio = max(ratio, float(error.norm() / expected.norm().clamp(min=1e-30)))
+    exact = cache_dtype is None and all(parameter.dtype == torch.float32 for parameter in twin.parameters)
+    return None if ratio <= (1e-4 if exact else 5e-2) else f"logits differ from the model's own by {ratio:.1e}"
+
+
+def _windows(config: Any, layers: int) -> dict[int, int | None]:
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
+    return {layer: window if kind == "sliding_attention" else None for layer, kind in enumerate(kinds)}

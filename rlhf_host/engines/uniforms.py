@@ -1,0 +1,25 @@
+"""Counter-based uniforms: a function of a request's key and the token's number, of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlhf_host.types import SampleKey
+
+BLOCK = 64
+"""Uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""
+
+
+def uniform_block(keys: Sequence[SampleKey], block: int) -> np.ndarray:
+    """``[len(keys), BLOCK]`` float64 in [0, 1), 53 random bits each.
+
+    SHAKE-128 of the key and the block number: stable across machines, and one hash call a row is cheaper than building a
+    generator for it.
+    """
+    suffix = f"|{block}".encode()
+    digests = [hashlib.shake_128(",".join(map(str, key)).encode() + suffix).digest(8 * BLOCK) for key in keys]
+    words = np.frombuffer(b"".join(digests), dtype="<u8").reshape(len(keys), BLOCK)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

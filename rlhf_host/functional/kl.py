@@ -1,0 +1,54 @@
+"""Estimators of the divergence from a reference policy (Schulman, "Approximating KL divergence", 2020)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MAX_LOG = 20.0
+
+
+def _difference(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    # Sanitised before exp: a where after it would still give NaN gradients.
+    return torch.where(mask, logprobs - reference, 0.0)
+
+
+def kl_estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
+    """Per-token estimate of ``KL(π ‖ ref)``, ``[B, T]`` in nats, 0 outside ``mask``.
+
+    With ``x = log π − log ref``: ``k1 = x``, ``k2 = x²/2``, ``k3 = e^{−x} − 1 + x``.
+
+    Raises:
+        ValueError: for an unknown estimator.
+    """
+    x = _difference(logprobs, reference, mask)
+    if estimator == "k1":
+        return x
+    if estimator == "k2":
+        return 0.5 * x.square()
+    if estimator == "k3":
+        x = x.clamp(-_MAX_LOG, _MAX_LOG)
+        return torch.expm1(-x) + x
+    raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
+
+
+def kl_loss(
+    logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str = "unbiased", sampling_logprobs: Tensor | None = None
+) -> Tensor:
+    """Per-token loss whose gradient pulls π to the reference, ``[B, T]``, 0 outside ``mask``.
+
+    ``unbiased``: ``w·x²/2`` with ``w = sg(min(π/π_sampling, 10))``, whose expected gradient is that of ``KL(π ‖ ref)``.
+    ``k2`` is the same with ``w = 1``. ``k3`` is biased, for parity with published GRPO code.
+
+    Raises:
+        ValueError: for ``k1`` (its expected gradient is zero) and unknown estimators.
+    """
+    if estimator == "unbiased":
+        value = kl_estimate(logprobs, reference, mask, "k2")
+        if sampling_logprobs is None:
+            return value
+        gap = _difference(logprobs.detach(), sampling_logprobs, mask).clamp(-_MAX_LOG, _MAX_LOG)
+        return gap.exp().clamp(max=10.0) * value
+    if estimator in ("k2", "k3"):
+        return kl_estimate(logprobs, reference, mask, estimator)
+    raise ValueError(f"KL estimator {estimator!r} cannot be a loss: unbiased, k2 or k3 (k1 has zero expected gradient)")

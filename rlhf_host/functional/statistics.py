@@ -1,0 +1,103 @@
+"""Masked and grouped statistics, in float64 where rewards meet."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Sum of ``values`` where ``mask``; what is masked may be NaN. Same shapes."""
+    kept = torch.where(mask, values, 0.0)
+    return kept.sum() if dim is None else kept.sum(dim)
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of ``values`` where ``mask``; 0 where nothing counts. Same shapes."""
+    count = mask.sum() if dim is None else mask.sum(dim)
+    return masked_sum(values, mask, dim) / count.clamp(min=1)
+
+
+def on_actions(values: Tensor, action_mask: Tensor) -> Tensor:
+    """``[B]`` → ``[B, T]`` float32: the row's value on every action token, 0 elsewhere."""
+    return torch.where(action_mask, values.to(torch.float32).unsqueeze(-1), 0.0)
+
+
+def suffix_sum(values: Tensor, action_mask: Tensor) -> Tensor:
+    """``[B, T]``: ``Σ_{s≥t}`` of ``values`` over action tokens, 0 outside ``action_mask``."""
+    kept = torch.where(action_mask, values, 0.0).to(torch.float64)
+    sums = kept.flip(-1).cumsum(-1).flip(-1)
+    return torch.where(action_mask, sums, 0.0).to(torch.float32)
+
+
+class _Episodes:
+    """Rows folded to episodes (an episode's trajectories average), episodes to groups."""
+
+    def __init__(self, values: Tensor, group_id: Tensor, episode_id: Tensor | None):
+        groups, self.group_of_row = torch.unique(group_id, return_inverse=True)
+        if episode_id is None:
+            episode_id = torch.arange(len(group_id), device=group_id.device)
+        pairs = torch.stack([self.group_of_row, episode_id], dim=-1)
+        episodes, self.episode_of_row = torch.unique(pairs, dim=0, return_inverse=True)
+        self.group_of_episode = episodes[:, 0]
+        self.count = len(groups)
+        wide = values.to(torch.float64)
+        rows = torch.zeros(len(episodes), dtype=torch.float64, device=values.device)
+        rows = rows.index_add(0, self.episode_of_row, torch.ones_like(wide))
+        total = torch.zeros_like(rows).index_add(0, self.episode_of_row, wide)
+        self.values = total / rows
+        self.sizes = torch.zeros(self.count, dtype=torch.float64, device=values.device).index_add(
+            0, self.group_of_episode, torch.ones_like(self.values)
+        )
+
+    def mean(self) -> Tensor:
+        """``[G]``, shifted by each group's first extreme so that large equal rewards cancel exactly."""
+        low = self._extreme("amin")
+        shifted = self.values - low[self.group_of_episode]
+        return low + torch.zeros_like(low).index_add(0, self.group_of_episode, shifted) / self.sizes
+
+    def constant(self) -> Tensor:
+        """``[G]`` bool: zero variance, ``max − min ≤ 1e-6·max(1, max|R|)``; a group of one is constant."""
+        low, high = self._extreme("amin"), self._extreme("amax")
+        scale = torch.maximum(low.abs(), high.abs()).clamp(min=1.0)
+        return high - low <= 1e-6 * scale
+
+    def _extreme(self, reduce: str) -> Tensor:
+        start = torch.zeros(self.count, dtype=torch.float64, device=self.values.device)
+        return start.scatter_reduce(0, self.group_of_episode, self.values, reduce, include_self=False)
+
+
+def group_sizes(group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
+    """``[B]`` int64: how many episodes the row's group has.
+
+    Args:
+        group_id: ``[B]`` int64.
+        episode_id: ``[B]`` int64; ``None``: every row is an episode.
+    """
+    episodes = _Episodes(torch.zeros(len(group_id), device=group_id.device), group_id, episode_id)
+    return episodes.sizes[episodes.group_of_row].to(torch.int64)
+
+
+def group_mean(values: Tensor, group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
+    """``[B]`` float64: mean over the group's episodes, each counted once.
+
+    Args:
+        values: ``[B]`` any float.
+        group_id: ``[B]`` int64; rows of a group need not be adjacent, sizes may differ.
+        episode_id: ``[B]`` int64; ``None``: every row is an episode.
+    """
+    episodes = _Episodes(values, group_id, episode_id)
+    return episodes.mean()[episodes.group_of_row]
+
+
+def leave_one_out(values: Tensor, group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
+    """``[B]`` float64: ``R_i − mean_{j≠i} R_j`` over the group's episodes (RLOO, arXiv:2402.14740, eq. 7).
+
+    Exactly 0 for groups of one and for groups of zero variance. Arguments as in ``group_mean``.
+    """
+    episodes = _Episodes(values, group_id, episode_id)
+    size = episodes.sizes[episodes.group_of_row]
+    own = episodes.values[episodes.episode_of_row]
+    others = (size * episodes.mean()[episodes.group_of_row] - own) / (size - 1).clamp(min=1)
+    alone_or_equal = (size < 2) | episodes.constant()[episodes.group_of_row]
+    return torch.where(alone_or_equal, 0.0, values.to(torch.float64) - others)

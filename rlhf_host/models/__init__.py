@@ -1,0 +1,1 @@
+"""Models: loading, heads, and token log-probabilities without the full logits."""

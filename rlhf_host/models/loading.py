@@ -1,0 +1,269 @@
+"""Models and tokenizers from a directory, the hub, a GGUF file, or the built-in ``quickstart``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError, near_matches
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model is: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
+
+    path: str
+    local: bool
+    gguf: str | None = None
+
+
+def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
+    """The role's model on its device, in eval mode, dropout removed.
+
+    ``head="scalar"`` is transformers' sequence classification model with one label: any such reward model loads as it is, and on a
+    plain language model a trainable role gets a new head of zeros. Trainable weights are float32. ``save_pretrained`` and this
+    function are inverse, for GGUF too (dequantized).
+
+    Raises:
+        UserError: no such model, not a model, incomplete, pickled weights only, or an unusable dtype, device or attention kernel.
+    """
+    source = find_model(role.model)
+    device = choose_device(role.device)
+    if trainable and role.dtype not in ("auto", "float32"):
+        raise UserError(
+            f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because small updates"
+            " vanish in 16 bits; leave dtype at auto and set train.autocast to bfloat16"
+        )
+    with _quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
+        model = _load_gguf(source, role, head, trainable) if source.gguf else _load_safetensors(source, role, head, trainable)
+    remove_dropout(model)
+    if role.gradient_checkpointing and trainable:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false")
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.requires_grad_(trainable)
+    return model.to(device).eval()
+
+
+def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
+    """The role's tokenizer, from ``tokenizer`` or else from beside the model. Without a pad token, the end-of-sequence token pads."""
+    source = find_model(role.tokenizer or role.model, weights=False)
+    with _quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.path,
+            revision=None if source.local or role.tokenizer else role.revision,
+            trust_remote_code=role.trust_remote_code,
+            local_files_only=source.local or not _hub_answers(),
+            **({"gguf_file": source.gguf} if source.gguf else {}),
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def find_model(name: str | None, *, weights: bool = True) -> Source:
+    """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
+    if not name:
+        raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
+    if name == "quickstart":
+        from rlhf_host.models.quickstart import quickstart_model_dir
+
+        return Source(str(quickstart_model_dir()), local=True)
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{name} is a file, but not a GGUF file: give the model's directory")
+        _require_gguf(name)
+        return Source(str(path.parent), local=True, gguf=path.name)
+    if path.is_dir():
+        _check_directory(path, weights)
+        return Source(str(path), local=True)
+    siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    match = near_matches(str(path), siblings)
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
+        raise UserError(f"no model at {name}{match or ': no such file or directory'}")
+    if not _cached(name) and (match or not _hub_answers()):
+        hub = "" if match else "; as a hub name it is not in the local cache, and the hub cannot be reached from here"
+        raise UserError(f"no model {name!r}: no such directory{match}{hub}")
+    return Source(name, local=False)
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the first CUDA device, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device {name!r} cannot be used here ({_first_line(error)}): use auto, cpu, cuda, cuda:N or mps") from error
+    return device
+
+
+def remove_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout probability to 0: with dropout π of two passes differ. The config keeps its own values for saving."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for key, value in vars(module).items():
+            if ("dropout" in key or key == "layerdrop") and isinstance(value, float):
+                setattr(module, key, 0.0)
+
+
+def scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """The ``[1, H]`` head of a scalar model."""
+    score = getattr(model, "score", None)
+    if not isinstance(score, torch.nn.Linear) or score.out_features != 1:
+        raise UserError(f"{type(model).__name__} has no scalar head")
+    return score
+
+
+def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
+    options: dict[str, Any] = {
+        "revision": None if source.local else role.revision,
+        "trust_remote_code": role.trust_remote_code,
+        "local_files_only": source.local or not _hub_answers(),
+    }
+    scalar = {"num_labels": 1} if head == "scalar" else {}
+    config = AutoConfig.from_pretrained(source.path, **options, **scalar)
+    model, info = _auto_class(head).from_pretrained(
+        source.path,
+        config=config,
+        dtype=_dtype(role, trainable),
+        attn_implementation=role.attn_implementation,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
+    missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if head == "scalar" and "score.weight" in missing:
+        _new_head(model, role, trainable)
+        missing.remove("score.weight")
+    if missing:
+        raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
+    return model
+
+
+def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
+    quantized = AutoModelForCausalLM.from_pretrained(source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True)
+    config = quantized.config
+    del config.quantization_config  # while it is there, save_pretrained refuses
+    if head == "scalar":
+        config.num_labels = 1
+    dtype = _dtype(role, trainable)
+    model = _auto_class(head).from_config(config, attn_implementation=role.attn_implementation)
+    model.load_state_dict(quantized.state_dict(), strict=head == "lm")
+    if head == "scalar":
+        _new_head(model, role, trainable)
+    else:
+        model.generation_config = quantized.generation_config
+    return model.to(torch.float32 if dtype == "auto" else dtype)
+
+
+def _auto_class(head: str) -> Any:
+    return AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+
+
+def _new_head(model: PreTrainedModel, role: RoleConfig, trainable: bool) -> None:
+    if not trainable:
+        raise UserError(f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a trained reward or value model")
+    torch.nn.init.zeros_(scalar_head(model).weight)
+
+
+def _dtype(role: RoleConfig, trainable: bool) -> Any:
+    if role.dtype == "auto":
+        return torch.float32 if trainable else "auto"
+    return DTYPES[role.dtype]
+
+
+def _check_directory(path: Path, weights: bool) -> None:
+    files = {entry.name for entry in path.iterdir()}
+    gguf = sorted(name for name in files if name.endswith(".gguf"))
+    if "config.json" not in files:
+        hint = f"give the GGUF file itself: {path / gguf[0]}" if gguf else "a model directory is what save_pretrained writes"
+        raise UserError(f"{path} has no config.json: {hint}")
+    if weights and not any(name.endswith(".safetensors") for name in files):
+        pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in files)
+        found = "only pickled weights, which can run code when loaded: convert them to" if pickled else "no weights: it needs"
+        raise UserError(f"{path} has {found} .safetensors files")
+
+
+def _require_gguf(name: str) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'") from error
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise UserError(f"no model {name!r}: no such directory, and not a hub name") from error
+
+
+def _hub_answers() -> bool:
+    """Whether the hub's name resolves. Without this, transformers retries for most of a minute before it says that there is no network."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return False
+    if "https" in urllib.request.getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _as_user_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise UserError(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars or load reports: what they say and matters is an error here."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,227 @@
+"""Discovery: which plugins are installed, from distribution metadata alone. Nothing of a plugin is imported."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from email.message import Message
+from email.parser import HeaderParser
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rlhf_host import __version__
+
+HOST = "rlhf-host"
+
+GROUPS: dict[str, str] = {
+    "algo": "rlhf.algos",
+    "reward": "rlhf.rewards",
+    "agent": "rlhf.agents",
+    "extension": "rlhf.extensions",
+    "tasks": "rlhf.tasks",
+    "weight_sync": "rlhf.weight_sync",
+    "tracker": "rlhf.trackers",
+    "preset": "rlhf.presets",
+    "engine": "rlhf.engines",
+    "backend": "rlhf.backends",
+    "runtime": "rlhf.runtimes",
+}
+"""Kind → entry-point group."""
+
+Status: TypeAlias = Literal["ok", "incompatible", "conflict", "missing", "broken"]
+
+_REQUIREMENT = re.compile(
+    r"[\w.-]+\s*(\[[^\]]*\])?\s*(\((?P<bracketed>[^)]*)\)|@\s*\S+|(?P<bare>[^;@]*))\s*(;(?P<marker>.*))?$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One entry point, as its distribution's metadata describes it."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    api: str
+    """The distribution's requirement on rlhf-host: ``>=1,<2``; ``any`` if it has no range, ``unstated`` if there is none."""
+    status: Status
+    summary: str
+    value: str
+    """``module:attribute``; of presets ``package:file``."""
+    problem: str = ""
+    """Why ``status`` is not ok."""
+
+    @property
+    def module(self) -> str:
+        return self.value.partition(":")[0].strip()
+
+    @property
+    def attribute(self) -> str:
+        return self.value.partition(":")[2].partition("[")[0].strip()
+
+    @property
+    def source(self) -> str:
+        """``distribution version``."""
+        return f"{self.distribution} {self.version}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} from {self.source}"
+
+
+def discover() -> list[PluginInfo]:
+    """Every installed plugin, sorted by kind (in the order of ``GROUPS``), name and distribution.
+
+    A distribution whose metadata cannot be read is left out: it must not take the command line down.
+    """
+    found: list[PluginInfo] = []
+    seen: set[str] = set()
+    for distribution in distributions():
+        try:
+            infos = list(_plugins_of(distribution))
+        except Exception:
+            continue
+        # The first on sys.path shadows later copies of the same distribution, as it does for imports.
+        name = normalised(infos[0].distribution) if infos else ""
+        if infos and name not in seen:
+            seen.add(name)
+            found += infos
+    kinds = list(GROUPS)
+    return sorted(_with_conflicts(found), key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
+
+
+def normalised(distribution: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def locate(module: str) -> ModuleSpec | None:
+    """The spec of a dotted module, found without importing it or its parents; ``None`` where there is none.
+
+    Asks every finder, those of editable installs included.
+    """
+    path: list[str] | None = None
+    name, spec = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _find(name, path)
+        if spec is None or (name != module and spec.submodule_search_locations is None):
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def preset_file(info: PluginInfo) -> Path | None:
+    """The YAML file of a preset, found without importing its package; ``None`` where it is not there."""
+    spec = locate(info.module)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (file := Path(folder, info.attribute)).is_file():
+            return file
+    return None
+
+
+def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            if hasattr(finder, "find_spec") and (spec := finder.find_spec(name, path)):
+                return spec
+        except KeyError:  # a folder without __init__ inside a package: its spec wants the parent in sys.modules
+            spec = ModuleSpec(name, None, is_package=True)
+            folders = (Path(parent, name.rpartition(".")[2]) for parent in path or ())
+            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+            return spec
+    return None
+
+
+def _plugins_of(distribution: Distribution) -> Iterator[PluginInfo]:
+    if "[rlhf." not in (distribution.read_text("entry_points.txt") or ""):
+        return
+    metadata = HeaderParser().parsestr(distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "")
+    name, version = metadata.get("Name", "unknown"), metadata.get("Version", "unknown")
+    api, unfit = _api(name, version, metadata)
+    kinds = {group: kind for kind, group in GROUPS.items()}
+    for point in distribution.entry_points:
+        if point.group in kinds:
+            summary = " ".join(metadata.get("Summary", "").split())
+            info = PluginInfo(kinds[point.group], point.name, name, version, api, "ok", summary, point.value)
+            if unfit:
+                yield replace(info, status="incompatible", problem=unfit)
+            elif absent := _absent(info):
+                yield replace(info, status="missing", problem=absent)
+            else:
+                yield info
+
+
+def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
+    """The stated range of host versions, and why this host is outside it, or an empty string."""
+    if normalised(name) == HOST:
+        return f"=={version}", ""
+    lines = [line for line in metadata.get_all("Requires-Dist", []) if _about_host(line)]
+    try:
+        ranges = [stated for line in lines if (stated := _host_range(line)) is not None]
+        stated = ",".join(filter(None, ranges))
+        if not stated:
+            return "any" if ranges else "unstated", ""
+        # packaging is slow to import: only where there is a range to judge.
+        from packaging.specifiers import SpecifierSet
+
+        fits = SpecifierSet(stated).contains(__version__, prereleases=True)
+    except ValueError:
+        return "unreadable", f"its requirement on {HOST} cannot be read: {'; '.join(lines)}"
+    return stated, "" if fits else f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}"
+
+
+def _about_host(line: str) -> bool:
+    name = re.match(r"[\w.-]+", line)
+    return name is not None and normalised(name[0]) == HOST
+
+
+def _host_range(line: str) -> str | None:
+    """``>=1,<2`` from ``rlhf-host[extra] (>=1,<2) ; marker``; ``None`` where the marker does not hold.
+
+    Raises ``ValueError`` when it cannot be read.
+    """
+    match = _REQUIREMENT.match(line)
+    if match is None:
+        raise ValueError(line)
+    if match["marker"]:
+        from packaging.markers import Marker
+
+        if not Marker(match["marker"]).evaluate({"extra": ""}):
+            return None
+    return (match["bracketed"] or match["bare"] or "").replace(" ", "")
+
+
+def _absent(info: PluginInfo) -> str:
+    """What the entry point names and is not there, or an empty string."""
+    if not info.module or not info.attribute:
+        return f"its entry point {info.value!r} is not of the form module:attribute"
+    try:
+        spec = locate(info.module)
+    except Exception as error:
+        return f"looking for module {info.module} failed: {type(error).__name__}: {error}"
+    if spec is None:
+        return f"module {info.module} is not there; reinstall {info.distribution}"
+    if info.kind == "preset" and preset_file(info) is None:
+        return f"package {info.module} has no file {info.attribute}; reinstall {info.distribution}"
+    return ""
+
+
+def _with_conflicts(found: list[PluginInfo]) -> Iterator[PluginInfo]:
+    claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
+    for info in found:
+        claims[info.kind, info.name].append(info)
+    for rivals in claims.values():
+        names = sorted({info.distribution for info in rivals})
+        if len(names) == 1:
+            yield rivals[0]
+            continue
+        choices = " or ".join(f"{name}:{rivals[0].name}" for name in names)
+        problem = f"{' and '.join(names)} both provide it; choose with {choices}"
+        for info in rivals:
+            yield replace(info, status="conflict", problem=problem) if info.status == "ok" else info

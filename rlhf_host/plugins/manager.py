@@ -1,0 +1,258 @@
+"""The plugin manager of one run: its selected plugins, each called on its own and named in what goes wrong.
+
+pluggy's broadcast drops ``None``, loses names and stops at the first failure, so every call here reaches one plugin's
+implementation (``subset_hook_caller``), wrapped by all the selected plugins' wrappers of that hook. A wrapper's ``yield``
+gives a list with that one result (empty for ``None``), and the wrapper returns such a list; an awaitable is awaited later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import pluggy
+from pluggy import HookimplOpts
+
+from rlhf_host import hookspecs
+from rlhf_host.errors import PluginError, RunError, UserError, near_matches
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.threads import Threads
+from rlhf_host.types import EpisodeFailed
+
+THREADED = hookspecs.PER_AGENT | {"score"}
+"""Hooks whose synchronous implementations run in the thread pool when awaited."""
+
+_THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """One selected plugin."""
+
+    kind: str
+    alias: str
+    info: PluginInfo
+    plugin: object
+    weight: float = 1.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}:{self.alias}"
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.info.source})"
+
+
+class HookFailed(RunError):
+    """A plugin's hook raised; the original is ``__cause__``."""
+
+    def __init__(self, key: str, distribution: str, hook: str, message: str):
+        super().__init__(message)
+        self.key = key
+        self.distribution = distribution
+        self.hook = hook
+
+
+class PluginManager:
+    """Calls hooks of the plugins of one run. Usable from any thread; ``acall`` and ``aone`` belong on the run's event loop.
+
+    Raises ``PluginError`` at once when a plugin implements a hook that does not exist, names arguments a hook does not have, or
+    when two plugins implement a hook that has one implementation.
+    """
+
+    def __init__(self, loaded: Sequence[Loaded]):
+        self.loaded = tuple(loaded)
+        self.by_key: dict[str, Loaded] = {}
+        self._pluggy = _Hooks(hookspecs.PROJECT)
+        self._pluggy.add_hookspecs(hookspecs)
+        self._hooks = {name for name in dir(hookspecs) if self._pluggy.parse_hookspec_opts(hookspecs, name) is not None}
+        self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in self._hooks}
+        self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
+        self._threads = Threads(_THREADS)
+        for one in self.loaded:
+            if one.key in self.by_key:
+                raise PluginError(f"two plugins are called {one.key}; give one an alias: ALIAS={one.info.name}")
+            self.by_key[one.key] = one
+            self._register(one)
+        self._refuse_rivals()
+
+    def names(self, hook: str, kind: str | None = None) -> list[str]:
+        """Keys of the plugins that implement ``hook``, in selection order; those that only wrap it are not among them."""
+        return [key for key in self._parts[hook] if kind is None or self.by_key[key].kind == kind]
+
+    def hooks(self, key: str) -> list[str]:
+        """What the plugin implements or wraps, in the order of the contract."""
+        return [hook for hook in vars(hookspecs) if hook in self._hooks and key in self._touching(hook)]
+
+    def has(self, hook: str) -> bool:
+        return bool(self._parts[hook])
+
+    def require(self, hook: str, why: str) -> None:
+        """Raises ``PluginError`` when nobody implements ``hook``; ``why`` says who needs it and what to do."""
+        if not self.has(hook):
+            selected = ", ".join(self.by_key) or "none"
+            raise PluginError(f"no selected plugin implements {hook}: {why} (selected: {selected})")
+
+    def call(self, key: str, hook: str, **kwargs: Any) -> Any:
+        """One plugin's result; ``None`` also when it does not implement ``hook``.
+
+        Raises ``HookFailed`` for whatever the hook raised; but ``EpisodeFailed`` passes, and a ``UserError`` becomes
+        a ``PluginError`` that names the plugin.
+        """
+        if key not in self._parts[hook]:
+            return None
+        with self._named(key, hook):
+            results = self._caller(key, hook)(**kwargs)
+            if not isinstance(results, list):
+                raise TypeError(f"a wrapper of {hook} returned {type(results).__name__} instead of the list its yield gave")
+            return results[0] if results else None
+
+    def each(self, hook: str, kind: str | None = None, **kwargs: Any) -> list[tuple[str, Any]]:
+        """``(key, result)`` of every implementation in selection order, ``None`` left out."""
+        results = ((key, self.call(key, hook, **kwargs)) for key in self.names(hook, kind))
+        return [(key, result) for key, result in results if result is not None]
+
+    def one(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
+        """The result of the only implementation, or ``None`` without one."""
+        key = self._only(hook, kind)
+        return None if key is None else self.call(key, hook, **kwargs)
+
+    async def acall(self, key: str, hook: str, **kwargs: Any) -> Any:
+        """As ``call``, awaiting an awaitable result; synchronous ``score`` and agent hooks run in the thread pool."""
+        part = self._parts[hook].get(key)
+        if part is not None and hook in THREADED and not inspect.iscoroutinefunction(part.functions[hook]):
+            result = await asyncio.wrap_future(self._threads.submit(lambda: self.call(key, hook, **kwargs)))
+        else:
+            result = self.call(key, hook, **kwargs)
+        if inspect.isawaitable(result):
+            with self._named(key, hook):
+                result = await result
+        return result
+
+    async def aone(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
+        """As ``one``, by ``acall``."""
+        key = self._only(hook, kind)
+        return None if key is None else await self.acall(key, hook, **kwargs)
+
+    def close(self) -> None:
+        """Let the thread pool end."""
+        self._threads.close()
+
+    def _register(self, loaded: Loaded) -> None:
+        own, wrappers = _Part(loaded.key), _Part(loaded.key)
+        for attribute in dir(loaded.plugin):
+            marks = self._pluggy.parse_hookimpl_opts(loaded.plugin, attribute)
+            if marks is None:
+                continue
+            hook = marks.get("specname") or attribute
+            if hook not in self._hooks:
+                if marks.get("optionalhook"):
+                    continue
+                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{near_matches(hook, self._hooks)}")
+            part = wrappers if marks.get("wrapper") or marks.get("hookwrapper") else own
+            if part is own and hook in own.functions:
+                raise PluginError(f"{loaded} implements {hook} twice, as {own.functions[hook].__name__} and as {attribute}")
+            part.add(hook, getattr(loaded.plugin, attribute), marks)
+        for part, name in ((own, loaded.key), (wrappers, f"{loaded.key} (wrappers)")):
+            try:
+                self._pluggy.register(part, name)
+            except pluggy.PluginValidationError as error:
+                raise PluginError(f"{loaded}: {_misfit(part) or ' '.join(str(error).split())}") from error
+        for hook in own.functions:
+            self._parts[hook][loaded.key] = own
+
+    def _refuse_rivals(self) -> None:
+        for hook in sorted(hookspecs.ONE):
+            if len(keys := self.names(hook)) > 1:
+                first, second = (self.by_key[key] for key in keys[:2])
+                raise PluginError(f"{first} and {second} both implement {hook}, and a run has one; leave one out")
+        # Agents are called by name, so several may be selected; a plugin of another kind would answer for all of them.
+        playing = {key: hook for hook in sorted(hookspecs.PER_AGENT) for key in self.names(hook)}
+        for key, hook in playing.items():
+            if self.by_key[key].kind != "agent" and len(playing) > 1:
+                other = next(self.by_key[other] for other in playing if other != key)
+                raise PluginError(
+                    f"{self.by_key[key]} and {other} both play episodes ({hook}), and a run has one agent; leave one out"
+                )
+
+    def _touching(self, hook: str) -> set[str]:
+        return {implementation.plugin.key for implementation in getattr(self._pluggy.hook, hook).get_hookimpls()}
+
+    def _caller(self, key: str, hook: str) -> pluggy.HookCaller:
+        if (caller := self._callers.get((key, hook))) is None:
+            others = [part for other, part in self._parts[hook].items() if other != key]
+            caller = self._callers[key, hook] = self._pluggy.subset_hook_caller(hook, others)
+        return caller
+
+    def _only(self, hook: str, kind: str | None) -> str | None:
+        keys = self.names(hook, kind)
+        if len(keys) > 1:
+            raise PluginError(f"{' and '.join(keys)} implement {hook}; this call is for one")
+        return keys[0] if keys else None
+
+    @contextmanager
+    def _named(self, key: str, hook: str) -> Iterator[None]:
+        try:
+            yield
+        except (EpisodeFailed, HookFailed):
+            raise
+        except Exception as error:
+            culprit = self.by_key[self._culprit(error, key, hook)]
+            cause = " ".join(str(error).split())
+            if isinstance(error, UserError):
+                raise PluginError(f"{culprit}: {cause}") from error
+            message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}"
+            raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
+
+    def _culprit(self, error: Exception, key: str, hook: str) -> str:
+        """The plugin whose code raised: ``key``, or another that wraps the hook; the deepest frame of theirs decides."""
+        owners: dict[CodeType | None, str] = {}
+        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
+            if implementation.wrapper or implementation.hookwrapper:
+                owners[getattr(implementation.function, "__code__", None)] = implementation.plugin.key
+        owners[getattr(self._parts[hook][key].functions[hook], "__code__", None)] = key
+        trace, owner = error.__traceback__, key
+        while trace is not None:
+            owner = owners.get(trace.tb_frame.f_code, owner)
+            trace = trace.tb_next
+        return owner
+
+
+def _misfit(part: _Part) -> str:
+    """Which implementation names arguments that its hook does not have."""
+    for hook, function in part.functions.items():
+        spec = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name not in {*spec, "self"} and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                near = near_matches(name, spec) or f" (it has {', '.join(spec) or 'none'})"
+                return f"{function.__name__}() takes {name!r}, which is no argument of {hook}{near}"
+    return ""
+
+
+class _Part:
+    """What pluggy registers: a plugin's own implementations, or its wrappers.
+
+    Apart, because ``subset_hook_caller`` leaves out whole plugins and wrappers must stay; and compared by identity,
+    because pluggy keeps plugins in sets, and two equal dataclasses are two plugins.
+    """
+
+    def __init__(self, key: str):
+        self.key = key
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.marks: dict[str, HookimplOpts] = {}
+
+    def add(self, hook: str, function: Callable[..., Any], marks: HookimplOpts) -> None:
+        name = f"hook_{len(self.marks)}"
+        setattr(self, name, function)
+        self.functions[hook] = function
+        self.marks[name] = {**marks, "specname": hook}
+
+
+class _Hooks(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> HookimplOpts | None:
+        return plugin.marks.get(name) if isinstance(plugin, _Part) else super().parse_hookimpl_opts(plugin, name)

@@ -1,0 +1,166 @@
+"""Selection: from a name to a plugin's class and, with its options, to the plugin itself."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+def parse_choice(text: str) -> tuple[str, str]:
+    """``strict=math_verifier`` → ``("strict", "math_verifier")``; without ``=`` the plugin's name is the alias.
+
+    Raises ``PluginError`` for an alias that flags could not spell.
+    """
+    alias, equals, spec = text.partition("=")
+    if not equals:
+        return text.partition(":")[2] or text, text
+    if not spec:
+        raise PluginError(f"{text!r} names no plugin: write ALIAS=NAME")
+    if not re.fullmatch(r"[A-Za-z_][\w-]*", alias):
+        raise PluginError(f"{alias!r} cannot be an alias: use letters, digits, '_' and '-', beginning with a letter")
+    return alias, spec
+
+
+def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> PluginInfo:
+    """The plugin that ``spec``, a ``name`` or ``distribution:name``, means among ``plugins`` (default: all installed).
+
+    Raises ``PluginError``: nobody provides the name, or two distributions do and ``spec`` does not say which.
+    """
+    known = discover() if plugins is None else plugins
+    distribution, name = _split(spec)
+    if not name:
+        raise PluginError(f"{spec!r} names no {kind}: write NAME or DISTRIBUTION:NAME")
+    named = [info for info in known if info.kind == kind and info.name == name]
+    chosen = [info for info in named if not distribution or normalised(info.distribution) == normalised(distribution)]
+    if len(chosen) == 1:
+        return chosen[0]
+    choices = " or ".join(f"{info.distribution}:{name}" for info in named)
+    if chosen:
+        owners = " and ".join(info.source for info in chosen)
+        raise PluginError(f"{kind} {name!r} is provided by {owners}; choose with {choices}")
+    if named:
+        owners = " and ".join(info.distribution for info in named)
+        raise PluginError(
+            f"{distribution!r} provides no {kind} {name!r}; {owners} {'does' if len(named) == 1 else 'do'}: {choices}"
+        )
+    raise PluginError(_not_found(kind, name, known))
+
+
+def find_all(spec: str, plugins: Sequence[PluginInfo]) -> list[PluginInfo]:
+    """Every plugin ``spec`` could mean, of any kind and in conflict too. Raises ``PluginError`` when there is none."""
+    distribution, name = _split(spec)
+    chosen = [
+        info
+        for info in plugins
+        if info.name == name and (not distribution or normalised(info.distribution) == normalised(distribution))
+    ]
+    if chosen:
+        return chosen
+    kind = next((kind for kind, names in CATALOGUE.items() if name in names), "")
+    raise PluginError(_not_found(kind, name, plugins, any_kind=True))
+
+
+def load(info: PluginInfo) -> type:
+    """The plugin's class, imported; its stated API range is judged before the import.
+
+    Raises ``PluginError`` naming plugin, distribution and cause.
+    """
+    if info.status == "incompatible":
+        raise PluginError(f"{info}: {info.problem}")
+    if info.kind == "preset":
+        raise PluginError(f"{info} is a file, not a class")
+    if not info.module or not info.attribute:
+        raise PluginError(f"{info}: {info.problem}")
+    try:
+        module = importlib.import_module(info.module)
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{info}: importing {info.module} failed: {_cause(error)}") from error
+    value: Any = module
+    for part in info.attribute.split("."):
+        try:
+            value = getattr(value, part)
+        except Exception as error:
+            near = near_matches(part, (name for name in dir(value) if not name.startswith("_")))
+            raise PluginError(f"{info}: {info.module} has no {info.attribute!r}{near}") from error
+    if not isinstance(value, type):
+        raise PluginError(f"{info}: {info.value} is a {type(value).__name__}, not a class")
+    return value
+
+
+def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None) -> object:
+    """The plugin, made from its class and validated options: ``cls(options)``.
+
+    Raises ``PluginError`` for whatever stands in the way; ``alias`` is how messages call it.
+    """
+    cls = load(info)
+    parsed = read_options(info, cls, options, alias)
+    who = _who(info, alias)
+    if cls.__init__ is object.__init__:  # type: ignore[misc]
+        raise PluginError(f"{who}: {info.value} takes no options; give it def __init__(self, options)")
+    try:
+        return cls(parsed)
+    except UserError as error:
+        raise PluginError(f"{who}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{who}: building it failed: {_cause(error)}") from error
+
+
+def options_model(cls: type) -> type[BaseModel]:
+    """The class's ``Options``, or a model without fields. Raises ``PluginError`` when ``Options`` is something else."""
+    # Options need pydantic, which listing and finding plugins must not wait for.
+    from rlhf_host.plugins import options
+
+    return options.options_model(cls)
+
+
+def read_options(info: PluginInfo, cls: type, options: Mapping[str, Any], alias: str | None = None) -> BaseModel:
+    """``options`` as an instance of the class's model: what ``build`` passes, and what engines, backends and runtimes take.
+
+    Raises ``PluginError`` for unknown keys, with near matches, and values that do not fit.
+    """
+    from rlhf_host.plugins.options import parse_options
+
+    return parse_options(options_model(cls), options, _who(info, alias))
+
+
+def _split(spec: str) -> tuple[str, str]:
+    distribution, colon, name = spec.partition(":")
+    return (distribution, name) if colon else ("", spec)
+
+
+def _who(info: PluginInfo, alias: str | None) -> str:
+    return f"{info.kind} {alias!r} ({info.name} from {info.source})" if alias and alias != info.name else str(info)
+
+
+def _cause(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool = False) -> str:
+    """One line: near matches among the installed and the catalogue, the same name in another kind, an install line."""
+    installed = [info.name for info in known if any_kind or info.kind == kind]
+    offered = CATALOGUE.get(kind, {})
+    message = f"no {kind if kind and not any_kind else 'plugin'} named {name!r} is installed"
+    distribution = offered.get(name)
+    if distribution is not None:
+        if all(normalised(info.distribution) != distribution for info in known):
+            return f"{message}; pip install {distribution}"
+        return f"{message}, though {distribution} is: upgrade it"
+    others = sorted({info.kind for info in known if info.name == name}, key=list(GROUPS).index)
+    if others:
+        return f"{message}; {name!r} is the name of {' and '.join(_article(other) for other in others)}"
+    near = near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
+    return message + (near or "; rlhf plugins lists what is installed")
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

@@ -1,0 +1,1 @@
+"""Rollouts: episodes, scoring, filtering, and the batch of groups as tensors."""

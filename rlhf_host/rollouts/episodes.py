@@ -1,0 +1,182 @@
+"""One episode: an agent and the policy taking turns, token in, token out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlhf_host.config.schema import DataConfig
+from rlhf_host.data.chat import observation_ids, render_prompt
+from rlhf_host.engines.protocol import Engine
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.types import (
+    Action,
+    Episode,
+    EpisodeFailed,
+    Generation,
+    SampleKey,
+    Sampling,
+    Segment,
+    Step,
+    Task,
+    Trajectory,
+)
+
+
+def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
+    """63 bits fixed by what is drawn, not by when or beside what: the same task in another epoch gets another seed."""
+    text = f"{seed}|{split}|{task.source}|{task.index}|{epoch}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(slots=True)
+class EngineForEpisode:
+    """The policy as ``agent_run`` sees it."""
+
+    engine: Engine
+    sampling: Sampling
+    episode: Episode
+    base_url: str | None = None
+    calls: int = 0
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
+        key = sample_key(self.episode, self.calls)
+        self.calls += 1
+        return await self.engine.generate(token_ids, sampling or self.sampling, key)
+
+
+def sample_key(episode: Episode, turn: int) -> SampleKey:
+    return (episode.seed, episode.sample, turn)
+
+
+class Episodes:
+    """Runs episodes of one split against one engine.
+
+    Args:
+        max_tokens: longest trajectory, prompt included.
+    """
+
+    def __init__(
+        self,
+        manager: PluginManager,
+        engine: Engine,
+        tokenizer: Any,
+        data: DataConfig,
+        sampling: Sampling,
+        max_tokens: int,
+        retries: int = 0,
+    ):
+        self.manager = manager
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.data = data
+        self.sampling = sampling
+        self.max_tokens = max_tokens
+        self.retries = retries
+        agents = [item for item in manager.loaded if item.kind == "agent"]
+        self.agents = {item.alias: item.key for item in agents}
+        self.default_agent = agents[0].alias if agents else None
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def agent_key(self, task: Task) -> str:
+        name = task.agent or self.default_agent
+        if name is None or name not in self.agents:
+            raise UserError(
+                f"task {task.source}:{task.index} asks for the agent {name!r}, which is not loaded; choose it with --agent"
+            )
+        return self.agents[name]
+
+    async def run(self, episode: Episode) -> list[Trajectory]:
+        """The episode's trajectories; retried as configured when it fails retryably.
+
+        Raises:
+            EpisodeFailed: when it could not be finished.
+        """
+        for attempt in range(self.retries + 1):
+            try:
+                return await self._run_once(replace(episode, state=None, turn=0))
+            except EpisodeFailed as failure:
+                if not failure.retryable or attempt == self.retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _run_once(self, episode: Episode) -> list[Trajectory]:
+        key = self.agent_key(episode.task)
+        if key in self.manager.names("agent_run"):
+            policy = EngineForEpisode(self.engine, self.sampling, episode)
+            trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
+            for trajectory in trajectories:
+                trajectory.decode = self.decode
+            return trajectories
+        closes = key in self.manager.names("agent_close")
+        try:
+            return [await self._take_turns(key, episode)]
+        finally:
+            if closes:
+                await asyncio.shield(self.manager.acall(key, "agent_close", episode=episode))
+
+    async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
+        first: Step = await self.manager.acall(key, "agent_reset", episode=episode)
+        tokens = self._prompt(episode.task, first)
+        if len(tokens) >= self.max_tokens:
+            raise EpisodeFailed(f"the prompt has {len(tokens)} tokens; no room is left of max_tokens {self.max_tokens}")
+        trajectory = Trajectory(
+            episode_id=episode.episode_id,
+            group_id=episode.group_id,
+            task=episode.task,
+            sample=episode.sample,
+            segments=[Segment("prompt", list(tokens))],
+            decode=self.decode,
+        )
+        while True:
+            room = self.max_tokens - len(tokens)
+            if room <= 0:
+                trajectory.finish_reason = "length"
+                return trajectory
+            sampling = self.sampling
+            if room < sampling.max_new_tokens:
+                sampling = replace(sampling, max_new_tokens=room)
+            made = await self.engine.generate(tokens, sampling, sample_key(episode, episode.turn))
+            trajectory.segments.append(Segment("action", made.token_ids, made.logprobs, made.versions))
+            trajectory.finish_reason = made.finish_reason
+            tokens = tokens + made.token_ids
+            action = Action(self.decode(made.token_ids), made.token_ids, made.finish_reason)
+            step: Step = await self.manager.acall(key, "agent_step", episode=episode, action=action)
+            trajectory.agent_rewards.append(step.reward)
+            if step.score is not None:
+                trajectory.score = float(step.score)
+            trajectory.metrics.update(step.metrics)
+            if step.done:
+                return trajectory
+            seen = self._observation(step, made)
+            trajectory.segments.append(Segment("observation", seen))
+            tokens = tokens + seen
+            episode.turn += 1
+
+    def _prompt(self, task: Task, step: Step) -> list[int]:
+        seen = step.observation
+        if seen is None:
+            if task.prompt_ids is not None:
+                return list(task.prompt_ids)
+            seen = task.prompt
+        if _is_tokens(seen):
+            return list(seen)  # type: ignore[arg-type]
+        return render_prompt(seen, self.tokenizer, self.data.system_prompt, self.data.template)  # type: ignore[arg-type]
+
+    def _observation(self, step: Step, made: Generation) -> list[int]:
+        seen = step.observation
+        if seen is None:
+            raise RunError("agent_step gave neither an observation nor done=True")
+        if _is_tokens(seen):
+            return list(seen)  # type: ignore[arg-type]
+        return observation_ids(seen, self.tokenizer, made.finish_reason == "stop")  # type: ignore[arg-type]
+
+
+def _is_tokens(value: Any) -> bool:
+    return not isinstance(value, str) and len(value) > 0 and isinstance(value[0], int)

@@ -1,0 +1,118 @@
+"""Scoring: each reward plugin judges a group on its own; a failure is never a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+from rlhf_host.config.schema import RolloutConfig
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.types import Reward, ScoreContext, Trajectory
+
+AGENT = "agent"
+
+
+Judges = dict[str, tuple[str, float]]
+"""Reward alias → its plugin's key and its weight."""
+
+
+def judges(manager: PluginManager, split: str) -> Judges:
+    """Who scores a split: in evaluation the rewards of ``eval.reward`` where there are any, else all others."""
+    scoring = [manager.by_key[key] for key in manager.names("score")]
+    own = [item for item in scoring if item.kind == "eval_reward"]
+    chosen = own if own and split == "eval" else [item for item in scoring if item.kind != "eval_reward"]
+    return {item.alias: (item.key, item.weight) for item in chosen}
+
+
+async def score_group(
+    manager: PluginManager,
+    by: Judges,
+    trajectories: Sequence[Trajectory],
+    context: ScoreContext,
+    settings: RolloutConfig,
+) -> None:
+    """Fill ``rewards``, ``reward``, ``score`` and ``metrics`` of the trajectories, in place.
+
+    Every plugin is called alone, with a deadline and its retries. A plugin that raises, is late, answers with the wrong length
+    or a non-finite number could not judge; where its weight is not zero the trajectory is unjudged.
+    """
+    if not trajectories:
+        return
+    verdicts = await asyncio.gather(*(_ask(manager, key, trajectories, context, settings) for key, _ in by.values()))
+    for (alias, (_, weight)), (rewards, problem) in zip(by.items(), verdicts, strict=True):
+        for trajectory, reward in zip(trajectories, rewards, strict=True):
+            trajectory.rewards[alias] = reward
+            if reward is None and weight != 0 and trajectory.unjudged_reason is None:
+                trajectory.unjudged_reason = f"{alias}: {problem or 'could not judge'}"
+            if reward is not None:
+                trajectory.metrics.update(reward.metrics)
+    for trajectory in trajectories:
+        _total(trajectory, {alias: weight for alias, (_, weight) in by.items()})
+
+
+def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
+    if any(reward is not None for reward in trajectory.agent_rewards):
+        turns = [float(reward or 0.0) for reward in trajectory.agent_rewards]
+        trajectory.rewards[AGENT] = Reward(turns=turns)
+        weights = {**weights, AGENT: 1.0}
+    if trajectory.unjudged_reason is None and not trajectory.rewards:
+        trajectory.unjudged_reason = "neither a reward plugin nor the agent gave a reward"
+    if trajectory.unjudged_reason is not None:
+        trajectory.reward = None
+        return
+    judged = {alias: reward for alias, reward in trajectory.rewards.items() if reward is not None}
+    trajectory.reward = sum(weights[alias] * reward.total for alias, reward in judged.items())
+    scored = [
+        (weights[alias], reward.score) for alias, reward in judged.items() if reward.score is not None and weights[alias] != 0
+    ]
+    if scored:
+        whole = sum(abs(weight) for weight, _ in scored)
+        trajectory.score = sum(abs(weight) * score for weight, score in scored) / whole
+
+
+async def _ask(
+    manager: PluginManager, key: str, trajectories: Sequence[Trajectory], context: ScoreContext, settings: RolloutConfig
+) -> tuple[list[Reward | None], str | None]:
+    problem = None
+    for _ in range(settings.score_retries + 1):
+        try:
+            answer = await asyncio.wait_for(
+                manager.acall(key, "score", trajectories=trajectories, context=context), settings.score_timeout_s
+            )
+            return _checked(answer, trajectories), None
+        except TimeoutError:
+            problem = f"no answer in {settings.score_timeout_s:g} s"
+        except Exception as error:
+            cause = error.__cause__ or error
+            problem = f"{type(cause).__name__}: {cause}"
+    return [None] * len(trajectories), problem
+
+
+def _checked(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | None]:
+    rewards = list(answer)
+    if len(rewards) != len(trajectories):
+        raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
+    return [_as_reward(reward, trajectory) for reward, trajectory in zip(rewards, trajectories, strict=True)]
+
+
+def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | None:
+    if reward is None:
+        return None
+    if isinstance(reward, Real):
+        reward = Reward(value=float(reward))
+    if not isinstance(reward, Reward):
+        raise TypeError(f"a reward is a Reward, a number or None, not {type(reward).__name__}")
+    placed = reward.turns if reward.turns is not None else reward.tokens
+    if placed is None and reward.value is None:
+        return None
+    expected = len(trajectory.actions) if reward.turns is not None else trajectory.action_length
+    if placed is not None and len(placed) != expected:
+        raise ValueError(f"{len(placed)} placed rewards, but the trajectory has {expected}")
+    if reward.score is not None and not 0.0 <= reward.score <= 1.0:
+        raise ValueError(f"a score lies in [0, 1], not {reward.score}")
+    if not math.isfinite(reward.total) or not all(math.isfinite(value) for value in placed or ()):
+        return None
+    return reward

@@ -1,0 +1,1 @@
+"""Runtimes: where roles live."""

@@ -1,0 +1,1 @@
+"""The host's own trackers; found by entry point like everyone's."""

@@ -1,0 +1,183 @@
+"""The console tracker: a line per step, a progress bar, and now and then a few completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.trackers.records import (
+    completion_text,
+    number,
+    plain,
+    prompt_text,
+    reward_cell,
+    setting,
+    shorten,
+    spread,
+    visible,
+)
+from rlhf_host.types import Outcome, RunContext, Trajectory
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("score", "score/mean", ".3f"),
+    ("kl", "kl", ".3g"),
+    ("entropy", "entropy", ".3f"),
+    ("clip", "clip_fraction", ".1%"),
+    ("loss", "loss", ".3g"),
+    ("grad", "grad_norm", ".3g"),
+    ("lr", "lr", ".2g"),
+    ("mismatch", "mismatch/mean", ".1e"),
+    ("length", "length/mean", ".1f"),
+    ("tok/s", "tokens_per_s", ",.0f"),
+    ("s/step", "time/step", ".2f"),
+)
+"""Label, metric and format of what a step's line shows after the reward; a metric that is absent is left out."""
+
+_REMIND = 20
+"""Steps before the same warning is shown again."""
+
+
+class Console:
+    """Rich on a terminal, plain lines elsewhere. Model text is shown escaped: it can neither style nor steer the terminal."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        every: PositiveInt = Field(10, description="steps between tables of sample completions; how many: trajectories.show")
+        width: PositiveInt = Field(240, ge=20, description="longest text in such a table, in characters")
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._terminal = Terminal(highlight=False)
+        self._progress: Progress | None = None
+        self._steps = 0
+        self._show = 2
+        self._warned: dict[str, int] = {}
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        # Made anew: the streams may have been replaced since the plugin was built.
+        self._terminal = Terminal(highlight=False)
+        self._steps = setting(context.config, "train", "steps", 0)
+        self._show = setting(context.config, "trajectories", "show", 2)
+        if context.run_dir is not None:
+            again = f", resumed after step {context.resume_step}" if context.resumed else ""
+            self._line(Text(visible(f"run directory: {context.run_dir}{again}"), "dim"))
+        if self._terminal.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=self._terminal,
+                transient=True,
+            )
+            self._progress.add_task("steps", total=self._steps or None, completed=context.resume_step)
+            self._progress.start()
+
+    @hookimpl
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = {name: found for name, value in metrics.items() if (found := number(value)) is not None}
+        evaluation = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
+        line = self._step_line(step, values)
+        if line:
+            self._line(line)
+        if evaluation:
+            self._line(self._eval_line(step, evaluation))
+        self._warn(step, values)
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=step)
+
+    @hookimpl
+    def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
+        # The first steps tell most: whether the prompt, the stop and the reward are what was meant.
+        wanted = split != "train" or step <= 1 or step % self.options.every == 0
+        shown = spread(trajectories, self._show) if wanted else []
+        if not shown:
+            return
+        rows = [self._cells(trajectory) for trajectory in shown]
+        if not self._terminal.is_terminal:
+            for prompt, completion, label, reward in rows:
+                self._line(
+                    Text(f"  {split} sample: prompt={prompt!r} completion={completion!r} label={label!r} reward={reward}")
+                )
+            return
+        table = Table(title=f"{split} samples, step {step}", title_justify="left", show_lines=True)
+        for name in ("prompt", "completion", "label"):
+            table.add_column(name, overflow="fold")
+        table.add_column("reward", justify="right", no_wrap=True)
+        for cells in rows:
+            table.add_row(*(Text(cell) for cell in cells))
+        self._terminal.print(table)
+
+    @hookimpl
+    def run_finished(self, outcome: Outcome) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        style = {"finished": "green", "interrupted": "yellow"}.get(outcome.status, "red")
+        text = f"{outcome.status} after step {outcome.step}" + (f": {outcome.error}" if outcome.error else "")
+        self._line(Text(visible(text), style))
+
+    def _cells(self, trajectory: Trajectory) -> tuple[str, str, str, str]:
+        width = self.options.width
+        label = trajectory.task.ground_truth
+        texts = (prompt_text(trajectory), completion_text(trajectory), "" if label is None else str(plain(label)))
+        prompt, completion, wanted = (self._encodable(shorten(visible(text), width)) for text in texts)
+        return prompt, completion, wanted, reward_cell(trajectory)
+
+    def _step_line(self, step: int, values: Mapping[str, float]) -> Text | None:
+        parts = []
+        if "reward/mean" in values:
+            spread_ = f" ± {values['reward/std']:.3f}" if "reward/std" in values else ""
+            parts.append(("reward", f"{values['reward/mean']:.3f}{spread_}"))
+        parts += [(label, format(values[name], form)) for label, name, form in COLUMNS if name in values]
+        of = f"/{self._steps}" if self._steps else ""
+        return self._labelled(f"step {step:>{len(of) - 1}}{of}" if of else f"step {step}", parts) if parts else None
+
+    def _eval_line(self, step: int, values: Mapping[str, float]) -> Text:
+        first = sorted(values, key=lambda name: ("pass@" not in name, name))
+        return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in first])
+
+    def _labelled(self, head: str, parts: Sequence[tuple[str, str]]) -> Text:
+        text = Text(head, "bold")
+        for label, value in parts:
+            text.append("  ").append(f"{visible(label)} ", "not bold dim").append(value, "not bold")
+        return text
+
+    def _warn(self, step: int, values: Mapping[str, float]) -> None:
+        found = {}
+        broken = sorted(name for name, value in values.items() if not math.isfinite(value))
+        if broken:
+            found["nonfinite"] = f"not finite: {', '.join(broken)}"
+        if values.get("rollout/unjudged", 0) > 0:
+            found["unjudged"] = f"{values['rollout/unjudged']:.0f} trajectories could not be judged and were left out"
+        if values.get("rollout/failed", 0) > 0:
+            found["failed"] = f"{values['rollout/failed']:.0f} episodes failed and were left out"
+        if values.get("reward/std", 1.0) == 0 and values.get("grad_norm", 0.0) == 0:
+            found["flat"] = "every reward is the same and the gradient is zero: nothing to learn from this batch"
+        for kind, message in found.items():
+            if step - self._warned.get(kind, -_REMIND) >= _REMIND:
+                self._warned[kind] = step
+                self._line(Text(visible(f"warning: step {step}: {message}"), "yellow"))
+
+    def _line(self, text: Text) -> None:
+        text.plain = self._encodable(text.plain)
+        self._terminal.print(text, soft_wrap=not self._terminal.is_terminal)
+
+    def _encodable(self, text: str) -> str:
+        """A log in an old encoding gets escapes instead of an exception."""
+        encoding = self._terminal.encoding or "utf-8"
+        try:
+            return text.encode(encoding, "backslashreplace").decode(encoding)
+        except LookupError:
+            return text

@@ -1,0 +1,105 @@
+"""The jsonl tracker: ``metrics.jsonl`` and ``trajectories/`` in the run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import BaseModel
+
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.trackers.records import plain, record, setting
+from rlhf_host.types import Outcome, RunContext, Trajectory
+
+# JSON allows these raw, but many readers split lines at them.
+_LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
+
+
+class JsonLines:
+    """Strict JSON, one object a line; NaN and infinities are ``null``.
+
+    ``metrics.jsonl`` gets a row per call, flushed at once. ``trajectories/{split}-step-{step:06d}.jsonl`` appears whole or not
+    at all, as often and as long as ``trajectories:`` says. A resumed run takes away the rows after the step it resumes from.
+    """
+
+    def __init__(self, options: BaseModel):
+        self.options = options
+        self._run_dir: Path | None = None
+        self._metrics: IO[bytes] | None = None
+        self._every, self._limit, self._tokens = 1, 0, False
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        self._every = setting(context.config, "trajectories", "every", 1)
+        self._limit = setting(context.config, "trajectories", "max_per_step", 0)
+        self._tokens = setting(context.config, "trajectories", "tokens", False)
+        if context.run_dir is None:
+            return
+        self._run_dir = Path(context.run_dir)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        path = self._run_dir / "metrics.jsonl"
+        if path.exists():
+            _mend(path, context.resume_step if context.resumed else None)
+        self._metrics = path.open("ab")
+
+    @hookimpl
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._metrics is None:
+            return
+        self._metrics.write(_line({**metrics, "step": step, "time": round(time.time(), 3)}))
+        self._metrics.flush()
+
+    @hookimpl
+    def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
+        if self._run_dir is None or not self._every or not trajectories:
+            return
+        if split == "train" and step % self._every:
+            return
+        rows = trajectories[: self._limit] if self._limit else trajectories
+        folder = self._run_dir / "trajectories"
+        folder.mkdir(exist_ok=True)
+        lines = [_line({"step": step, "split": split, **record(row, tokens=self._tokens)}) for row in rows]
+        _write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
+
+    @hookimpl
+    def run_finished(self, outcome: Outcome) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
+    # A lone surrogate has no UTF-8; its backslash form is its JSON escape as well.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _mend(path: Path, last_step: int | None) -> None:
+    """Drop a torn last line, and rows after ``last_step``."""
+    content = path.read_bytes()
+    kept = b"".join(line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _keeps(line, last_step))
+    if kept != content:
+        _write_whole(path, kept)
+
+
+def _keeps(line: bytes, last_step: int | None) -> bool:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    step = row.get("step") if isinstance(row, dict) else None
+    return isinstance(step, int) and (last_step is None or step <= last_step)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write aside, sync, rename: readers see the old file or the new one."""
+    aside = path.with_name(f".{path.name}.partial")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

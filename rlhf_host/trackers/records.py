@@ -1,0 +1,132 @@
+"""Metrics and trajectories as plain values that can be written anywhere."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_host.types import Reward, Trajectory
+
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def number(value: Any) -> float | None:
+    """A metric as a float, NaN and infinities included; ``None`` where it is no single number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def plain(value: Any) -> Any:
+    """The value in what strict JSON knows: non-finite numbers become ``None``, unknown objects their ``str``."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # tensors and arrays
+        return plain(value.tolist())
+    return str(value)
+
+
+def visible(text: str) -> str:
+    r"""The text on one line with every control, direction and other invisible character escaped (``\n``, ``\x1b``): a model
+    must not be able to move the cursor of whoever reads it."""
+    return "".join(_escape(char) if unicodedata.category(char) in _INVISIBLE else char for char in text)
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def shorten(text: str, width: int) -> str:
+    """At most ``width`` characters, the middle left out: answers stand at the end."""
+    if len(text) <= width:
+        return text
+    head = (width - 5) // 2
+    return f"{text[:head]} ... {text[-(width - 5 - head) :]}"
+
+
+def prompt_text(trajectory: Trajectory) -> str:
+    """The prompt as the policy saw it, or the task's own where nothing can decode it."""
+    if trajectory.decode is not None:
+        return trajectory.prompt_text
+    prompt = trajectory.task.prompt
+    return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content", "")) for message in prompt)
+
+
+def completion_text(trajectory: Trajectory) -> str:
+    """What came after the prompt, observations included; empty where nothing can decode it."""
+    if trajectory.decode is None:
+        return ""
+    single = len(trajectory.completion) == 1
+    return trajectory.text if single else trajectory.full_text
+
+
+def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
+    """One trajectory as a JSON object; ``tokens`` adds its segments with ids, log-probabilities and versions."""
+    row: dict[str, Any] = {
+        "episode_id": trajectory.episode_id,
+        "group_id": trajectory.group_id,
+        "source": trajectory.task.source,
+        "task_index": trajectory.task.index,
+        "sample": trajectory.sample,
+        "prompt": prompt_text(trajectory),
+        "text": trajectory.text if trajectory.decode is not None else "",
+        "label": trajectory.task.ground_truth,
+        "reward": trajectory.reward,
+        "rewards": {name: _reward(reward) for name, reward in trajectory.rewards.items()},
+        "score": trajectory.score,
+        "finish_reason": trajectory.finish_reason,
+        "length": trajectory.action_length,
+        "unjudged_reason": trajectory.unjudged_reason,
+        "metrics": trajectory.metrics,
+    }
+    if any(segment.kind == "observation" for segment in trajectory.segments):
+        row["full_text"] = completion_text(trajectory)
+        row["agent_rewards"] = trajectory.agent_rewards
+    if tokens:
+        row["segments"] = [
+            {"kind": s.kind, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
+            for s in trajectory.segments
+        ]
+    return plain(row)
+
+
+def _reward(reward: Reward | float | None) -> Any:
+    if not isinstance(reward, Reward):
+        return reward
+    row: dict[str, Any] = {"value": reward.total, "score": reward.score}
+    if reward.turns is not None:
+        row["turns"] = list(reward.turns)
+    if reward.metrics:
+        row["metrics"] = dict(reward.metrics)
+    return row
+
+
+def reward_cell(trajectory: Trajectory) -> str:
+    """The reward as a table shows it."""
+    value = number(trajectory.reward)
+    return "unjudged" if value is None else f"{value:.3g}"
+
+
+def setting(config: Mapping[str, Any], section: str, key: str, default: Any) -> Any:
+    """``config[section][key]``, or the default where a caller's configuration has no such section."""
+    found: Any = config.get(section) or {}
+    return found.get(key, default)
+
+
+def spread(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """``count`` of them, evenly apart, so that they come from several groups."""
+    total = len(trajectories)
+    return [trajectories[i * total // count] for i in range(min(count, total))] if count < total else list(trajectories)

@@ -1,0 +1,73 @@
+"""The tensorboard tracker: scalars and sample text under ``tensorboard/`` in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from rlhf_host.errors import PluginError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.trackers.records import completion_text, number, plain, prompt_text, reward_cell, setting, spread, visible
+from rlhf_host.types import Outcome, RunContext, Trajectory
+
+
+class TensorBoard:
+    """A resumed run hides what was logged after the step it resumes from."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        every: PositiveInt = Field(10, description="steps between sample trajectories; how many: trajectories.show")
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._writer: Any = None
+        self._show = 2
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        self._show = setting(context.config, "trajectories", "show", 2)
+        if context.run_dir is None:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            message = "tracker 'tensorboard' needs the package tensorboard: pip install 'rlhf-host[tensorboard]'"
+            raise PluginError(message) from error
+        purge = context.resume_step + 1 if context.resumed else None
+        self._writer = SummaryWriter(str(context.run_dir / "tensorboard"), purge_step=purge)
+
+    @hookimpl
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            return
+        for name, value in metrics.items():
+            found = number(value)
+            if found is not None:
+                self._writer.add_scalar(name, found, step)
+        self._writer.flush()
+
+    @hookimpl
+    def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
+        if self._writer is None or (split == "train" and step > 1 and step % self.options.every):
+            return
+        for place, trajectory in enumerate(spread(trajectories, self._show)):
+            self._writer.add_text(f"{split}/sample_{place}", _markdown(trajectory), step)
+
+    @hookimpl
+    def run_finished(self, outcome: Outcome) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _markdown(trajectory: Trajectory) -> str:
+    """Indented blocks: whatever the model writes stays text and is not rendered."""
+    label = trajectory.task.ground_truth
+    parts = {"prompt": prompt_text(trajectory), "completion": completion_text(trajectory)}
+    parts |= {"label": "" if label is None else str(plain(label)), "reward": reward_cell(trajectory)}
+    return "\n\n".join(
+        f"**{name}**\n\n" + "\n".join(f"    {visible(line)}" for line in text.split("\n")) for name, text in parts.items()
+    )

@@ -1,0 +1,103 @@
+"""The wandb tracker: metrics and sample trajectories in Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from rlhf_host.errors import PluginError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.trackers.records import completion_text, number, plain, prompt_text, spread
+from rlhf_host.types import Outcome, RunContext, Trajectory
+
+
+class WandB:
+    """Files go under the run directory. The run's id is part of every checkpoint, so a resumed run goes on in the same one:
+    ``load_state_dict`` comes before ``run_started``."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        project: str = Field("rlhf-host", description="project the run belongs to")
+        entity: str | None = Field(None, description="user or team; default: the account's own")
+        name: str | None = Field(None, description="the run's name; default: as the run directory")
+        group: str | None = Field(None, description="group of runs")
+        tags: list[str] = Field(default_factory=list)
+        mode: Literal["online", "offline", "disabled"] | None = Field(None, description="default: WANDB_MODE, else online")
+        every: PositiveInt = Field(10, description="steps between tables of sample trajectories")
+        rows: PositiveInt = Field(16, description="trajectories in such a table")
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._wandb: Any = None
+        self._run: Any = None
+        self._id: str | None = None
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise PluginError("tracker 'wandb' needs the package wandb: pip install 'rlhf-host[wandb]'") from error
+        self._wandb = wandb
+        options = self.options
+        run_dir = context.run_dir
+        if run_dir is not None:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=options.project,
+                entity=options.entity,
+                name=options.name or (run_dir.name if run_dir is not None else None),
+                group=options.group,
+                tags=options.tags or None,
+                mode=options.mode,
+                dir=run_dir,
+                id=self._id,
+                resume="allow" if self._id else None,
+                config=plain(context.config),
+                # Its capture of standard output and a progress bar spoil each other.
+                settings=wandb.Settings(console="off", quiet=True),
+            )
+        except wandb.errors.Error as error:
+            raise PluginError(f"tracker 'wandb' cannot start: {error}; log in, or use --tracker.wandb.mode offline") from error
+        self._id = self._run.id
+
+    @hookimpl
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._run is not None:
+            values = {name: found for name, value in metrics.items() if (found := number(value)) is not None}
+            self._run.log(values, step=step)
+
+    @hookimpl
+    def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
+        if self._run is None or not trajectories or (split == "train" and step > 1 and step % self.options.every):
+            return
+        columns = ["step", "prompt", "completion", "label", "reward", "score", "finish_reason", "length"]
+        table = self._wandb.Table(columns=columns, data=[_row(step, t) for t in spread(trajectories, self.options.rows)])
+        self._run.log({f"{split}/trajectories": table}, step=step)
+
+    @hookimpl
+    def run_finished(self, outcome: Outcome) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if outcome.status == "finished" else 1)
+            self._run = None
+
+    @hookimpl
+    def state_dict(self) -> dict[str, Any]:
+        return {"id": self._id}
+
+    @hookimpl
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._id = state["id"]
+
+
+def _row(step: int, trajectory: Trajectory) -> list[Any]:
+    label = trajectory.task.ground_truth
+    texts = [prompt_text(trajectory), completion_text(trajectory), "" if label is None else str(plain(label))]
+    # A column holds one type, and no UTF-8 exists for lone surrogates.
+    texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts]
+    numbers = [number(trajectory.reward), number(trajectory.score)]
+    return [step, *texts, *numbers, trajectory.finish_reason, trajectory.action_length]

@@ -1,0 +1,1 @@
+"""Training: batching, exact loss reduction, the online loop, evaluation, checkpoints."""

@@ -1,0 +1,57 @@
+"""Micro-batches by token budget: groups together while their prompt is shared, alike lengths together otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlhf_host.errors import RunError
+
+Cost = Callable[[list[int]], int]
+"""Rows → tokens the forward pass will compute for them."""
+
+
+def plan_microbatches(
+    units: Sequence[Sequence[int]], lengths: Sequence[int], budget: int, cost: Cost, rows_together: bool
+) -> list[list[int]]:
+    """Split an optimizer batch; every row appears once, and no part costs more than ``budget`` unless one unit alone does.
+
+    Args:
+        units: rows that belong together: a group (which may be split when it is too large) or a unit of rows that may not.
+        lengths: tokens per row, prompt included.
+        budget: tokens of one forward and backward pass.
+        cost: what the rows cost in the layout that will be used.
+        rows_together: a unit that does not fit is an error, not split.
+
+    Raises:
+        RunError: when a unit that must stay whole exceeds the budget.
+    """
+    pieces: list[list[int]] = []
+    for unit in sorted(units, key=lambda rows: (-max(lengths[i] for i in rows), rows[0])):
+        rows = sorted(unit, key=lambda i: (-lengths[i], i))
+        if cost(rows) <= budget or len(rows) == 1:
+            pieces.append(rows)
+        elif rows_together:
+            raise RunError(
+                f"rows that must stay together cost {cost(rows)} tokens; raise train.max_tokens_per_microbatch (now {budget})"
+            )
+        else:
+            pieces.extend(_fill([[i] for i in rows], budget, cost))
+    return _fill(pieces, budget, cost)
+
+
+def _fill(pieces: Sequence[list[int]], budget: int, cost: Cost) -> list[list[int]]:
+    batches: list[list[int]] = []
+    for piece in pieces:
+        if batches and cost(batches[-1] + piece) <= budget:
+            batches[-1] = batches[-1] + piece
+        else:
+            batches.append(list(piece))
+    return batches
+
+
+def group_rows(ids: Sequence[int]) -> list[list[int]]:
+    """Rows by equal id, in order of first appearance."""
+    found: dict[int, list[int]] = {}
+    for row, number in enumerate(ids):
+        found.setdefault(number, []).append(row)
+    return list(found.values())

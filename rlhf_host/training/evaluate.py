@@ -1,0 +1,90 @@
+"""Evaluation: sampled rewards, pass@k, lengths and truncation, in all and per data source."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host.config.schema import EvalConfig, RunConfig
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.types import Group, RoleHandle, ScoreContext, Task, Trajectory
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """``1 − C(n−c, k)/C(n, k)``: chance that one of ``k`` of the samples passes (Chen et al., arXiv:2107.03374, eq. 1)."""
+    if k > samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, not {samples}")
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """A set of tasks and how to sample and score them."""
+
+    tasks: Sequence[Task]
+    collector: Collector
+    settings: EvalConfig
+    handles: Mapping[str, RoleHandle]
+    tokenizer: Any
+
+    async def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
+        """Metrics under ``eval/`` and all trajectories, unjudged ones included.
+
+        Raises:
+            RunError: when too many trajectories could not be judged.
+        """
+        started = time.perf_counter()
+        collected = Collected()
+        context = ScoreContext("eval", step, self.handles, self.tokenizer)
+        await self.collector.run([Draw(task, 0) for task in self.tasks], context, collected)
+        metrics = {f"eval/{name}": value for name, value in summary(collected.groups, self.settings).items()}
+        sources = {group.task.source for group in collected.groups}
+        if len(sources) > 1:
+            for source in sorted(sources):
+                groups = [group for group in collected.groups if group.task.source == source]
+                metrics |= {f"eval/{source}/{name}": value for name, value in summary(groups, self.settings).items()}
+        metrics["eval/unjudged"] = float(collected.unjudged.total())
+        metrics["eval/failed"] = float(collected.failed.total())
+        metrics["time/eval"] = time.perf_counter() - started
+        return metrics, [t for group in collected.groups for t in group.trajectories] + collected.spoiled
+
+
+def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
+    """Of judged trajectories: ``reward/mean``, ``score/mean``, ``pass@k``, ``length/mean``, ``truncated``, ``samples``."""
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    if not rows:
+        return {"samples": 0.0}
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    found = {
+        "reward/mean": mean([row.reward or 0.0 for row in rows]),
+        "length/mean": mean([float(row.action_length) for row in rows]),
+        "truncated": mean([float(row.truncated) for row in rows]),
+        "samples": float(len(rows)),
+    }
+    scores = [row.score for row in rows if row.score is not None]
+    if scores:
+        found["score/mean"] = mean(scores)
+        for k in sorted({1, settings.n, *settings.k}):
+            # A group short of k judged samples has no unbiased estimate, and is left out of this k.
+            counted = [g for g in groups if len(g.trajectories) >= k]
+            if counted:
+                found[f"pass@{k}"] = mean([pass_at_k(len(g.trajectories), _passed(g), k) for g in counted])
+    return found
+
+
+def _passed(group: Group) -> int:
+    return sum(1 for t in group.trajectories if t.score is not None and t.score >= 1.0)
+
+
+def evaluate(config: RunConfig, manager: PluginManager) -> dict[str, float]:
+    """Evaluate the actor alone, without training (``rlhf eval``); metrics under ``eval/``."""
+    from rlhf_host.training.run import evaluate_only
+
+    return evaluate_only(config, manager)

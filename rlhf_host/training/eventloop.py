@@ -1,0 +1,85 @@
+"""The run's event loop in its own thread, and how a run is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The run was asked to stop while it waited for the event loop."""
+
+
+class EventLoop:
+    """Runs coroutines from the controller's thread; works inside notebooks, where the main thread has a loop already.
+
+    As a context manager it also turns the first SIGINT or SIGTERM into ``stop_requested`` (and cancels what is being awaited);
+    a second one raises ``KeyboardInterrupt``.
+    """
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlhf-events", daemon=True)
+        self._thread.start()
+        self._waiting: Future[Any] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
+        """Wait for a coroutine on the loop.
+
+        Raises:
+            Interrupted: when a stop was requested meanwhile; the coroutine has been cancelled.
+        """
+        if interruptible and self.stop_requested:
+            work.close()
+            raise Interrupted
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if interruptible:
+            self._waiting = future
+        try:
+            if interruptible and self.stop_requested:
+                future.cancel()
+            return future.result()
+        except (CancelledError, asyncio.CancelledError):
+            raise Interrupted from None
+        finally:
+            self._waiting = None
+
+    def __enter__(self) -> EventLoop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self.close()
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.stop_requested:
+            raise KeyboardInterrupt
+        self.stop_requested = True
+        if self._waiting is not None:
+            self._waiting.cancel()

@@ -1,0 +1,294 @@
+"""The online loop: draw, roll out, score, advantages, train, sync, log, checkpoint; one controller for every runtime."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf_host.config.plan import old_logprobs_mode
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.data.sources import TaskStream
+from rlhf_host.errors import RunError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
+from rlhf_host.training.evaluate import Evaluation
+from rlhf_host.training.eventloop import EventLoop, Interrupted
+from rlhf_host.training.records import write_records
+from rlhf_host.training.reduction import Metrics, plain
+from rlhf_host.training.runtime import Runtime
+from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext, Trajectory
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds per phase of one step, as ``time/NAME``."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str):
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@dataclass(slots=True)
+class OnlineLoop:
+    """The controller. ``step`` counts finished steps; everything that must survive a crash is in ``state_dict``."""
+
+    config: RunConfig
+    manager: PluginManager
+    needs: Needs
+    runtime: Runtime
+    stream: TaskStream
+    collector: Collector
+    evaluation: Evaluation | None
+    loop: EventLoop
+    run_dir: Path
+    weights: dict[str, float]
+    """Reward alias → weight."""
+    save: Callable[[OnlineLoop], None]
+    tokenizer: Any = None
+    step: int = 0
+    version: int = 0
+    resumed: bool = False
+    best: dict[str, Any] | None = None
+    pending: dict[str, float] | None = None
+    """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
+
+    def run(self) -> Outcome:
+        """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
+        train = self.config.train
+        metrics: dict[str, float] = {}
+        try:
+            if self.pending is not None:
+                metrics = self._finish(self.pending, evaluate=True)
+            elif not self.resumed and self.evaluation is not None and self.config.eval.at_start:
+                metrics = self._finish({}, evaluate=True)
+            while self.step < train.steps and not self.loop.stop_requested:
+                before = self.stream.state_dict()
+                try:
+                    metrics = self._take_step(self.step + 1)
+                except Interrupted:
+                    self.stream.load_state_dict(before)
+                    raise
+                self.step += 1
+                metrics = self._finish(metrics, evaluate=self._evaluation_due())
+                every = self.config.checkpoint.every
+                if every and self.step % every == 0 and self.step < train.steps:
+                    self.save(self)
+        except Interrupted:
+            pass
+        interrupted = self.loop.stop_requested and (self.step < train.steps or self.pending is not None)
+        if interrupted or self.config.checkpoint.final:
+            self.save(self)
+        return Outcome("interrupted" if interrupted else "finished", self.step, self.run_dir, metrics=metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values: data position, weight version, best metric, what is pending."""
+        return {"stream": self.stream.state_dict(), "version": self.version, "best": self.best, "pending": self.pending}
+
+    def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
+        self.step, self.resumed = step, True
+        self.stream.load_state_dict(state["stream"])
+        self.version = int(state["version"])
+        self.best = state["best"]
+        self.pending = state["pending"]
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def _take_step(self, number: int) -> dict[str, float]:
+        """Steps 1 to 8 of the design's loop; the metrics are complete but for evaluation."""
+        started = time.perf_counter()
+        phases = Phases()
+        busy = self._busy()
+        context = ScoreContext("train", number, self.runtime.handles, self.tokenizer)
+        with phases("rollout"):
+            collected = self.loop.run(self.collector.fill(self._draw, self.config.train.batch_size, context))
+        experience = make_experience(
+            collected.groups,
+            self.weights,
+            step=number,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            temperature=self.config.rollout.temperature,
+        )
+        with phases("logprobs"):
+            self._add_outputs(experience)
+        with phases("advantages"):
+            found = self._advantages(experience)
+        metrics = collected.metrics() | reward_metrics(experience) | found
+        with phases("train"):
+            trained = self._train(experience, number)
+        metrics |= trained
+        with phases("sync"):
+            self.version += 1
+            self._sync()
+        with phases("log"):
+            self._log_trajectories(number, "train", collected)
+        tokens = int(experience.action_mask.sum())
+        elapsed = time.perf_counter() - started
+        outside = elapsed - (self._busy() - busy)
+        metrics |= {f"time/{name}": value for name, value in phases.seconds.items()}
+        metrics |= {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
+        metrics |= {"version": float(self.version), "epoch": float(self.stream.epoch)} | memory()
+        return metrics
+
+    def _draw(self) -> Draw:
+        task = self.stream.next()
+        return Draw(task, self.stream.epoch)
+
+    def _busy(self) -> float:
+        """Seconds that models computed so far: sampling, forward, backward, optimizer."""
+        return self.runtime.trainer.compute_s + getattr(self.runtime.engine, "busy_s", 0.0)
+
+    def _add_outputs(self, experience: Experience) -> None:
+        """Log-probabilities and values that plugins or the mode of ``old_logprobs`` need before advantages."""
+        trainer, outputs = self.runtime.trainer, self.needs.outputs
+        mode = old_logprobs_mode(self.config)
+        for wanted in sorted(outputs):
+            role, _, what = wanted.rpartition(".")
+            if role and what == "logprobs":
+                experience.logprobs[role] = trainer.logprobs(role, experience)
+            elif role and what == "values":
+                experience.values[role] = trainer.values(role, experience)
+        if mode == "recompute":
+            known = experience.logprobs.get("actor")
+            experience.old_logprobs = trainer.logprobs("actor", experience) if known is None else known
+        elif mode == "sampler":
+            experience.old_logprobs = experience.sampler_logprobs
+
+    def _advantages(self, experience: Experience) -> dict[str, float]:
+        """Rewards transformed and shaped, then advantages, in place.
+
+        Raises:
+            RunError: when a plugin gives another shape or non-finite numbers.
+        """
+        apply_rewards(experience, self.manager)
+        found: Advantages = self.manager.one("compute_advantages", experience=experience)
+        for name, value in (("advantages", found.advantages), ("returns", found.returns)):
+            if value is None:
+                continue
+            if value.shape != experience.action_mask.shape:
+                raise RunError(
+                    f"compute_advantages gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}"
+                )
+            if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
+                raise RunError(f"compute_advantages gave non-finite {name} at step {experience.step}")
+        experience.advantages = found.advantages.to(torch.float32)
+        experience.returns = None if found.returns is None else found.returns.to(torch.float32)
+        kept = experience.advantages[experience.loss_mask].double()
+        metrics = plain(found.metrics)
+        if kept.numel():
+            metrics |= {"advantages/mean": float(kept.mean()), "advantages/std": float(kept.std(correction=0))}
+        groups = experience.group_id
+        level = _same_within(experience.rewards, groups)
+        metrics["groups/no_variance"] = level
+        return metrics
+
+    def _train(self, experience: Experience, number: int) -> dict[str, float]:
+        """``epochs × minibatches`` optimizer batches.
+
+        Raises:
+            RunError: on a non-finite loss or gradient, unless ``train.on_nonfinite`` is ``skip``.
+        """
+        train = self.config.train
+        metrics = Metrics()
+        skipped = 0
+        first = True
+        for epoch in range(train.epochs):
+            for rows in self._minibatches(experience, number, epoch):
+                batch = experience if rows is None else experience.select(rows)
+                update = self.runtime.trainer.update(batch, first=first)
+                metrics.merge(update.metrics)
+                first = False
+                if update.refused is None:
+                    continue
+                dump = self.run_dir / "nonfinite" / f"step-{number:06d}.jsonl"
+                write_records(dump, batch.trajectories, tokens=True)
+                if train.on_nonfinite == "stop":
+                    raise RunError(f"step {number}: {update.refused}; no update was made, its trajectories are in {dump}")
+                skipped += 1
+        return metrics.result() | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
+
+    def _minibatches(self, experience: Experience, number: int, epoch: int) -> list[list[int] | None]:
+        """Rows per optimizer update: groups shuffled by seed, step and epoch, dealt out evenly."""
+        count = self.config.train.minibatches
+        if count == 1:
+            return [None]
+        order = np.random.default_rng([self.config.seed, number, epoch]).permutation(int(experience.group_id.max()) + 1)
+        parts = [set(part.tolist()) for part in np.array_split(order, count)]
+        groups = experience.group_id.tolist()
+        return [[row for row, group in enumerate(groups) if group in part] for part in parts if part]
+
+    def _sync(self) -> None:
+        for key in self.manager.names("sync_weights"):
+            work = self.manager.acall(key, "sync_weights", source=self.runtime.source, version=self.version)
+            self.loop.run(work, interruptible=False)
+
+    # --- after the step ---------------------------------------------------------------------------
+
+    def _evaluation_due(self) -> bool:
+        settings, last = self.config.eval, self.step == self.config.train.steps
+        due = bool(settings.every) and self.step % settings.every == 0
+        return self.evaluation is not None and (due or (last and settings.at_end))
+
+    def _finish(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
+        """Evaluate where due, then tell controllers and trackers; the step's row is complete here."""
+        if evaluate and self.evaluation is not None:
+            self.pending = metrics
+            found, trajectories = self.loop.run(self.evaluation.run(self.step))
+            metrics = metrics | found
+            for key in self.manager.names("log_trajectories"):
+                self.manager.call(key, "log_trajectories", step=self.step, split="eval", trajectories=trajectories)
+        self.pending = None
+        self._remember_best(metrics)
+        for hook, arguments in (("step_finished", {}), ("log_metrics", {"step": self.step})):
+            for key in self.manager.names(hook):
+                self.manager.call(key, hook, metrics=metrics, **arguments)
+        return metrics
+
+    def _remember_best(self, metrics: Mapping[str, float]) -> None:
+        checkpoint = self.config.checkpoint
+        value = metrics.get(checkpoint.best) if checkpoint.best else None
+        if value is None or not math.isfinite(value):
+            return
+        sign = 1.0 if checkpoint.best_mode == "max" else -1.0
+        if self.best is None or sign * value > sign * self.best["value"]:
+            self.best = {"step": self.step, "value": value}
+
+    def _log_trajectories(self, step: int, split: str, collected: Collected) -> None:
+        rows: list[Trajectory] = [t for group in collected.groups for t in group.trajectories] + collected.spoiled
+        for key in self.manager.names("log_trajectories"):
+            self.manager.call(key, "log_trajectories", step=step, split=split, trajectories=rows)
+
+
+def memory() -> dict[str, float]:
+    """Peak resident memory of this process in GB, and of CUDA where it is used."""
+    scale = 1e9 if sys.platform == "darwin" else 1e6
+    found = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["memory/cuda_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return found
+
+
+def _same_within(rewards: Tensor, group_id: Tensor) -> float:
+    """Fraction of groups in which every reward is the same: they teach nothing."""
+    count = int(group_id.max()) + 1
+    wide = rewards.double()
+    low = torch.zeros(count, dtype=torch.float64).scatter_reduce(0, group_id, wide, "amin", include_self=False)
+    high = torch.zeros(count, dtype=torch.float64).scatter_reduce(0, group_id, wide, "amax", include_self=False)
+    return float((high - low <= 1e-6 * torch.maximum(low.abs(), high.abs()).clamp(min=1.0)).double().mean())

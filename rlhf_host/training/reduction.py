@@ -1,0 +1,167 @@
+"""Exact reduction: every loss term is divided by counts over the whole optimizer batch, however it is split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rlhf_host.functional.options import AGGREGATIONS, sum_over_length
+from rlhf_host.types import Experience, LossTerm, Metric
+
+
+def named_mask(batch: Experience, name: str) -> Tensor:
+    """A mask of the batch by name: a field, or ``extra.NAME``.
+
+    Raises:
+        ValueError: when there is no such mask.
+    """
+    value = batch.extra.get(name.removeprefix("extra.")) if name.startswith("extra.") else getattr(batch, name, None)
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        raise ValueError(
+            f"a loss term names the mask {name!r}, which is no mask of the batch (loss_mask, action_mask, extra.NAME)"
+        )
+    return value
+
+
+def token_weights(aggregation: str, mask: Tensor, group_id: Tensor, episode_id: Tensor) -> Tensor:
+    """``[B, T]`` float64 weights with ``loss = Σ weights·values`` over the optimizer batch.
+
+    A sequence mean weights an episode's ``k`` trajectories by ``1/k``; rows without any token in the mask count nowhere.
+
+    Args:
+        aggregation: ``token-mean``, ``sequence-mean-token-mean``, ``sequence-mean-token-sum``,
+            ``sequence-mean-token-sum-over(L)`` or ``group-mean-token-mean``.
+        mask: ``[B, T]`` bool over the whole optimizer batch.
+        group_id: ``[B]`` int64.
+        episode_id: ``[B]`` int64.
+
+    Raises:
+        ValueError: for an unknown aggregation.
+    """
+    wide = mask.to(torch.float64)
+    tokens = wide.sum(-1)
+    if aggregation == "token-mean":
+        return wide / tokens.sum().clamp(min=1)
+    if aggregation == "group-mean-token-mean":
+        groups, of_row = torch.unique(group_id, return_inverse=True)
+        per_group = torch.zeros(len(groups), dtype=torch.float64, device=mask.device).index_add(0, of_row, tokens)
+        counted = (per_group > 0).sum().clamp(min=1)
+        return wide / (per_group.clamp(min=1)[of_row] * counted).unsqueeze(-1)
+    rows = row_weights(mask, episode_id)
+    if aggregation == "sequence-mean-token-mean":
+        return wide * (rows / tokens.clamp(min=1)).unsqueeze(-1)
+    if aggregation == "sequence-mean-token-sum":
+        return wide * rows.unsqueeze(-1)
+    length = sum_over_length(aggregation)
+    if length is not None:
+        return wide * (rows / length).unsqueeze(-1)
+    raise ValueError(f"unknown aggregation {aggregation!r}: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)")
+
+
+def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
+    """``[B]`` float64, summing to 1: rows with a token in ``mask``, an episode's ``k`` rows ``1/k`` each."""
+    present = mask.any(-1).to(torch.float64)
+    episodes, of_row = torch.unique(episode_id, return_inverse=True)
+    rows = torch.zeros(len(episodes), dtype=torch.float64, device=mask.device).index_add(0, of_row, present)
+    return present / rows.clamp(min=1)[of_row] / (rows > 0).sum().clamp(min=1)
+
+
+@dataclass(slots=True)
+class Reducer:
+    """Weights of one optimizer batch, made once per (mask, aggregation) and cut to micro-batches."""
+
+    batch: Experience
+    _token: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    _row: dict[str, Tensor] = field(default_factory=dict)
+
+    def reduce(self, term: LossTerm, rows: list[int], corrections: Tensor | None) -> Tensor:
+        """The term's share of the batch loss, a float32 scalar with gradient.
+
+        Args:
+            term: its ``values`` are ``[b, t]`` over the micro-batch, or ``[b]``.
+            rows: the micro-batch's rows in the optimizer batch.
+            corrections: ``[b, t]`` sampler-to-trainer weights, multiplied into terms marked ``corrected``.
+
+        Raises:
+            ValueError: for an unknown mask or aggregation, or values of the wrong shape.
+        """
+        values = term.values.float()
+        if values.dim() == 1 and len(values) == len(rows):
+            if term.mask not in self._row:
+                self._row[term.mask] = row_weights(named_mask(self.batch, term.mask), self.batch.episode_id)
+            weights = self._row[term.mask][rows]
+        elif values.dim() == 2 and len(values) == len(rows):
+            key = (term.mask, term.aggregation)
+            if key not in self._token:
+                mask = named_mask(self.batch, term.mask)
+                self._token[key] = token_weights(term.aggregation, mask, self.batch.group_id, self.batch.episode_id)
+            weights = self._token[key][rows, : values.shape[1]]
+            if corrections is not None and term.corrected:
+                values = values * corrections
+        else:
+            raise ValueError(
+                f"loss term {term.name!r} has shape {tuple(values.shape)}; expected [{len(rows)}] or [{len(rows)}, T]"
+            )
+        weights = weights.to(values.device, torch.float32)
+        # Sanitised before the product: 0·NaN is NaN, in the gradient too.
+        return term.coefficient * (torch.where(weights != 0, values, 0.0) * weights).sum()
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Metrics on their way up: sums and counts, extremes, combined exactly however the batch was split."""
+
+    _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _totals: dict[str, float] = field(default_factory=dict)
+    _low: dict[str, float] = field(default_factory=dict)
+    _high: dict[str, float] = field(default_factory=dict)
+
+    def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
+        for metric in metrics:
+            self._add(prefix + metric.name, metric)
+
+    def _add(self, name: str, metric: Metric) -> None:
+        values = torch.as_tensor(metric.values).detach().to(torch.float64)
+        kept = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
+        if kept.numel() == 0:
+            return
+        if metric.reduce == "mean":
+            total, count = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (total + float(kept.sum()), count + kept.numel())
+        elif metric.reduce == "sum":
+            self._totals[name] = self._totals.get(name, 0.0) + float(kept.sum())
+        elif metric.reduce == "min":
+            self._low[name] = min(self._low.get(name, math.inf), float(kept.min()))
+        else:
+            self._high[name] = max(self._high.get(name, -math.inf), float(kept.max()))
+
+    def merge(self, other: Metrics) -> None:
+        """Take in another optimizer batch's metrics: means weigh by count, a batch's sums become one value each in a mean."""
+        for name, (total, count) in other._sums.items():
+            mine = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (mine[0] + total, mine[1] + count)
+        for name, value in other._totals.items():
+            # A batch's sum (a loss term's shares) is one observation among the step's updates.
+            mine = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (mine[0] + value, mine[1] + 1)
+        for name, value in other._low.items():
+            self._low[name] = min(self._low.get(name, math.inf), value)
+        for name, value in other._high.items():
+            self._high[name] = max(self._high.get(name, -math.inf), value)
+
+    def result(self) -> dict[str, float]:
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        return {**means, **self._totals, **self._low, **self._high}
+
+
+def plain(metrics: Mapping[str, float] | Iterable[Metric]) -> dict[str, float]:
+    """Metrics of one place, reduced."""
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    reduced = Metrics()
+    reduced.add(metrics)
+    return reduced.result()

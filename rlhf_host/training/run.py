@@ -1,0 +1,286 @@
+"""A run from its configuration to its outcome: what is checked, made, resumed and written, in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_host.config.plan import merge_needs
+from rlhf_host.config.schema import DataConfig, RolloutConfig, RunConfig
+from rlhf_host.config.yaml_file import save_config
+from rlhf_host.data.sources import TaskSet, TaskStream, load_tasks
+from rlhf_host.errors import UserError
+from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.selection import build, find
+from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, load_checkpoint, save_checkpoint, write_directory
+from rlhf_host.training.evaluate import Evaluation
+from rlhf_host.training.eventloop import EventLoop, Interrupted
+from rlhf_host.training.online import OnlineLoop
+from rlhf_host.training.runtime import Runtime
+from rlhf_host.types import Needs, Outcome, RoleNeed, RunContext, Sampling
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What is read before anything is written."""
+
+    tokenizer: Any
+    tasks: TaskSet
+    held_out: TaskSet | None
+
+
+def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None) -> Outcome:
+    """Train as configured; the run directory is ``config.run_dir``.
+
+    Args:
+        config: with ``run_dir`` set.
+        manager: the selected plugins.
+        resume: the run directory whose newest checkpoint is taken up; without a checkpoint the run starts over in it.
+
+    Raises:
+        UserError: for input that cannot be used; nothing has been written then.
+        RunError: when the run had to stop.
+    """
+    if config.run_dir is None:
+        raise UserError("the run has no run_dir")
+    run_dir = Path(config.run_dir)
+    _set_threads(config)
+    inputs = _read(config)
+    checkpoint = load_checkpoint(resume) if resume else None
+    needs = merge_needs(manager)
+    runtime = _runtime(config)
+    updates = config.train.steps * config.train.epochs * config.train.minibatches
+    models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
+    runtime.start(config=config, manager=manager, needs=needs, tokenizer=inputs.tokenizer, total_updates=updates, models=models)
+    _write_start(config, manager, run_dir)
+    with EventLoop() as events:
+        try:
+            loop = _online(config, manager, needs, runtime, inputs, events, run_dir)
+            if checkpoint is not None:
+                _restore(loop, checkpoint)
+            outcome = _guarded(loop, checkpoint, resume)
+        finally:
+            events.run(runtime.close(), interruptible=False)
+            manager.close()
+    return outcome
+
+
+def evaluate_only(config: RunConfig, manager: PluginManager) -> dict[str, float]:
+    """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
+    _set_threads(config)
+    tokenizer = load_tokenizer(config.roles["actor"])
+    data = config.eval.data if config.eval.data.sources else config.data
+    held_out = load_tasks(
+        data, split="eval", tokenizer=tokenizer, seed=config.eval.seed, max_prompt_tokens=data.max_prompt_tokens
+    )
+    runtime = _runtime(config)
+    needs = merge_needs(manager)
+    roles = tuple(need for need in needs.roles if not need.trainable and need.name != "actor")
+    alone = Needs(roles=(RoleNeed("actor", source=None), *roles))
+    runtime.start(config=config, manager=manager, needs=alone, tokenizer=tokenizer, total_updates=0, models={})
+    with EventLoop() as events:
+        try:
+            evaluation = _evaluation(config, manager, runtime, tokenizer, held_out, data)
+            _call_all(events, manager, "run_started", context=_context(config, tokenizer, None, runtime, resume_step=None))
+            metrics, trajectories = events.run(evaluation.run(0))
+            for key in manager.names("log_trajectories"):
+                manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
+            _call_all(events, manager, "run_finished", outcome=Outcome("finished", 0, metrics=metrics))
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        finally:
+            events.run(runtime.close(), interruptible=False)
+            manager.close()
+    return metrics
+
+
+# --- before the run -----------------------------------------------------------------------------
+
+
+def _set_threads(config: RunConfig) -> None:
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+
+
+def _read(config: RunConfig) -> Inputs:
+    tokenizer = load_tokenizer(config.roles["actor"])
+    tasks = load_tasks(
+        config.data, split="train", tokenizer=tokenizer, seed=config.seed, max_prompt_tokens=config.data.max_prompt_tokens
+    )
+    held_out = None
+    if config.eval.data.sources:
+        data = config.eval.data
+        held_out = load_tasks(
+            data, split="eval", tokenizer=tokenizer, seed=config.eval.seed, max_prompt_tokens=data.max_prompt_tokens
+        )
+    return Inputs(tokenizer, tasks, held_out)
+
+
+def _runtime(config: RunConfig) -> Runtime:
+    runtime: Any = build(find("runtime", config.runtime.plugin), config.runtime.options)
+    return runtime
+
+
+def _write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    save_config(config, run_dir / "config.yaml")
+    plugins = [
+        {
+            "kind": item.kind,
+            "alias": item.alias,
+            "name": item.info.name,
+            "distribution": item.info.distribution,
+            "version": item.info.version,
+            "weight": item.weight,
+        }
+        for item in manager.loaded
+    ]
+    aside = run_dir / ".plugins.json.partial"
+    aside.write_text(json.dumps(plugins, indent=1) + "\n")
+    aside.replace(run_dir / "plugins.json")
+
+
+def _online(
+    config: RunConfig,
+    manager: PluginManager,
+    needs: Needs,
+    runtime: Runtime,
+    inputs: Inputs,
+    events: EventLoop,
+    run_dir: Path,
+) -> OnlineLoop:
+    rollout = config.rollout
+    sampling = Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop),
+        stop_token_ids=tuple(rollout.stop_token_ids),
+    )
+    episodes = _episodes(manager, runtime, inputs.tokenizer, config.data, sampling, rollout)
+    collector = Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
+    evaluation = None
+    if inputs.held_out is not None:
+        evaluation = _evaluation(config, manager, runtime, inputs.tokenizer, inputs.held_out, config.eval.data)
+    return OnlineLoop(
+        config=config,
+        manager=manager,
+        needs=needs,
+        runtime=runtime,
+        stream=TaskStream(inputs.tasks, config.seed, config.data.shuffle),
+        collector=collector,
+        evaluation=evaluation,
+        loop=events,
+        run_dir=run_dir,
+        weights={alias: weight for alias, (_, weight) in collector.judges.items()},
+        save=_save,
+        tokenizer=inputs.tokenizer,
+    )
+
+
+def _evaluation(
+    config: RunConfig, manager: PluginManager, runtime: Runtime, tokenizer: Any, held_out: TaskSet, data: DataConfig
+) -> Evaluation:
+    settings, rollout = config.eval, config.rollout
+    sampling = Sampling(
+        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
+        stop=tuple(rollout.stop),
+        stop_token_ids=tuple(rollout.stop_token_ids),
+    )
+    episodes = _episodes(manager, runtime, tokenizer, data, sampling, rollout)
+    collector = Collector(episodes, manager, rollout, n=settings.n, seed=settings.seed, split="eval")
+    return Evaluation(held_out.tasks, collector, settings, runtime.handles, tokenizer)
+
+
+def _episodes(
+    manager: PluginManager, runtime: Runtime, tokenizer: Any, data: DataConfig, sampling: Sampling, rollout: RolloutConfig
+) -> Episodes:
+    longest = min(rollout.max_tokens or runtime.context_length, runtime.context_length)
+    return Episodes(manager, runtime.engine, tokenizer, data, sampling, longest, rollout.episode_retries)
+
+
+# --- the run ------------------------------------------------------------------------------------
+
+
+def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | None) -> Outcome:
+    """Run the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it."""
+    manager, events = loop.manager, loop.loop
+    resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
+    outcome = Outcome("failed", loop.step, loop.run_dir)
+    try:
+        context = _context(loop.config, loop.tokenizer, loop.run_dir, loop.runtime, resume_step)
+        _call_all(events, manager, "run_started", context=context)
+        _call_all(events, manager, "sync_connect", targets=loop.runtime.targets)
+        loop._sync()
+        outcome = loop.run()
+        if outcome.status == "finished" and loop.config.checkpoint.final:
+            write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
+    except BaseException as error:
+        outcome = Outcome("failed", loop.step, loop.run_dir, error=str(error) or type(error).__name__)
+        raise
+    finally:
+        _call_all(events, manager, "sync_close")
+        _call_all(events, manager, "run_finished", outcome=outcome)
+    return outcome
+
+
+def _call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments: Any) -> None:
+    for key in manager.names(hook):
+        events.run(manager.acall(key, hook, **arguments), interruptible=False)
+
+
+def _context(config: RunConfig, tokenizer: Any, run_dir: Path | None, runtime: Runtime, resume_step: int | None) -> RunContext:
+    return RunContext(
+        config=config.model_dump(),
+        tokenizer=tokenizer,
+        run_dir=run_dir,
+        seed=config.seed,
+        roles=runtime.handles,
+        resumed=resume_step is not None,
+        resume_step=resume_step or 0,
+    )
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def _save(loop: OnlineLoop) -> None:
+    runtime, manager = loop.runtime, loop.manager
+    plugins = {key: dict(state) for key, state in manager.each("state_dict")}
+    tensors = {"optimizers": runtime.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
+
+    def saver(name: str) -> Any:
+        return lambda directory: runtime.save_role(name, directory)
+
+    save_checkpoint(loop.run_dir, loop.step, loop.state_dict(), tensors, {name: saver(name) for name in runtime.trainable})
+    best = loop.best["step"] if loop.best else None
+    keep_checkpoints(loop.run_dir, loop.config.checkpoint.keep, best)
+
+
+def _restore(loop: OnlineLoop, checkpoint: Checkpoint) -> None:
+    loop.load_state_dict(checkpoint.step, checkpoint.state)
+    loop.runtime.load_state_dict(checkpoint.tensors["optimizers"])
+    torch.set_rng_state(checkpoint.tensors["torch_rng"])
+    _restore_plugins(loop.manager, checkpoint.tensors["plugins"])
+    if loop.step >= loop.config.train.steps and loop.pending is None:
+        raise UserError(f"{loop.run_dir} is finished at step {loop.step}; raise --train.steps to go on")
+
+
+def _restore_plugins(manager: PluginManager, states: Mapping[str, Any]) -> None:
+    for key, state in states.items():
+        if key in manager.names("load_state_dict"):
+            manager.call(key, "load_state_dict", state=state)

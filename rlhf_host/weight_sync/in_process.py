@@ -1,0 +1,38 @@
+"""Engines that sample from the trainer's own module: nothing moves, the version does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from rlhf_host.errors import RunError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.types import SyncTarget
+
+
+class InProcess:
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.targets: list[SyncTarget] = []
+
+    @hookimpl
+    def sync_connect(self, targets: Sequence[SyncTarget]) -> None:
+        self.targets = list(targets)
+
+    @hookimpl
+    def sync_weights(self, source: Any, version: int) -> None:
+        for target in self.targets:
+            if target.engine.model is not source:
+                raise RunError(
+                    f"engine {target.name} holds weights of its own: in_process cannot update it; choose another --sync"
+                )
+            target.engine.set_version(version)
+
+    @hookimpl
+    def sync_close(self) -> None:
+        self.targets = []

@@ -1,0 +1,56 @@
+"""What the data tests share: tokenizers made on the spot."""
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_tokenizer(chat_template: str | None = None, bos: bool = False, eos_at_end: bool = False) -> PreTrainedTokenizerFast:
+    """One token per byte, ChatML's special tokens, and where asked a post-processor that adds ``<s>`` and ``<|im_end|>``."""
+    special = ["<s>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"]
+    vocab = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+    if bos or eos_at_end:
+        single = ("<s> " if bos else "") + "$A" + (" <|im_end|>" if eos_at_end else "")
+        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("<|im_end|>", 2)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|im_end|>")
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+@pytest.fixture
+def make_tokenizer():
+    return byte_tokenizer
+
+
+@pytest.fixture
+def plain():
+    return byte_tokenizer()
+
+
+@pytest.fixture
+def chatml():
+    return byte_tokenizer(CHATML)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """``write("a.jsonl", text or bytes)`` gives the path of a new file."""
+
+    def make(name, content):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        return str(path)
+
+    return make

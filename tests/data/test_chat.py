@@ -1,0 +1,131 @@
+"""Prompts as tokens, and the tokens between turns."""
+
+import pytest
+
+from rlhf_host.data.chat import observation_ids, render_prompt, render_prompts
+from rlhf_host.errors import UserError
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def test_a_text_becomes_a_user_message_where_the_tokenizer_has_a_chat_template(chatml):
+    ids = render_prompt("hi", chatml)
+    assert chatml.decode(ids) == "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids == render_prompt(USER, chatml)
+
+
+def test_a_text_stays_a_text_where_it_has_none(plain):
+    assert plain.decode(render_prompt("1+1=", plain)) == "1+1="
+
+
+def test_template_none_leaves_the_chat_template_out(chatml):
+    assert chatml.decode(render_prompt("1+1=", chatml, template="none")) == "1+1="
+
+
+def test_an_own_template_replaces_only_the_prompt(chatml):
+    ids = render_prompt("{x}^2", chatml, template="Solve {prompt} and answer in \\boxed{}:")
+    assert chatml.decode(ids) == "Solve {x}^2 and answer in \\boxed{}:"
+
+
+def test_an_own_template_without_a_place_for_the_prompt_is_refused(chatml):
+    with pytest.raises(UserError, match=r"has no \{prompt\}"):
+        render_prompt("hi", chatml, template="Question: {question}")
+
+
+def test_a_system_prompt_is_a_message_or_the_first_paragraph(chatml, plain):
+    assert chatml.decode(render_prompt("hi", chatml, "Be brief.")).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    assert plain.decode(render_prompt("hi", plain, "Be brief.")) == "Be brief.\n\nhi"
+
+
+def test_a_prompt_with_its_own_system_message_keeps_it(chatml, plain):
+    own = [{"role": "system", "content": "Be long."}, *USER]
+    assert chatml.decode(render_prompt(own, chatml, "Be brief.")).startswith("<|im_start|>system\nBe long.<|im_end|>\n<|im_start|>user")
+    assert plain.decode(render_prompt(own, plain, "Be brief.")) == "Be long.\n\nhi"
+
+
+def test_a_conversation_without_a_chat_template_is_refused(plain):
+    with pytest.raises(UserError, match="needs a chat template"):
+        render_prompt([*USER, {"role": "assistant", "content": "yes?"}, *USER], plain)
+
+
+def test_there_is_one_beginning_of_sequence_token_however_it_gets_there(make_tokenizer):
+    adds, both = make_tokenizer(bos=True), make_tokenizer("<s>{{ messages[0]['content'] }}", bos=True)
+    start = adds.bos_token_id
+    assert render_prompt("hi", adds).count(start) == 1
+    assert render_prompt("hi", adds, template="<s>{prompt}").count(start) == 1
+    assert render_prompt("hi", both).count(start) == 1
+    assert render_prompt("hi", both) == render_prompt("hi", adds)
+
+
+def test_a_prompt_does_not_end_with_the_end_of_sequence_token_a_tokenizer_adds(make_tokenizer):
+    tokenizer = make_tokenizer(eos_at_end=True)
+    assert tokenizer.decode(render_prompt("hi", tokenizer)) == "hi"
+
+
+def test_what_a_chat_template_refuses_is_a_message_not_a_traceback(make_tokenizer):
+    tokenizer = make_tokenizer("{{ raise_exception('System role not supported') if messages[0]['role'] == 'system' }}")
+    with pytest.raises(UserError, match="roles system, user: System role not supported"):
+        render_prompt("hi", tokenizer, "Be brief.")
+
+
+def test_many_prompts_are_rendered_as_one_is(chatml):
+    prompts = ["a", USER, "ccc"]
+    assert render_prompts(prompts, chatml, "S") == [render_prompt(prompt, chatml, "S") for prompt in prompts]
+
+
+# --- the tokens between turns -------------------------------------------------------------------
+
+
+def conversation(tokenizer, turns, ids):
+    """Prompt, then alternately an assistant's sampled tokens and what follows them."""
+    for action, observation in turns:
+        finished = action[-1] == tokenizer.eos_token_id
+        ids = [*ids, *action, *observation_ids(observation, tokenizer, finished, last_token=action[-1])]
+    return ids
+
+
+def test_turns_appended_token_by_token_equal_the_whole_conversation_rendered_at_once(chatml):
+    end = chatml.eos_token_id
+    turns = [([*chatml.encode("yes?"), end], "more"), ([*chatml.encode("  ok\n"), end], "last")]
+    appended = conversation(chatml, turns, render_prompt("hi", chatml))
+    whole = [*USER]
+    for words, observation in (("yes?", "more"), ("  ok\n", "last")):
+        whole += [{"role": "assistant", "content": words}, {"role": "user", "content": observation}]
+    assert appended == render_prompt(whole, chatml)
+
+
+def test_a_turn_cut_by_length_is_closed_before_the_next(chatml):
+    assert chatml.decode(observation_ids("more", chatml, False)) == "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert chatml.decode(observation_ids("more", chatml, True)) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_an_observation_may_be_messages_of_any_role(chatml):
+    observation = [{"role": "tool", "content": "4"}, {"role": "user", "content": "go on"}]
+    text = chatml.decode(observation_ids(observation, chatml, True))
+    assert text == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_template_ending_is_left_out_when_another_end_token_was_sampled(chatml):
+    """Some models stop on ``<|endoftext|>`` though their template writes ``<|im_end|>``: one of them is enough."""
+    chatml.eos_token = "<|user|>"
+    assert chatml.decode(observation_ids("m", chatml, True, last_token=chatml.eos_token_id)).startswith("\n<|im_start|>user")
+
+
+def test_a_template_whose_next_turn_is_the_end_token_writes_it_once(make_tokenizer):
+    """GLM's models end their turn by opening the user's."""
+    tokenizer = make_tokenizer("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    opens = tokenizer.convert_tokens_to_ids("<|user|>")
+    assert tokenizer.decode(observation_ids("m", tokenizer, True, last_token=opens)) == "m<|assistant|>"
+    assert tokenizer.decode(observation_ids("m", tokenizer, False)) == "<|user|>m<|assistant|>"
+    assert tokenizer.decode(observation_ids("m", tokenizer, True, last_token=tokenizer.eos_token_id)) == "<|user|>m<|assistant|>"
+
+
+def test_without_a_chat_template_the_observation_is_its_own_text(plain, chatml):
+    assert plain.decode(observation_ids(" 5?", plain, True)) == " 5?"
+    assert chatml.decode(observation_ids(" 5?", chatml, True, template="none")) == " 5?"
+
+
+def test_a_template_that_drops_assistant_turns_is_refused(make_tokenizer):
+    tokenizer = make_tokenizer("{{ messages[-1]['content'] }}")
+    with pytest.raises(UserError, match="leaves out earlier assistant turns"):
+        observation_ids("m", tokenizer, True)

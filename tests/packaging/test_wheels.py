@@ -1,0 +1,174 @@
+"""The wheels of the host and of every plugin install and work away from the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
+NAMES = [path.name for path in PROJECTS[1:]]
+
+
+def run(command: Sequence[str | Path], **kwargs) -> str:
+    """Standard output; what went wrong is shown where the command fails."""
+    found = subprocess.run([str(part) for part in command], capture_output=True, text=True, **kwargs)
+    assert found.returncode == 0, f"{command}\n{found.stdout}\n{found.stderr}"
+    return found.stdout
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    """Distribution name → wheel, each built from its own source distribution, as a release would be."""
+    out = tmp_path_factory.mktemp("dist")
+
+    def build(project: Path) -> tuple[str, Path]:
+        name = "rlhf-host" if project == ROOT else project.name
+        folder = out / name
+        run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project], env={**os.environ, "PYTHONPATH": ""}
+        )
+        (wheel,) = folder.glob("*.whl")
+        return name, wheel
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(pool.map(build, PROJECTS))
+
+
+@pytest.fixture(scope="session")
+def metadata(wheels) -> dict[str, Message]:
+    found = {}
+    for name, wheel in wheels.items():
+        with zipfile.ZipFile(wheel) as archive:
+            (path,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA")]
+            found[name] = HeaderParser().parsestr(archive.read(path).decode())
+    return found
+
+
+@pytest.fixture(scope="session")
+def installed(wheels, tmp_path_factory) -> Path:
+    """A virtual environment with the wheels. The dependencies are this environment's, without whatever of ours is in it."""
+    home = tmp_path_factory.mktemp("clean")
+    dependencies = home / "dependencies"
+    dependencies.mkdir()
+    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(site).iterdir():
+            ours = "rlhf" in entry.name or entry.suffix == ".pth"
+            if not ours and not (dependencies / entry.name).exists():
+                (dependencies / entry.name).symlink_to(entry)
+    venv.create(home / "venv", with_pip=False, symlinks=True)
+    python = home / "venv/bin/python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    run([*install, *wheels.values()])
+    (site,) = (home / "venv").glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{dependencies}\n")
+    return home / "venv"
+
+
+@pytest.fixture
+def clean(installed, tmp_path):
+    """Run a program of the clean environment, far from the repository."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return lambda program, *arguments: run([installed / "bin" / program, *arguments], cwd=tmp_path, env=env)
+
+
+def test_the_projects_at_hand_include_the_first_algorithm_and_reward():
+    assert {"rlhf-plugin-rloo", "rlhf-plugin-math-verifier"} <= set(NAMES)
+
+
+def test_the_command_line_works_from_wheels(clean):
+    import rlhf_host
+
+    assert rlhf_host.__version__ in clean("rlhf", "--version")
+
+
+def test_every_plugin_is_listed_as_ok(clean):
+    listed = json.loads(clean("rlhf", "plugins", "--json"))
+    assert [plugin for plugin in listed if plugin["status"] != "ok"] == []
+    names = {(plugin["kind"], plugin["name"]) for plugin in listed}
+    assert {("algo", "rloo"), ("reward", "math_verifier"), ("agent", "single_turn"), ("tracker", "jsonl")} <= names
+    assert {plugin["distribution"] for plugin in listed} == {"rlhf-host", *NAMES}
+
+
+def test_every_entry_point_loads_from_the_wheels(clean):
+    code = """
+import importlib.metadata, importlib.resources, json
+for point in (p for group in importlib.metadata.entry_points().groups if group.startswith("rlhf.")
+              for p in importlib.metadata.entry_points(group=group)):
+    if point.group == "rlhf.presets":
+        package, _, name = point.value.partition(":")
+        assert importlib.resources.files(package).joinpath(name).is_file(), point
+    else:
+        print(point.group, point.name, point.load().__name__)
+"""
+    lines = clean("python", "-c", code).splitlines()
+    assert {"rlhf.algos rloo RLOO", "rlhf.agents single_turn SingleTurn", "rlhf.trackers console Console"} <= set(lines)
+
+
+def test_nothing_comes_from_the_repository(clean, installed):
+    code = """
+import json, rlhf_host, rlhf_plugin_rloo, sys
+print(json.dumps([rlhf_host.__file__, rlhf_plugin_rloo.__file__, sys.path]))
+"""
+    host, plugin, path = json.loads(clean("python", "-c", code))
+    assert Path(host).is_relative_to(installed)
+    assert Path(plugin).is_relative_to(installed)
+    assert [entry for entry in path if entry and Path(entry).resolve() in {ROOT, *(p / "src" for p in PROJECTS)}] == []
+
+
+@pytest.mark.parametrize("name", ["rlhf-host", *NAMES])
+def test_metadata_states_licence_python_and_typing(name, wheels, metadata):
+    fields = metadata[name]
+    assert fields["Name"] == name
+    assert fields["License-Expression"] == "Apache-2.0"
+    assert fields["Summary"]
+    assert Version(fields["Version"]).major >= 1
+    supported = SpecifierSet(fields["Requires-Python"])
+    assert supported.contains("3.11")
+    assert not supported.contains("3.10")
+    with zipfile.ZipFile(wheels[name]) as archive:
+        names = archive.namelist()
+    assert f"{name.replace('-', '_')}/py.typed" in names
+    assert not [entry for entry in names if "/tests/" in entry or entry.startswith("tests/")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plugin_states_which_hosts_it_was_made_for(name, metadata):
+    requirements = [Requirement(text) for text in metadata[name].get_all("Requires-Dist") or []]
+    (host,) = [requirement for requirement in requirements if requirement.name == "rlhf-host"]
+    assert host.specifier.contains("1.0.0")
+    assert not host.specifier.contains("2.0.0")
+    assert not [requirement.name for requirement in requirements if requirement.name.startswith("rlhf-plugin-")]
+
+
+@pytest.mark.parametrize(("name", "project"), zip(["rlhf-host", *NAMES], PROJECTS, strict=True))
+def test_no_source_file_is_left_out(name, project, wheels):
+    """Ignore rules are honoured by the build, so a folder called ``models`` or ``build`` can vanish unseen."""
+    source = project if project == ROOT else project / "src"
+    package = source / name.replace("-", "_")
+    wanted = {
+        path.relative_to(source).as_posix() for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
+    with zipfile.ZipFile(wheels[name]) as archive:
+        assert wanted <= set(archive.namelist())
+
+
+def test_the_licence_travels_with_the_host(wheels):
+    with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
+        (path,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/licenses/LICENSE")]
+        assert "Apache License" in archive.read(path).decode()

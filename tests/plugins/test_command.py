@@ -1,0 +1,235 @@
+"""``rlhf`` and ``rlhf plugins``, by the real command line and real metadata."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import rlhf_host
+from rlhf_host.cli.plugins import FIELDS
+
+HEAVY = {"torch", "transformers", "datasets", "ray", "vllm", "deepspeed", "numpy", "pydantic"}
+
+GOOD = """
+from typing import Literal
+from pydantic import BaseModel, Field
+from rlhf_host import hookimpl
+
+class Judge:
+    class Options(BaseModel):
+        timeout_s: float = Field(5.0, description="Seconds for one answer")
+        mode: Literal["strict", "loose"]
+
+    def __init__(self, options): ...
+
+    @hookimpl
+    def score(self, trajectories): ...
+
+    @hookimpl
+    def needs(self): ...
+"""
+
+
+@pytest.fixture
+def shop(site):
+    """One plugin of each status."""
+    site.install("cmd-good", {"rlhf.rewards": "judge = cmd_good:Judge"}, {"cmd_good.py": GOOD}, summary="Judges answers.")
+    site.install("cmd-left", {"rlhf.algos": "twin = cmd_left:X"}, {"cmd_left.py": ""}, requires=[])
+    site.install("cmd-right", {"rlhf.algos": "twin = cmd_right:X"}, {"cmd_right.py": ""}, requires=["rlhf-host"])
+    site.install("cmd-old", {"rlhf.agents": "old = cmd_old:X"}, {"cmd_old.py": ""}, requires=["rlhf-host<1"])
+    site.install("cmd-gone", {"rlhf.extensions": "gone = cmd_gone:X"})
+    site.install("cmd-broken", {"rlhf.trackers": "broken = cmd_broken:X"}, {"cmd_broken.py": "import no_such_module\n"})
+    return site
+
+
+def test_json_is_a_list_of_objects_with_these_keys(shop):
+    row = shop.listed()["judge"]
+    assert tuple(row) == FIELDS == ("kind", "name", "distribution", "version", "api", "status", "summary")
+    assert list(row.values()) == ["reward", "judge", "cmd-good", "1.0", ">=1,<2", "ok", "Judges answers."]
+
+
+def test_status_is_judged_without_importing(shop):
+    statuses = {name: (row["status"], row["api"]) for name, row in shop.listed().items()}
+    assert statuses.pop("twin")[0] == "conflict"
+    assert statuses == {
+        "judge": ("ok", ">=1,<2"),
+        "old": ("incompatible", "<1"),
+        "gone": ("missing", ">=1,<2"),
+        "broken": ("ok", ">=1,<2"),
+    }
+
+
+def test_verify_imports_each_and_finds_the_broken(shop):
+    shop.install(
+        "cmd-typo", {"rlhf.rewards": "typo = cmd_typo:Judge"}, {"cmd_typo.py": GOOD.replace("def score", "def scores")}
+    )
+    shop.install("cmd-dies", {"rlhf.rewards": "dies = cmd_dies:X"}, {"cmd_dies.py": "import os; os._exit(7)"})
+    shop.install("cmd-preset", {"rlhf.presets": "p = cmd_pre:a.yaml\nq = cmd_pre:b.yaml"}, {"cmd_pre/a.yaml": "seed: 1"})
+    (shop.folder / "cmd_pre/b.yaml").write_text("seed: [1")
+    shop.install("cmd-engine", {"rlhf.engines": "e = cmd_engine:E"}, {"cmd_engine.py": "class E: ...\n"})
+    statuses = {name: row["status"] for name, row in shop.listed("--verify").items()}
+    expected = {"judge": "ok", "twin": "broken", "old": "incompatible", "gone": "missing", "broken": "broken"}
+    assert statuses == {**expected, "typo": "broken", "dies": "broken", "p": "ok", "q": "broken", "e": "ok"}
+    text = shop.rlhf("plugins", "--verify", COLUMNS="200").stdout
+    assert "broken: importing cmd_broken failed: ModuleNotFoundError: No module named 'no_such_module'" in text
+    assert "'scores', which is not a hook; did you mean 'score'?" in text
+    assert "broken: importing cmd_dies ended the process with exit code 7" in text
+
+
+def test_verify_and_show_have_a_deadline(site):
+    site.install("cmd-slow", {"rlhf.rewards": "slow = cmd_slow:X"}, {"cmd_slow.py": "import time\ntime.sleep(600)"})
+    assert site.listed("--verify", "--deadline", "1.5", "--kind", "reward")["slow"]["status"] == "broken"
+    shown = site.rlhf("plugins", "show", "slow", "--deadline", "1")
+    assert shown.returncode == 1
+    assert "broken: importing cmd_slow took longer than 1 s" in shown.stdout
+
+
+def test_kind_limits_the_list(shop):
+    assert set(shop.listed("--kind", "algo")) == {"twin"}
+    assert "No preset plugins installed." in shop.rlhf("plugins", "--kind", "preset").stdout or "quickstart" in (
+        shop.rlhf("plugins", "--kind", "preset").stdout
+    )
+
+
+def test_the_table_fits_80_columns_and_a_wide_one_has_a_line_each(shop):
+    shop.install(
+        "cmd-plugin-with-a-long-name",
+        {"rlhf.weight_sync": "a_rather_long_plugin_name = cmd_good:Judge"},
+        summary="It goes on and on, as summaries on package indexes are wont to do, without an end in sight.",
+    )
+    done = shop.rlhf("plugins")
+    assert done.returncode == 0
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "\x1b" not in done.stdout
+    for words in (
+        "judge",
+        "cmd-good: Judges answers.",
+        "conflict: cmd-left and cmd-right both provide it",
+        "missing",
+        "end in sight.",
+    ):
+        assert words in " ".join(done.stdout.split())
+    wide = shop.rlhf("plugins", "--kind", "reward", COLUMNS="200").stdout.splitlines()
+    assert wide[0].split() == ["KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION:", "SUMMARY"]
+    row = next(line for line in wide if "judge" in line)
+    assert row.split(maxsplit=5) == ["reward", "judge", "1.0", ">=1,<2", "ok", "cmd-good: Judges answers."]
+
+
+# --- show ---------------------------------------------------------------------------------------
+
+
+def test_show_tells_where_it_comes_from_its_hooks_and_options(shop):
+    done = shop.rlhf("plugins", "show", "judge", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "reward judge",
+        "  from     cmd-good 1.0 (cmd_good:Judge)",
+        f"  file     {shop.folder / 'cmd_good.py'}",
+        "  summary  Judges answers.",
+        f"  API      >=1,<2 (this is rlhf-host {rlhf_host.__version__})",
+        "  status   ok",
+        "  hooks    needs, score",
+        "  options",
+        "    timeout_s  float, default 5.0",
+        "        Seconds for one answer",
+        "    mode  'strict' | 'loose', required",
+    ]
+
+
+def test_show_lets_an_import_error_be_seen(shop):
+    done = shop.rlhf("plugins", "show", "broken")
+    assert done.returncode == 1
+    assert "status   broken: importing cmd_broken failed" in done.stdout
+    assert "Traceback (most recent call last):" in done.stdout
+    assert 'cmd_broken.py", line 1' in done.stdout
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stdout
+
+
+def test_show_shows_every_claimant_and_one_by_its_distribution(shop):
+    both = shop.rlhf("plugins", "show", "twin").stdout
+    assert "from     cmd-left 1.0" in both
+    assert "from     cmd-right 1.0" in both
+    assert "cmd-left" not in shop.rlhf("plugins", "show", "cmd-right:twin").stdout.split("conflict")[0]
+
+
+def test_show_of_an_incompatible_plugin_says_so_and_does_not_import_it(shop):
+    (shop.folder / "cmd_old.py").write_text("raise SystemExit('imported')")
+    done = shop.rlhf("plugins", "show", "old", COLUMNS="200")
+    assert done.returncode == 1
+    assert "incompatible: cmd-old 1.0 is for rlhf-host <1" in done.stdout
+    assert "imported" not in done.stdout
+
+
+def test_show_of_an_unknown_name_gives_the_near_match(shop):
+    done = shop.rlhf("plugins", "show", "jugde")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: no plugin named 'jugde' is installed; did you mean 'judge'?\n"
+
+
+# --- the command itself -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["plugins", "--json"], ["plugins", "--help"], ["--version"]])
+def test_no_heavy_module_and_no_plugin_is_imported(shop, arguments):
+    done = shop.rlhf(*arguments, python=["-X", "importtime"])
+    assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "rlhf_host.errors" in imported
+    assert not {name.partition(".")[0] for name in imported} & {*HEAVY, "cmd_good", "cmd_broken", "cmd_left"}
+
+
+def test_twenty_distributions_one_broken_and_one_slow_do_not_matter(site):
+    for number in range(20):
+        code = {0: "raise RuntimeError", 1: "import time; time.sleep(600)"}.get(number, "import torch")
+        site.install(f"cmd-{number}", {"rlhf.rewards": f"r{number} = cmd_{number}:X"}, {f"cmd_{number}.py": code})
+    assert [row["status"] for row in site.listed().values()] == ["ok"] * 20
+
+
+def test_help_lists_the_commands_and_version_is_the_packages(site):
+    done = site.rlhf("--help")
+    assert done.stdout.startswith("Usage: rlhf [OPTIONS] COMMAND [ARGS]...")
+    for command in ("train", "eval", "plugins"):
+        assert f"\n  {command} " in done.stdout
+    assert site.rlhf("--version").stdout == f"rlhf, version {rlhf_host.__version__}\n"
+
+
+def test_an_unknown_command_gets_its_near_match(site):
+    done = site.rlhf("plugin")
+    assert (done.returncode, done.stderr) == (2, "Error: no command 'plugin'; did you mean 'plugins'?\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        ("UserError('bad.yaml:3: no key')", 2, "Error: bad.yaml:3: no key\n"),
+        ("PluginError('no such reward')", 2, "Error: no such reward\n"),
+        ("RunError('rewards fail')", 1, "Error: rewards fail\n"),
+        ("KeyboardInterrupt", 130, "Interrupted.\n"),
+    ],
+)
+def test_errors_become_a_message_and_an_exit_code_without_a_traceback(site, raised, code, message):
+    (site.folder / "failing.py").write_text(
+        "import click\nfrom rlhf_host import *\nfrom rlhf_host.cli import main\n"
+        f"@click.command()\ndef fail():\n    raise {raised}\n"
+        "main.COMMANDS['fail'] = ('failing:fail', 'Fails.')\n"
+        "if __name__ == '__main__':\n    main.main(['fail'])\n"
+    )
+    path = os.pathsep.join([str(site.folder), os.path.dirname(os.path.dirname(rlhf_host.__file__))])
+    command = [sys.executable, str(site.folder / "failing.py")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes close otherwise there")
+@pytest.mark.parametrize("arguments", [["plugins"], ["plugins", "--json"], ["plugins", "show", "judge"], ["--help"]])
+def test_a_closed_pipe_is_no_traceback(shop, arguments):
+    read, write = os.pipe()
+    os.close(read)  # what `| head` does, at the worst moment
+    try:
+        done = shop.rlhf(*arguments, stdout=write)
+    finally:
+        os.close(write)
+    assert done.stderr == ""

@@ -1,0 +1,155 @@
+"""metrics.jsonl and the trajectory files are strict JSON, whole, and exact after a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_host.trackers.jsonl import JsonLines
+from rlhf_host.types import Outcome
+
+
+def strict(path: Path) -> list[dict]:
+    def refuse(constant: str):
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+@pytest.fixture
+def tracker():
+    made = JsonLines(None)
+    yield made
+    made.run_finished(Outcome("finished", 0))
+
+
+def test_each_call_adds_a_row_that_is_on_disk_at_once(tracker, context, tmp_path):
+    tracker.run_started(context())
+    tracker.log_metrics(1, {"reward/mean": 0.25, "lr": 1e-6})
+    assert [{**row, "time": 0} for row in strict(tmp_path / "run/metrics.jsonl")] == [
+        {"reward/mean": 0.25, "lr": 1e-6, "step": 1, "time": 0}
+    ]
+    tracker.log_metrics(2, {"reward/mean": 0.5})
+    assert [row["step"] for row in strict(tmp_path / "run/metrics.jsonl")] == [1, 2]
+
+
+def test_values_that_json_does_not_know_become_null_or_text(tracker, context, odd_metrics, tmp_path):
+    import torch
+
+    tracker.run_started(context())
+    tracker.log_metrics(1, {**odd_metrics, "tensor": torch.tensor(0.5), "tensors": torch.tensor([1.0, float("nan")])})
+    (row,) = strict(tmp_path / "run/metrics.jsonl")
+    assert row["nan"] is None
+    assert row["inf"] is None
+    assert row["text"] == "what?"
+    assert row["tensor"] == 0.5
+    assert row["tensors"] == [1.0, None]
+    assert row["big"] == 10**400
+
+
+def test_a_trajectory_row_says_what_was_asked_answered_and_given(tracker, context, trajectory, tmp_path):
+    tracker.run_started(context())
+    tracker.log_trajectories(1, "train", [trajectory("2+3=", "5", metrics={"format": 1.0})])
+    (row,) = strict(tmp_path / "run/trajectories/train-step-000001.jsonl")
+    assert row == {
+        "step": 1,
+        "split": "train",
+        "episode_id": "episode-0",
+        "group_id": "group-0",
+        "source": "sums",
+        "task_index": 3,
+        "sample": 0,
+        "prompt": "2+3=",
+        "text": "5",
+        "label": "5",
+        "reward": 1.0,
+        "rewards": {"math": {"value": 1.0, "score": 1.0}},
+        "score": 1.0,
+        "finish_reason": "stop",
+        "length": 1,
+        "unjudged_reason": None,
+        "metrics": {"format": 1.0},
+    }
+
+
+def test_several_turns_are_written_with_their_observations(tracker, context, trajectory, tmp_path):
+    tracker.run_started(context())
+    tracker.log_trajectories(1, "train", [trajectory("q", "look", observation=" seen ", agent_rewards=[0.0, 1.0])])
+    (row,) = strict(tmp_path / "run/trajectories/train-step-000001.jsonl")
+    assert (row["text"], row["full_text"], row["agent_rewards"]) == ("lookdone", "look seen done", [0.0, 1.0])
+
+
+def test_tokens_are_written_only_when_asked_for(tracker, context, trajectory, tmp_path):
+    tracker.run_started(context(trajectories={"tokens": True}))
+    tracker.log_trajectories(1, "train", [trajectory("ab", "c")])
+    (row,) = strict(tmp_path / "run/trajectories/train-step-000001.jsonl")
+    assert row["segments"] == [
+        {"kind": "prompt", "token_ids": [97, 98], "logprobs": None, "versions": None},
+        {"kind": "action", "token_ids": [99], "logprobs": [-0.5], "versions": [7]},
+    ]
+
+
+def test_limits_come_from_the_configuration(tracker, context, trajectory, tmp_path):
+    tracker.run_started(context(trajectories={"every": 2, "max_per_step": 3}))
+    many = [trajectory(sample=i) for i in range(8)]
+    for step in (1, 2, 3):
+        tracker.log_trajectories(step, "train", many)
+        tracker.log_trajectories(step, "eval", many[:1])
+    found = sorted(path.name for path in (tmp_path / "run/trajectories").iterdir())
+    assert found == ["eval-step-000001.jsonl", "eval-step-000002.jsonl", "eval-step-000003.jsonl", "train-step-000002.jsonl"]
+    rows = strict(tmp_path / "run/trajectories/train-step-000002.jsonl")
+    assert [row["sample"] for row in rows] == [0, 1, 2]
+
+
+def test_every_zero_writes_no_trajectories(tracker, context, trajectory, tmp_path):
+    tracker.run_started(context(trajectories={"every": 0}))
+    tracker.log_trajectories(0, "eval", [trajectory()])
+    assert not (tmp_path / "run/trajectories").exists()
+
+
+def test_odd_trajectories_are_written_strictly(tracker, context, nasty, odd_trajectories, tmp_path):
+    tracker.run_started(context(trajectories={"tokens": True}))
+    tracker.log_trajectories(1, "train", odd_trajectories)
+    hostile, undecodable, chat, unjudged, bare = strict(tmp_path / "run/trajectories/train-step-000001.jsonl")
+    assert hostile["text"] == nasty
+    assert hostile["reward"] is None
+    assert (undecodable["prompt"], undecodable["text"]) == ("2+3=", "")
+    assert chat["prompt"] == "hello"
+    assert chat["label"] == {"answer": [1, 2], "path": "x"}
+    assert (unjudged["reward"], unjudged["rewards"], unjudged["unjudged_reason"]) == (
+        None,
+        {"math": None},
+        "timed out after 5 s",
+    )
+    assert (bare["prompt"], bare["length"]) == ("", 0)
+
+
+def test_a_resumed_run_drops_later_rows_and_a_torn_line(tracker, context, tmp_path):
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(1, 7)) + '{"step": 2, "lo')
+    tracker.run_started(context(resume_step=4))
+    tracker.log_metrics(5, {"loss": 0.25})
+    assert [row["step"] for row in strict(path)] == [1, 2, 3, 4, 5]
+    assert [entry.name for entry in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_that_is_not_resumed_keeps_what_is_there(tracker, context, tmp_path):
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 9}\n')
+    tracker.run_started(context())
+    assert [row["step"] for row in strict(path)] == [9]
+
+
+def test_without_a_run_directory_nothing_is_written(tracker, context, trajectory, tmp_path):
+    placeless = context()
+    placeless.run_dir = None
+    tracker.run_started(placeless)
+    tracker.log_metrics(1, {"loss": 1.0})
+    tracker.log_trajectories(1, "train", [trajectory()])
+    assert list(tmp_path.iterdir()) == []
