@@ -24,9 +24,8 @@ def install(folder: Path, number: int, code: str) -> None:
     (folder / f"startup_plugin_{number}.py").write_text(code)
     info = folder / f"startup_plugin_{number}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: startup-plugin-{number}\nVersion: 1.0\nSummary: One of twenty\nRequires-Dist: rlhf-host<2,>=1\n"
-    )
+    name = f"Name: startup-plugin-{number}\nVersion: 1.0\nSummary: One of twenty"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{name}\nRequires-Dist: rlhf-host<2,>=1\n")
     (info / "entry_points.txt").write_text(f"[rlhf.rewards]\nstartup_{number} = startup_plugin_{number}:Plugin\n")
 
 

@@ -183,6 +183,8 @@ def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
     """Model directories for both sides, prompts, and the reward plugin."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from rlhf_host.testing.models import write_tiny_model
+
     peer = folder / "model"
     if case.model:
         peer = Path(model or ROOT / case.model)
@@ -191,7 +193,7 @@ def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
         rows = [json.loads(line) for line in (ROOT / "examples/data/gsm8k_sample.jsonl").read_text().splitlines()]
         prompts = [row["question"] for row in rows][: case.prompts * case.steps]
     else:
-        make_tiny(peer)
+        write_tiny_model(peer, hidden=128, layers=4)
         dice = random.Random(0)
         prompts = ["".join(dice.choices("0123456789", k=8)) for _ in range(case.prompts * case.steps)]
     data = folder / "prompts.jsonl"
@@ -230,34 +232,6 @@ def render(tokenizer: Any, prompt: str) -> list[int]:
         return tokenizer(prompt)["input_ids"]
     text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def make_tiny(folder: Path) -> None:
-    """A random Llama of 0.6M parameters over characters."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    torch.manual_seed(0)
-    symbols = ["<pad>", "<bos>", "<eos>", *"0123456789+-*= \nQA:abcdefghijklmnopqrstuvwxyz?.!,;()[]<>/"]
-    inner = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
-    inner.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
-    config = LlamaConfig(
-        vocab_size=len(symbols),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def matmul_gflops(threads: int, size: int = 1024) -> float:

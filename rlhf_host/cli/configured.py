@@ -45,7 +45,7 @@ def show_help(
     config: str | None,
     presets: Sequence[str],
 ) -> None:
-    """Print help: ``start`` (flag → text) first, then the chosen plugins' options, then the schema's ``sections`` (key → title).
+    """Print help: ``start`` (flag → text), the chosen plugins' options, then the schema's ``sections`` (key → title).
 
     Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here.
     """

@@ -34,8 +34,8 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
     click.echo(
-        f"{train.steps} steps of {train.batch_size} prompts × {rollout.n} samples, {updates_per_batch(config)} updates each,"
-        f" old log-probabilities {old_logprobs_mode(config)}"
+        f"{train.steps} steps of {train.batch_size} prompts × {rollout.n} samples, updates per step:"
+        f" {updates_per_batch(config)}, old log-probabilities {old_logprobs_mode(config)}"
     )
     click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
 
@@ -43,16 +43,12 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
 def _model(need: RoleNeed, config: RunConfig) -> str:
     """The role's model, looked for."""
     from rlhf_host.models.loading import find_model
+    from rlhf_host.runtimes.local import role_settings
 
-    role = config.roles.get(need.name, RoleConfig())
-    source = role.model or need.source
-    seen = {need.name}
-    while source and source not in seen and source in config.roles:  # the name of another role
-        seen.add(source)
-        source = config.roles[source].model
-    if source and source != QUICKSTART:  # looking for that one would build it
-        find_model(source)
-    return str(source)
+    model = role_settings(config, need, None).model
+    if model != QUICKSTART:  # looking for that one would build it
+        find_model(model)
+    return str(model)
 
 
 def _tokenizer(role: RoleConfig) -> Any:

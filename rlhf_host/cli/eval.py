@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, check_evaluation, complete, eval_rewards
+from rlhf_host.config.plan import build_plugins, complete, eval_rewards
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
@@ -46,11 +47,10 @@ def evaluate(argv: Sequence[str]) -> None:
         return show_help("eval [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
     checkpoint = control.get("checkpoint", [None])[0]
     if checkpoint is not None:
-        clash = next((name for name in ("config", "preset") if name in control), None)
-        if any(flag.parts in (["actor", "model"], ["roles", "actor", "model"]) for flag in flags):
-            clash = "actor.model"
-        if clash:
-            raise UserError(f"--checkpoint brings the run's own model and settings: leave --{clash} out")
+        clashes = [f"--{name}" for name in ("config", "preset") if name in control]
+        clashes += [flag.text for flag in flags if flag.parts[-2:] == ["actor", "model"]]
+        if clashes:
+            raise UserError(f"--checkpoint brings the run's own model and settings: leave {clashes[0]} out")
         config_path = str(require_run(_run_of(Path(checkpoint))))
     loaded = read_config(config_path, flags, presets, CONTROL)
     for notice in loaded.notices:

@@ -24,7 +24,7 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of a table.")
 @click.option("--verify", is_flag=True, help="Import each plugin, in a process of its own, to find the broken ones.")
 @click.option("--deadline", default=10.0, show_default=True, metavar="S", help="With --verify: seconds one import may take.")
-@click.option("--kind", type=click.Choice(list(GROUPS)), help="Only this kind.")
+@click.option("--kind", type=click.Choice(list(GROUPS)), metavar="KIND", help=f"Only this kind: {', '.join(GROUPS)}.")
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, kind: str | None) -> None:
     """List installed plugins: kind, name, version, API range, status, distribution and its summary.
@@ -47,10 +47,10 @@ def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, ki
         click.echo(f"No {kind} plugins installed." if kind else "No plugins installed.")
 
 
-@plugins.command()
+@plugins.command(short_help="Look inside one: source, hooks, options.")
 @click.argument("name")
 @click.option("--deadline", default=10.0, show_default=True, metavar="S", help="Seconds the import may take.")
-@click.option("--kind", type=click.Choice(list(GROUPS)), help="Where several kinds share the name.")
+@click.option("--kind", type=click.Choice(list(GROUPS)), metavar="KIND", help="Where several kinds share the name.")
 @click.pass_context
 def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> None:
     """Look inside the plugin NAME or DISTRIBUTION:NAME: where it comes from, its hooks and its options.
@@ -72,27 +72,26 @@ def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> No
 
 
 def _table(found: Sequence[PluginInfo], width: int) -> Iterator[str]:
-    """A line per plugin; what belongs to it and finds no room beside it goes below, indented."""
+    """A line per plugin; what finds no room beside it goes below, indented."""
     rows = [("KIND", "NAME", "VERSION", "API", "STATUS")]
     rows += [(info.kind, info.name, info.version, info.api, info.status) for info in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
-    yield f"{lines[0]}  DISTRIBUTION: SUMMARY"
-    room = width - len(lines[0]) - 2
+    yield f"{lines[0]}  DISTRIBUTION"[:width]
     told: set[str] = set()
     for info, line in zip(found, lines[1:], strict=True):
         # A summary is the distribution's, so it stands once for all its plugins.
-        about = info.distribution if info.distribution in told or not info.summary else f"{info.distribution}: {info.summary}"
+        summary = "" if info.distribution in told else info.summary
         told.add(info.distribution)
-        notes = _wrap(about, room if room >= 32 else width - 4)
-        if room >= 32 or len(notes[0]) <= room:
-            yield f"{line}  {notes.pop(0)}"
-        else:
-            yield line.rstrip()
-        indent = " " * (width - room if room >= 32 else 4)
-        yield from (f"{indent}{note}" for note in notes)
-        if info.problem:
-            yield from (f"    {note}" for note in _wrap(f"{info.status}: {info.problem}", width - 4))
+        whole = f"{info.distribution}: {summary}" if summary else info.distribution
+        beside, below = next(
+            (beside, below)
+            for beside, below in ((whole, ""), (info.distribution, summary), ("", whole))
+            if not beside or len(line) + 2 + len(beside) <= width
+        )
+        yield f"{line}  {beside}".rstrip()
+        problem = f"{info.status}: {info.problem}" if info.problem else ""
+        yield from (f"    {note}" for text in (below, problem) for note in _wrap(text, width - 4))
 
 
 def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.config.check import check
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, check, complete, merge_needs
+from rlhf_host.config.plan import build_plugins, complete, merge_needs
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.yaml_file import dump_yaml
 from rlhf_host.errors import RunError, UserError

@@ -39,10 +39,16 @@ def takes_list(annotation: Any) -> bool:
     return any((get_origin(member) or member) in _LISTS for member in members(annotation))
 
 
+def section_model(annotation: Any) -> type[BaseModel] | None:
+    """The section an annotation holds, if it holds one."""
+    return next((m for m in members(annotation) if isinstance(m, type) and issubclass(m, BaseModel)), None)
+
+
 def coerce(annotation: Any, value: Any) -> Any:
     """Text from a flag, brought near ``annotation``; pydantic does the rest. Values that are no text pass unchanged.
 
-    Lists come from repetition, commas or JSON; mappings from JSON; ``null``, or ``none`` where it is no word of its own, is None.
+    Lists come from repetition, commas or JSON; mappings from JSON. ``null``, and ``none`` where it is no word of its own,
+    is None.
     """
     options = list(members(annotation))
     if isinstance(value, Repeated):
@@ -61,7 +67,7 @@ def coerce(annotation: Any, value: Any) -> Any:
             return word
     if takes_list(annotation) and (str not in options or "," in value):
         return _items(annotation, value)
-    if value.startswith("{") and any((get_origin(option) or option) is dict or _is_model(option) for option in options):
+    if value.startswith("{") and (section_model(annotation) or dict in [get_origin(option) or option for option in options]):
         return _json(value)
     return value
 
@@ -71,7 +77,7 @@ def _items(annotation: Any, text: str) -> list[Any]:
         value = _json(text)
         return value if isinstance(value, list) else [text]
     inner = next((get_args(member) for member in members(annotation) if (get_origin(member) or member) in _LISTS), ())
-    parts = [part.strip() for part in text.split(",")]
+    parts = text.split(",")
     if not any(parts):  # "," itself, or an empty text
         parts = [text] if text else []
     return [coerce(inner[0], part) if inner else part for part in parts]
@@ -82,7 +88,3 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlhf_host.config.fieldtypes import Repeated, coerce, takes_bool
-from rlhf_host.config.layers import Layer, choose, section_model, source
+from rlhf_host.config.fieldtypes import Repeated, coerce, section_model, takes_bool
+from rlhf_host.config.friendly import choose, source
+from rlhf_host.config.layers import Layer
 from rlhf_host.config.schema import DataConfig, DataSource, RoleConfig, RunConfig
 from rlhf_host.config.sections import MANY, ROLES, SINGLE, SPELLINGS, spelled
 from rlhf_host.config.yaml_file import At
@@ -200,9 +201,8 @@ def _many(
             return (*prefix, rest[0], "weight"), float
         return (*prefix, rest[0], "options", *rest[1:]), None
     if rest:
-        raise UserError(
-            f"{flag.text}: give the plugin's name and the option: --{spelled('.'.join(prefix))}.NAME.{rest[0].replace('_', '-')}"
-        )
+        option = ".".join([*map(spelled, prefix), "NAME", rest[0].replace("_", "-")])
+        raise UserError(f"{flag.text}: give the plugin's name and the option: --{option}")
     if not flag.value:
         raise UserError(f"{flag.text} needs a plugin's name")
     for text in flag.value.split(","):

@@ -9,10 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rlhf_host.config.flags import Flag, from_flags, parse
-from rlhf_host.config.layers import Layer, defaults, from_tree, lay, unwrap
+from rlhf_host.config.friendly import from_tree
+from rlhf_host.config.layers import Layer, defaults, lay, unwrap
 from rlhf_host.config.messages import Origins, fail, validation_lines, where
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.config.sections import MANY, SINGLE
+from rlhf_host.config.sections import SINGLE
 from rlhf_host.config.yaml_file import read_yaml
 from rlhf_host.errors import PluginError, UserError
 from rlhf_host.plugins.discovery import preset_file
@@ -102,7 +103,8 @@ def _has(layer: Layer, *path: str) -> bool:
 
 
 def _refuse_nameless(layer: Layer, errors: list[str]) -> None:
-    for key in (*SINGLE, *MANY):
-        if key in SINGLE and layer.get(key) and "plugin" not in layer[key]:
+    for key in SINGLE:
+        if key in layer and "plugin" not in layer[key]:
             _, origins = unwrap(layer.pop(key), (key,))
-            errors.append(f"{where((key,), origins)}: no {key} is chosen; add --{key} NAME")
+            if origins:
+                errors.append(f"{where((key,), origins)}: no {key} is chosen; add --{key} NAME")

@@ -22,12 +22,14 @@ def fail(lines: Iterable[str], kind: type[UserError] = UserError) -> None:
 
 
 def where(path: Path, origins: Origins) -> str:
-    """The place that set ``path``, or a parent or child of it; else the dotted path."""
+    """The place that set ``path``, or the nearest around it; else the dotted path."""
     for end in range(len(path), 0, -1):
-        if path[:end] in origins:
-            return origins[path[:end]]
-    inside = next((place for known, place in origins.items() if known[: len(path)] == path), None)
-    return inside or ".".join(str(part) for part in path)
+        near = path[:end]
+        inside = (place for known, place in origins.items() if known[:end] == near)
+        place = origins.get(near) or next(inside, None)
+        if place:
+            return place
+    return ".".join(str(part) for part in path)
 
 
 def validation_lines(

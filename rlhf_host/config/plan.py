@@ -1,21 +1,19 @@
-"""What a configuration asks of the host: its plugins, their needs, and whether the run is possible at all."""
+"""What a configuration asks of the host: its plugins and, together, their needs."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_host.config.fieldtypes import coerce
-from rlhf_host.config.layers import section_model
+from rlhf_host.config.fieldtypes import coerce, section_model
 from rlhf_host.config.messages import Origins, Path, fail, validation_lines, where
-from rlhf_host.config.schema import PluginChoice, RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SINGLE
+from rlhf_host.config.schema import PluginChoice, RunConfig
+from rlhf_host.config.sections import MANY, SINGLE
 from rlhf_host.errors import PluginError, near_matches
-from rlhf_host.plugins.discovery import HOST, discover
+from rlhf_host.plugins.discovery import HOST, PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import build, find, load, options_model, parse_choice, read_options
@@ -85,34 +83,49 @@ def complete(config: RunConfig, origins: Origins | None = None, evaluation: bool
             info = find(item.group, item.choice.plugin, known)
             if item.kind in PROTOCOLS:
                 _require_library(item, info.distribution)
-            if item.kind in PROTOCOLS and not item.choice.options:
-                continue
-            cls = load(info)
-            model = options_model(cls)
         except PluginError as error:
             errors.append(_at(item.path, places, str(error)))
             continue
-        root = (*item.path, "options") if item.path != ("kl",) else item.path
-        given = {key.replace("-", "_"): value for key, value in item.choice.options.items()}
-        fields = {option.name.partition(".")[0] for option in describe_options(model)}
-        unknown = [key for key in given if key not in fields and model.model_config.get("extra") != "allow"]
-        for key in unknown:
-            hint = near_matches(key, fields) or ("; it has " + ", ".join(sorted(fields)) if fields else "; it takes no options")
-            errors.append(f"{where((*root, key), places)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
-        if unknown:
-            continue
-        given = _coerced(model, given)
-        try:
-            parsed = read_options(info, cls, given, item.alias)
-        except PluginError as error:
-            cause = error.__cause__
-            found = validation_lines(cause, places, root, model) if isinstance(cause, ValidationError) else []
-            errors += found or [_at(root, places, str(error))]
-            continue
-        filled = parsed.model_dump(mode="json")
-        item.choice.options = filled if _same(model, filled, parsed) else given
+        if item.kind not in PROTOCOLS or item.choice.options:
+            root = (*item.path, "options") if item.path != ("kl",) else item.path
+            item.choice.options = _filled(info, item.choice.options, item.alias, root, places, errors)
+    tasks = {info.name for info in known if info.kind == "tasks"}
+    for path, data in ((("data",), config.data), (("eval", "data"), config.eval.data)):
+        for number, source in enumerate(data.sources):
+            if source.options and source.path.rpartition(":")[2] in tasks:
+                info = find("tasks", source.path, known)
+                root = (*path, "sources", number, "options")
+                source.options = _filled(info, source.options, source.name or source.path, root, places, errors)
     fail(errors, PluginError)
     return config
+
+
+def _filled(
+    info: PluginInfo, options: dict[str, Any], alias: str, root: Path, origins: Origins, errors: list[str]
+) -> dict[str, Any]:
+    """The plugin's options, validated and with defaults; mistakes are appended to ``errors``."""
+    try:
+        cls = load(info)
+        model = options_model(cls)
+    except PluginError as error:
+        errors.append(_at(root, origins, str(error)))
+        return options
+    given = {key.replace("-", "_"): value for key, value in options.items()}
+    fields = {option.name.partition(".")[0]: None for option in describe_options(model)}
+    unknown = [key for key in given if key not in fields and model.model_config.get("extra") != "allow"]
+    for key in unknown:
+        hint = near_matches(key, fields) or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
+        errors.append(f"{where((*root, key), origins)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
+    given = _coerced(model, {key: value for key, value in given.items() if key not in unknown})
+    try:
+        parsed = read_options(info, cls, given, alias)
+    except PluginError as error:
+        cause = error.__cause__
+        lines = validation_lines(cause, origins, root, model) if isinstance(cause, ValidationError) else []
+        errors += lines or [_at(root, origins, str(error))]
+        return options
+    filled = parsed.model_dump(mode="json")
+    return filled if _same(model, filled, parsed) else given
 
 
 def _at(path: Path, origins: Origins, message: str) -> str:
@@ -164,7 +177,8 @@ def eval_rewards(config: RunConfig, manager: PluginManager) -> PluginManager:
     roles = {need.name for need in merge_needs(own).roles} - {need.name for need in merge_needs(manager).roles}
     if roles:
         raise PluginError(
-            f"eval.reward needs the role {min(roles)!r}, which is loaded for training rewards only: choose it with --reward, at weight 0"
+            f"eval.reward needs the role {min(roles)!r}, which only rewards of the run can have:"
+            " choose it with --reward, at weight 0"
         )
     return own
 
@@ -233,138 +247,3 @@ def kl_estimator(config: RunConfig) -> str:
     if config.kl.estimator != "auto":
         return config.kl.estimator
     return "k1" if config.kl.place == "reward" else "unbiased"
-
-
-# --- refusals -----------------------------------------------------------------------------------
-
-
-def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
-    """Refuse impossible runs before any model or file is touched; gives warnings about merely odd ones.
-
-    Raises:
-        UserError: one line per reason, each with what to do.
-    """
-    fail([*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *_forbidden(config, manager)])
-    needed = {need.name for need in needs.roles}
-    idle = [role for role in config.roles if role not in needed and role != "actor"]
-    return [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
-
-
-def check_evaluation(config: RunConfig) -> None:
-    """Refuse evaluations that cannot be done. Raises ``UserError``, one line per reason."""
-    lines = list(_eval_refusals(config))
-    if not config.roles["actor"].model:
-        lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
-    if not config.eval.data.sources:
-        lines.append("no evaluation data: give --eval.data PATH or --data PATH")
-    if not (config.eval.reward or config.reward or _custom_agent(config)):
-        lines.append("nothing judges the answers: give --reward NAME")
-    fail(lines)
-
-
-def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
-    if config.algo is None:
-        yield "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)"
-    if needs.data not in (None, "prompts"):
-        yield f"{config.algo.plugin if config.algo else 'a plugin'} trains on {needs.data} data, which is not supported by this version"
-        return
-    if not config.reward and not _custom_agent(config):
-        yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
-    for rewards in {manager, eval_rewards(config, manager)}:
-        for key in (item.key for item in rewards.loaded if item.kind == "reward"):
-            if key not in rewards.names("score"):
-                yield f"{key} has no score hook, so it judges nothing"
-    if config.algo is not None:
-        for hooks in (("compute_advantages", "make_rows"), ("compute_loss",)):
-            if not any(manager.has(hook) for hook in hooks):
-                yield f"no chosen plugin implements {' or '.join(hooks)}: algorithm {config.algo.plugin!r} is incomplete"
-    if not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
-        yield f"agent {config.agent.plugin!r} implements neither agent_run nor agent_reset and agent_step"
-    yield from _role_refusals(config, needs)
-    for key, own in manager.each("needs"):
-        if own.min_group_size > config.rollout.n:
-            yield f"{key} needs groups of at least {own.min_group_size}, and rollout.n is {config.rollout.n}: set --rollout.n {own.min_group_size} or more"
-
-
-def _custom_agent(config: RunConfig) -> bool:
-    """An agent other than the default may reward its own steps."""
-    return config.agent.plugin != RunConfig().agent.plugin
-
-
-def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
-    needed = {need.name: need for need in needs.roles}
-    for name in config.roles:
-        if name not in needed and name not in ROLES:
-            yield f"roles.{name}: no chosen plugin knows this role{near_matches(name, {*needed, *ROLES})}"
-    if not config.roles.get("actor", RoleConfig()).model:
-        yield "no model to train: give --actor.model PATH"
-    if not config.data.sources:
-        yield "no training data: give --data PATH"
-    for need in needed.values():
-        if need.name != "actor" and need.source is None and not config.roles.get(need.name, RoleConfig()).model:
-            flag = f"--{need.name.replace('_', '-')}.model" if need.name in ROLES else f"--roles.{need.name}.model"
-            yield f"the role {need.name!r} has no model: give {flag} PATH"
-
-
-def _setting_refusals(config: RunConfig) -> Iterator[str]:
-    rollout, train, kl = config.rollout, config.train, config.kl
-    if rollout.temperature == 0:
-        yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
-    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        value = getattr(rollout, name)
-        if value != off:
-            yield (
-                f"rollout.{name} is {value}: training cannot correct for tokens that could not be drawn;"
-                f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} is free)"
-            )
-    if rollout.max_tokens is not None and rollout.max_new_tokens >= rollout.max_tokens:
-        yield f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt in rollout.max_tokens {rollout.max_tokens}"
-    if train.minibatches > train.batch_size:
-        yield (
-            f"train.minibatches {train.minibatches} is more than train.batch_size {train.batch_size}:"
-            " a batch is split between groups, so there can be at most one minibatch per prompt"
-        )
-    if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
-        yield (
-            f"train.old_logprobs fused holds for one update per batch, and epochs {train.epochs} × minibatches {train.minibatches}"
-            f" make {updates_per_batch(config)}: set --train.old-logprobs recompute"
-        )
-    if kl.coef > 0 and kl.place == "loss" and kl.estimator == "k1":
-        yield "kl.estimator k1 in the loss has a gradient of zero in expectation: set --kl.estimator unbiased, or --kl.place reward"
-    if kl.coef > 0 and kl.place == "reward" and kl_estimator(config) != "k1" and not kl.force:
-        yield f"kl.estimator {kl.estimator} is biased in the reward: set --kl.estimator k1, or --kl.force to have it anyway"
-    if "kl" in config.extensions:
-        yield "the extension kl is configured at kl: leave --with kl out and set --kl.coef"
-    if config.checkpoint.best and config.checkpoint.best.startswith("eval/") and not config.eval.data.sources:
-        yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
-    yield from _eval_refusals(config)
-
-
-def _eval_refusals(config: RunConfig) -> Iterator[str]:
-    large = [k for k in config.eval.k if k > config.eval.n]
-    if large:
-        yield f"eval.k {max(large)} needs at least as many samples, and eval.n is {config.eval.n}: set --eval.n {max(large)}"
-    if config.eval.temperature == 0 and config.eval.n > 1:
-        yield f"eval.temperature 0 makes {config.eval.n} equal samples: set --eval.n 1, or a temperature above 0"
-
-
-def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """Settings that a plugin declares to be wrong for it: ``section.key=value``; without a section, of ``train``."""
-    decided = {("train", "old_logprobs"): old_logprobs_mode(config), ("kl", "estimator"): kl_estimator(config)}
-    for key, own in manager.each("needs"):
-        for forbidden in sorted(own.forbids):
-            name, _, value = forbidden.partition("=")
-            path = tuple(name.split(".")) if "." in name else ("train", name)
-            actual: Any = config
-            for part in path:
-                if not hasattr(actual, part):
-                    raise PluginError(f"{key} forbids {forbidden!r}, and there is no such setting; tell its author")
-                actual = getattr(actual, part)
-            if value in (_text(actual), decided.get(path)):
-                yield f"{key} does not work with {'.'.join(path)} {value}: set --{'.'.join(path).replace('_', '-')} to something else"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)

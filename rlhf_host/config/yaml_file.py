@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,18 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # PyYAML writes these line breaks as they are, and reads them back as others.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 for _tag, _pattern, _first in _WORDS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value, 16 if "x" in node.value else 10))
 _Dumper.add_multi_representer(list, lambda dumper, data: dumper.represent_list(data))
-_Dumper.add_multi_representer(str, lambda dumper, data: dumper.represent_str(str(data)))
+_Dumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def dump_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML that loads back to the same configuration."""
-    data = config.model_dump(mode="json")
+    data = config.model_dump()
     for key in SINGLE:
         if data[key] is not None:
             del data[key]["weight"]
@@ -149,14 +154,12 @@ def dump_yaml(config: RunConfig) -> str:
 def save_config(config: RunConfig, path: str | Path) -> None:
     """Write ``dump_yaml(config)``: aside, synced, then renamed."""
     path = Path(path)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    aside = path.with_name(f".{path.name}.partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(aside, "w", encoding="utf-8") as file:
             file.write(dump_yaml(config))
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
         os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    finally:
+        aside.unlink(missing_ok=True)

@@ -42,9 +42,11 @@ def split_problems(digits: int, operations: str, held_out: int) -> tuple[list[tu
     Raises ``UserError`` when fewer problems are left for training than are held out.
     """
     numbers = range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
-    problems = [(f"{a}{sign}{b}=", str(a + b if sign == "+" else a - b)) for a in numbers for b in numbers for sign in operations]
+    problems = [
+        (f"{a}{sign}{b}=", str(a + b if sign == "+" else a - b)) for a in numbers for b in numbers for sign in operations
+    ]
     if len(problems) < 2 * held_out:
-        raise UserError(f"arithmetic: there are only {len(problems)} problems, so at most {len(problems) // 2} can be held out, not {held_out}")
+        raise UserError(f"arithmetic: of {len(problems)} problems at most {len(problems) // 2} can be held out, not {held_out}")
     random.Random(_SPLIT_SEED).shuffle(problems)
     return problems[held_out:], problems[:held_out]
 

@@ -11,7 +11,9 @@ from rlhf_host.types import Message
 _ANSWER = "f7d3a1c9"  # stands for the assistant's words where only the text around them matters
 
 
-def render_prompt(prompt: str | Sequence[Message], tokenizer: Any, system_prompt: str | None = None, template: str | None = None) -> list[int]:
+def render_prompt(
+    prompt: str | Sequence[Message], tokenizer: Any, system_prompt: str | None = None, template: str | None = None
+) -> list[int]:
     """One prompt's token ids, ready for the model to go on from. See ``render_prompts``."""
     return render_prompts([prompt], tokenizer, system_prompt, template)[0]
 
@@ -34,7 +36,9 @@ def render_prompts(
     check_template(template)
     if uses_chat_template(tokenizer, template):
         conversations = [_conversation(prompt, system_prompt) for prompt in prompts]
-        return _encode([_apply(tokenizer, messages, add_generation_prompt=True) for messages in conversations], tokenizer, special=False)
+        return _encode(
+            [_apply(tokenizer, messages, add_generation_prompt=True) for messages in conversations], tokenizer, special=False
+        )
     texts = [_plain(prompt, system_prompt, template) for prompt in prompts]
     ends = tokenizer.eos_token_id
     rendered = []
@@ -55,7 +59,9 @@ def uses_chat_template(tokenizer: Any, template: str | None) -> bool:
 def check_template(template: str | None) -> None:
     """Raise ``UserError`` for an own template that has no place for the prompt."""
     if template is not None and template != "none" and "{prompt}" not in template:
-        raise UserError(f"data.template {template!r} has no {{prompt}}: write it where the prompt goes, or 'none' for plain text")
+        raise UserError(
+            f"data.template {template!r} has no {{prompt}}: write it where the prompt goes, or 'none' for plain text"
+        )
 
 
 def observation_ids(
@@ -84,7 +90,7 @@ def observation_ids(
     ending = _apply(tokenizer, opening, add_generation_prompt=False).rpartition(_ANSWER)[2]
     _, found, rest = _apply(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
     if not found:
-        raise UserError("the chat template leaves out earlier assistant turns, so a conversation cannot go on token by token; set data.template")
+        raise UserError("the chat template leaves out earlier assistant turns, so no conversation can go on token by token")
     ids = _encode([rest], tokenizer, special=False)[0]
     if not finished_with_eos or not ids:
         return ids

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import csv
+import gzip
 import json
+import lzma
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rlhf_host.errors import UserError, near_matches
 
@@ -19,8 +24,10 @@ if TYPE_CHECKING:
 
 LINES = (".jsonl", ".ndjson")
 TABLES = {".csv": ",", ".tsv": "\t"}
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz")
 SUFFIXES = (*LINES, ".json", *TABLES, ".parquet")
+
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 Row = Mapping[str, Any]
 
@@ -68,8 +75,9 @@ def read_hub(name: str, subset: str | None, split: str | None, default_splits: t
         raise
     except Exception as error:  # network, gating, cache and format errors of several libraries
         raise UserError(
-            f"cannot load {name!r}: it is no file or directory here and no installed task plugin, and as a hub dataset it failed with "
-            f"{type(error).__name__}: {_first_line(error)}; check the name and the network (without one, give a local file)"
+            f"cannot load {name!r}: it is no file or directory here and no installed task plugin, and as a hub dataset it "
+            f"failed with {type(error).__name__}: {_first_line(error)}; check the name and the network "
+            "(without one, give a local file)"
         ) from error
     return Rows(dataset, lambda i: f"{name} ({chosen}), row {i + 1}", _notes(note, split_note))
 
@@ -84,16 +92,14 @@ def _read_file(path: Path) -> Rows:
         return _read_json(path)
     if kind in TABLES:
         return _read_table(path, TABLES[kind])
-    with tempfile.TemporaryDirectory() as scratch:
-        stream = _stream("parquet", path, scratch)
-    return Rows(_guarded(stream, path), lambda i: f"{path}, row {i + 1}")
+    return Rows(_stream("parquet", path), lambda i: f"{path}, row {i + 1}")
 
 
 def _read_lines(path: Path) -> Rows:
     lines: list[int] = []
 
-    # Lines come through ``datasets`` as text and are parsed here: its own JSON reader gives no line for a bad row, and turns
-    # dates into timestamps and large integers into floats.
+    # JSON is parsed here: the reader of ``datasets`` gives no line for a bad row, makes timestamps of dates and floats of
+    # large integers.
     def rows() -> Iterator[Row]:
         for number, line in enumerate(_text_lines(path), start=1):
             if line.strip():
@@ -204,16 +210,14 @@ def _read_table(path: Path, separator: str) -> Rows:
             return
         # All columns as text: guessing types would make 085 into 85 and NA into nothing.
         features = datasets.Features({name: datasets.Value("string") for name in header})
-        with tempfile.TemporaryDirectory() as scratch, _quiet():
-            options = {"sep": separator, "encoding": "utf-8-sig", "keep_default_na": False, "features": features}
-            stream = _stream("csv", path, scratch, **options)
-            try:
-                yield from stream
-            except ValueError as error:  # pandas' ParserError is one
-                for line, fields in records():
-                    if len(fields) != len(header):
-                        raise UserError(f"{path}:{line}: {len(fields)} fields, but the header has {len(header)}") from error
-                raise UserError(f"{path}: cannot be read as CSV: {_first_line(error)}") from error
+        options = {"sep": separator, "encoding": "utf-8-sig", "keep_default_na": False, "features": features}
+        try:
+            yield from _stream("csv", path, **options)
+        except UserError:
+            for line, fields in records():  # which also says which line is not UTF-8
+                if len(fields) != len(header):
+                    raise UserError(f"{path}:{line}: {len(fields)} fields, but the header has {len(header)}") from None
+            raise
 
     return Rows(rows(), where)
 
@@ -237,12 +241,14 @@ def _read_directory(path: Path, subset: str | None, split: str | None, default_s
             paths = [Path(name) for name in files[chosen]]
             if all(file_format(each) for each in paths):
                 return _chain([_read_file(each) for each in paths], note)
-            stream = builder.as_streaming_dataset(split=chosen)
+            stream = builder.as_streaming_dataset(split=chosen)  # formats beyond those above
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{path}: cannot be read as a dataset directory: {type(error).__name__}: {_first_line(error)}") from error
-    return Rows(_guarded(stream, path), lambda i: f"{path} ({chosen}), row {i + 1}", note)
+        raise UserError(
+            f"{path}: cannot be read as a dataset directory: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    return Rows(stream, lambda i: f"{path} ({chosen}), row {i + 1}", note)
 
 
 def _chain(parts: list[Rows], note: str) -> Rows:
@@ -277,7 +283,9 @@ def _builder(name: str, subset: str | None, **options: Any) -> tuple[datasets.Da
                 raise UserError(f"{name} has several subsets: set subset to one of {', '.join(known)}") from error
             return datasets.load_dataset_builder(name, plain, **options), f"subset {plain!r} of {', '.join(known)}"
         if subset not in known:
-            raise UserError(f"{name} has no subset {subset!r}{near_matches(subset, known)}; it has {', '.join(known)}") from error
+            raise UserError(
+                f"{name} has no subset {subset!r}{near_matches(subset, known)}; it has {', '.join(known)}"
+            ) from error
         raise
 
 
@@ -294,12 +302,16 @@ def _choose_split(known: list[str], split: str | None, defaults: tuple[str, ...]
     raise UserError(f"{name} has no split named {' or '.join(map(repr, defaults))}: set split to one of {', '.join(known)}")
 
 
-def _stream(kind: str, path: Path, scratch: str, **options: Any) -> datasets.IterableDataset:
+def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
     """A file through ``datasets``, row by row: nothing is copied into its cache, and reading can stop early."""
     import datasets
 
-    builder = datasets.load_dataset_builder(kind, data_files=[_literal(path)], cache_dir=scratch, **options)
-    return builder.as_streaming_dataset(split="train")
+    with tempfile.TemporaryDirectory() as scratch, _quiet():
+        try:
+            builder = datasets.load_dataset_builder(kind, data_files=[_literal(path)], cache_dir=scratch, **options)
+            yield from builder.as_streaming_dataset(split="train")
+        except Exception as error:
+            raise _unreadable(path, error) from error
 
 
 def _literal(path: Path) -> str:
@@ -309,33 +321,23 @@ def _literal(path: Path) -> str:
 
 def _text_lines(path: Path) -> Iterator[str]:
     """The file's lines without their ends. Raises ``UserError`` with the line that is not UTF-8."""
+    opener: Callable[..., IO[bytes]] = _OPENERS.get(path.suffix.lower(), open)
     try:
-        yield from _decoded_lines(path, "utf-8-sig")
-    except UnicodeDecodeError as error:
-        for number, line in enumerate(_decoded_lines(path, "latin-1"), start=1):
-            try:
-                line.encode("latin-1").decode("utf-8")
-            except UnicodeDecodeError as fault:
-                raise UserError(
-                    f"{path}:{number}: not UTF-8: byte 0x{fault.object[fault.start]:02x} at byte {fault.start + 1} of the line"
-                ) from error
-        raise UserError(f"{path}: not UTF-8") from error
+        with opener(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                try:
+                    yield line.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    fault = f"byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line"
+                    raise UserError(f"{path}:{number}: not UTF-8: {fault}") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # no permission, a cut or damaged archive
+        raise _unreadable(path, error) from error
 
 
-def _decoded_lines(path: Path, encoding: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as scratch:
-        for row in _guarded(_stream("text", path, scratch, encoding=encoding), path):
-            yield row["text"]
-
-
-def _guarded(rows: Iterable[Row], path: Path) -> Iterator[Row]:
-    """Damaged files (a cut gzip, a Parquet footer) as one line that names the file."""
-    try:
-        yield from rows
-    except (UserError, UnicodeDecodeError, GeneratorExit):
-        raise
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {_first_line(error)}") from error
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: cannot be read: {type(error).__name__}: {_first_line(error)}")
 
 
 @contextmanager

@@ -29,8 +29,8 @@ def load_tasks(data: DataConfig, *, split: Split, tokenizer: Any, seed: int, max
     """The tasks of all sources, in file order, with prompts rendered and tokenised.
 
     Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset.
-    ``max_samples`` of a source takes its first rows; that of ``data`` shares the tasks over the sources by weight, the first rows
-    of each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
+    ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first rows of
+    each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
     smaller, are left out or cut as ``data.long_prompts`` says, and counted in the report.
 
     Raises ``UserError`` for data that cannot be found or read, naming file and line of the first malformed row.
@@ -62,7 +62,9 @@ def load_tasks(data: DataConfig, *, split: Split, tokenizer: Any, seed: int, max
             del weights[name]
         tasks.extend(kept)
     if not tasks:
-        raise UserError(f"no tasks are left: every prompt is longer than {min(limits)} tokens; raise data.max_prompt_tokens or truncate")
+        raise UserError(
+            f"no tasks are left: every prompt is longer than {min(limits)} tokens; raise data.max_prompt_tokens or truncate"
+        )
     return TaskSet(tasks, {name: weights[name] for name in read if name in weights and read[name]}, report)
 
 
@@ -94,7 +96,9 @@ def _stem(path: str) -> str:
     return name
 
 
-def _read_source(data: DataConfig, source: DataSource, name: str, split: Split, seed: int, limit: int | None) -> tuple[list[Task], str]:
+def _read_source(
+    data: DataConfig, source: DataSource, name: str, split: Split, seed: int, limit: int | None
+) -> tuple[list[Task], str]:
     """A source's first ``limit`` tasks and a line that says what was read."""
     path = Path(source.path).expanduser()
     if not path.exists():
@@ -108,11 +112,18 @@ def _read_source(data: DataConfig, source: DataSource, name: str, split: Split, 
     if source.options:
         raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
     splits = SPLITS[split]
-    rows = (read_path(path, source.subset, source.split, splits) if path.exists()
-            else read_hub(source.path, source.subset, source.split, splits))
+    rows = (
+        read_path(path, source.subset, source.split, splits)
+        if path.exists()
+        else read_hub(source.path, source.subset, source.split, splits)
+    )
     reader = _RowReader(data, source, name, rows)
     tasks = list(islice(reader, limit))
-    columns = f"prompt {reader.prompt_key!r}, label {reader.label_key!r}" if reader.label_key else f"prompt {reader.prompt_key!r}, no label"
+    columns = (
+        f"prompt {reader.prompt_key!r}, label {reader.label_key!r}"
+        if reader.label_key
+        else f"prompt {reader.prompt_key!r}, no label"
+    )
     return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({columns}{', ' if rows.note else ''}{rows.note})"
 
 
@@ -140,7 +151,9 @@ class _RowReader:
             self.prompt_key = next((key for key in PROMPT_KEYS if key in row), None)
             if self.prompt_key is None:
                 columns = ", ".join(row) or "none"
-                raise _Malformed(f"no column for the prompt: none of {', '.join(PROMPT_KEYS)} is among {columns}; set data.prompt_key")
+                raise _Malformed(
+                    f"no column for the prompt: none of {', '.join(PROMPT_KEYS)} is among {columns}; set data.prompt_key"
+                )
         if self.label_key is None:
             self.label_key = next((key for key in LABEL_KEYS if key in row and key != self.prompt_key), None)
 
@@ -152,7 +165,9 @@ class _RowReader:
         if self.label_key is not None:
             label = _get(row, self.label_key, "label")
             if label is None or label == "":
-                raise _Malformed(f"{self.label_key!r} is empty; every row needs a label, or set data.label_key to another column")
+                raise _Malformed(
+                    f"{self.label_key!r} is empty; every row needs a label, or set data.label_key to another column"
+                )
         if self.agent_key is not None:
             agent = _get(row, self.agent_key, "agent")
             if agent is not None and not isinstance(agent, str):
@@ -169,7 +184,9 @@ class _Malformed(Exception):
 def _get(row: Mapping[str, Any], key: str, what: str) -> Any:
     if key not in row:
         near = near_matches(key, row)
-        raise _Malformed(f"no {key!r} (the {what}){near or f'; the row has {chr(44).join(row)}' if row else '; the row is empty'}")
+        raise _Malformed(
+            f"no {key!r} (the {what}){near or f'; the row has {chr(44).join(row)}' if row else '; the row is empty'}"
+        )
     return row[key]
 
 

@@ -75,7 +75,9 @@ class TaskStream:
         sizes = {name: len(tasks) for name, tasks in self._sources.items()}
         if dict(state["sizes"]) != sizes:
             then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (state["sizes"], sizes))
-            raise UserError(f"the data changed since the checkpoint (tasks then: {then}; now: {now}): resume with the same data")
+            raise UserError(
+                f"the data changed since the checkpoint (tasks then: {then}; now: {now}): resume with the same data"
+            )
         self._seed, self._shuffle = state["seed"], state["shuffle"]
         self._epoch = state["epoch"]
         self._drawn = {name: int(state["drawn"][name]) for name in sizes}

@@ -24,12 +24,13 @@ class SharedPrefixCache(Cache):
     """Keys and values of ``G`` prompts and of ``B`` completions that begin with one of them.
 
     Prompts are right-padded: ``prefix[layer]`` is ``[G, kv, P, D]`` with ``prompt_lens`` real tokens each. Every completion
-    starts at slot 0 of ``suffix[layer]``, ``[B, kv, capacity, D]``, of which ``length`` are filled. Nothing is padded on the left,
-    so decoding needs a mask only over ragged prompts and beyond a sliding window.
+    starts at slot 0 of ``suffix[layer]``, ``[B, kv, capacity, D]``, of which ``length`` are filled. Nothing is padded on the
+    left, so decoding needs a mask only over ragged prompts and beyond a sliding window.
     """
 
-    def __init__(self, prompt_lens: list[int], device: torch.device, dtype: torch.dtype | None):
+    def __init__(self, prompt_lens: list[int], device: torch.device, dtype: torch.dtype | None, softcaps: bool = True):
         super().__init__(layers=[])
+        self.softcaps = softcaps
         self.device, self.dtype = device, dtype
         self.width = max(prompt_lens)
         self.ragged = min(prompt_lens) < self.width
@@ -66,13 +67,18 @@ class SharedPrefixCache(Cache):
     def is_sliding(self) -> list[bool]:
         return []
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Store and hand back what came; the attention function reads the rest from here."""
         self.layer = layer_idx
         if self.prefilling:
             if layer_idx not in self.prefix:
                 prompts = len(self.prompt_lens)
-                self.prefix[layer_idx] = self._room(key_states, prompts, self.width), self._room(value_states, prompts, self.width)
+                self.prefix[layer_idx] = (
+                    self._room(key_states, prompts, self.width),
+                    self._room(value_states, prompts, self.width),
+                )
             keys, values = self.prefix[layer_idx]
             count = key_states.shape[2]
             keys[self.places, :, :count] = key_states.to(keys.dtype)
@@ -172,6 +178,7 @@ def attend(
     if attention_mask is not None or kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise Unsupported("attention with a mask, sinks or position bias of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    softcap = softcap if cache.softcaps else None
     if cache.dtype is not None and query.dtype != cache.dtype:
         query, key, value = query.to(cache.dtype), key.to(cache.dtype), value.to(cache.dtype)
     if cache.prefilling:
@@ -182,15 +189,14 @@ def attend(
 
 def _prefill(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
     length = query.shape[2]
-    mask = None
-    if softcap is not None or (window is not None and length > window):
-        position = torch.arange(length, device=query.device)
-        distance = position[:, None] - position[None, :]
-        mask = (distance >= 0) & (distance < (window or length + 1))
+    position = torch.arange(length, device=query.device)
+    distance = position[:, None] - position[None, :]
+    mask = (distance >= 0) & (distance < (window or length + 1))
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
+        causal = window is None or length <= window
         out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=groups > 1
+            query, key, value, attn_mask=None if causal else mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
         return out.transpose(1, 2)
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -202,7 +208,7 @@ def _prefill(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
 def _decode(cache: SharedPrefixCache, query: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
     prefix_keys, prefix_values = cache.prefix[cache.layer]
     suffix_keys, suffix_values = cache.suffix[cache.layer]
-    prompts, kv, width, _ = prefix_keys.shape
+    kv, width = prefix_keys.shape[1:3]
     rows, heads = query.shape[:2]
     groups, depth = heads // kv, prefix_values.shape[-1]
     end = cache.length + 1
@@ -225,7 +231,7 @@ def _decode(cache: SharedPrefixCache, query: Tensor, scale: float, window: int |
     seen = torch.bmm(_to_prompts(cache, weights[..., :width]), prefix_values.flatten(0, 1))
     new = torch.bmm(weights[..., width:].flatten(0, 1), suffix_values[:, :, begin:end].flatten(0, 1))
     out = _to_rows(cache, seen, kv, groups) + new.view(rows, kv, groups, depth)
-    return out.view(rows, 1, heads, depth)
+    return out.reshape(rows, 1, heads, depth)
 
 
 def _to_prompts(cache: SharedPrefixCache, rows: Tensor) -> Tensor:

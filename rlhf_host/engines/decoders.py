@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_host.engines.attention import NAME, SharedPrefixCache, Unsupported, active
+from rlhf_host.engines.packing import PackedLinears
 from rlhf_host.errors import UserError
 
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill pass: what bounds its activations."""
+PACK_ROWS = 4
+PACK_TOKENS = 512
+"""Packing costs about as much as it saves over this many tokens."""
 
 
 class Decoder(Protocol):
@@ -44,20 +50,24 @@ class Twin:
     """The model's modules once more, around the same parameters.
 
     Generation has its own evaluation mode, attention function and buffers, so the trainer's modules are never touched, whatever
-    thread they run in. Under autocast the weights of matrix products are cast once a wave, not once a step.
+    thread they run in. What a batch can use many times is made once and kept until the weights change: their bfloat16 casts
+    under autocast, their packed layout on CPUs.
     """
 
     def __init__(self, model: nn.Module):
         self.source = model
-        self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.parameters = list(model.parameters())
         self.device = self.parameters[0].device
         shared: dict[int, Any] = {id(parameter): parameter for parameter in self.parameters}
         persistent = set(model.state_dict(keep_vars=True))
         shared |= {id(buffer): buffer for name, buffer in model.named_buffers() if name in persistent}
-        self.model: PreTrainedModel = copy.deepcopy(self.inner, shared)
+        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        self.model: PreTrainedModel = copy.deepcopy(inner, shared)
         self.model.eval()
-        self.casts: list[tuple[nn.Module, nn.Parameter]] = []
+        _fuse_norms(self.model)
+        self.casts: list[tuple[nn.Module, Tensor]] = []
+        self.packed = PackedLinears(self.model) if PackedLinears.available(self.device) else None
+        self.stamp: tuple[int, ...] | None = None
         self.native = self.model.config._attn_implementation
 
     def current(self) -> bool:
@@ -69,8 +79,21 @@ class Twin:
         for config in _configs(self.model):
             config._attn_implementation = name
 
-    def cast(self, dtype: torch.dtype) -> None:
-        """Give the matrix products weights in ``dtype``, copied from the parameters as they are now."""
+    def refresh(self, version: int, dtype: torch.dtype | None, rows: int, tokens: int) -> None:
+        """Be ready to decode ``rows`` rows and ``tokens`` tokens in all with the weights as they are now."""
+        stamp = (version, sum(parameter._version for parameter in self.parameters))
+        if dtype is not None:
+            if stamp != self.stamp:
+                self._cast(dtype)
+                self.stamp = stamp
+        elif self.packed is not None:
+            if stamp != self.stamp and rows >= PACK_ROWS and tokens >= PACK_TOKENS:
+                self.packed.refresh(rows)
+                self.stamp = stamp
+            self.packed.use(stamp == self.stamp and rows >= PACK_ROWS)
+
+    def _cast(self, dtype: torch.dtype) -> None:
+        """Give the matrix products weights in ``dtype``, copied from the parameters."""
         if not self.casts:
             for module in self.model.modules():
                 if isinstance(module, nn.Linear | Conv1D) and module.weight.dtype == torch.float32:
@@ -79,6 +102,28 @@ class Twin:
         else:
             for module, source in self.casts:
                 module.weight.copy_(source)  # type: ignore[operator]
+
+
+def _fuse_norms(model: nn.Module) -> None:
+    """Root-mean-square norms as one operator, wherever that gives what the module gives."""
+    for module in model.modules():
+        epsilon, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
+        if (
+            not isinstance(epsilon, float)
+            or not isinstance(weight, Tensor)
+            or weight.dtype != torch.float32
+            or weight.dim() != 1
+        ):
+            continue
+        fused = partial(_rms_norm, module.forward, weight, epsilon)
+        x = torch.linspace(-3, 5, 2 * len(weight), device=weight.device).view(2, -1)
+        with torch.no_grad():
+            if torch.allclose(module(x), fused(x), rtol=1e-5, atol=1e-6):
+                module.forward = fused  # type: ignore[method-assign]
+
+
+def _rms_norm(original: Callable[[Tensor], Tensor], weight: Tensor, epsilon: float, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (len(weight),), weight, epsilon) if x.dtype == weight.dtype else original(x)
 
 
 def _configs(model: PreTrainedModel) -> Iterator[Any]:
@@ -91,15 +136,16 @@ def _configs(model: PreTrainedModel) -> Iterator[Any]:
 
 
 class FastDecoder:
-    """Shared prompts, caches written in place, attention of our own: for models that go through transformers' attention interface."""
+    """Shared prompts, caches written in place, own attention: for models that use transformers' attention interface."""
 
     def __init__(self, twin: Twin, cache_dtype: torch.dtype | None):
-        self.model, self.cache_dtype = twin.model, cache_dtype
-        self.device = next(twin.model.parameters()).device
+        self.model, self.device, self.cache_dtype = twin.model, twin.device, cache_dtype
+        # sdpa in transformers ignores softcapping, and then so does the trainer.
+        self.softcaps = twin.native != "sdpa"
         twin.attention(NAME)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        self.cache = SharedPrefixCache([len(prompt) for prompt in prompts], self.device, self.cache_dtype)
+        self.cache = SharedPrefixCache([len(prompt) for prompt in prompts], self.device, self.cache_dtype, self.softcaps)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         pieces, begin = [], 0
         while begin < len(order):
@@ -135,7 +181,7 @@ class FastDecoder:
 
 @contextmanager
 def _head_sees_only(model: PreTrainedModel, positions: Tensor) -> Iterator[None]:
-    """The output head gets one position a row, so prompts never cost ``[G, P, V]`` logits; what the model does after the head stays."""
+    """The output head gets one position a row, so prompts never cost ``[G, P, V]`` logits; what follows the head stays."""
     head = model.get_output_embeddings()
     if head is None:
         raise Unsupported("a model without an output head")
@@ -152,20 +198,22 @@ class GenericDecoder:
     is padded, which recurrent layers and unusual masks could not bear."""
 
     def __init__(self, twin: Twin):
-        self.model = twin.model
-        self.device = next(twin.model.parameters()).device
+        self.model, self.device = twin.model, twin.device
         twin.attention(twin.native)
-        self.keeps_last = "logits_to_keep" in inspect.signature(twin.model.forward).parameters
+        takes = inspect.signature(twin.model.forward).parameters
+        self.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self.last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         return self._forward(torch.tensor(prompts, device=self.device), None)
 
     def _forward(self, ids: Tensor, cache: Cache | None) -> Tensor:
-        last = {"logits_to_keep": 1} if self.keeps_last else {}
-        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **last)
-        self.cache = out.get("past_key_values")
+        out = self.model(input_ids=ids, use_cache=True, **{self.cache_name: cache}, **self.last)
+        self.cache = out.get(self.cache_name)
         if not isinstance(self.cache, Cache):
-            raise UserError(f"engine transformers: {type(self.model).__name__} returns no key-value cache, so it cannot generate")
+            raise UserError(
+                f"engine transformers: {type(self.model).__name__} returns no key-value cache, so it cannot generate"
+            )
         return out.logits[:, -1]
 
     def start(self, groups: Tensor, longest: int) -> None:
@@ -184,7 +232,7 @@ def make_decoder(twin: Twin, cache_dtype: torch.dtype | None, fast: bool) -> Dec
 
 
 def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None:
-    """Why ``FastDecoder`` is not for this model, or ``None``. Tries it: a few tokens against the model's own full forward pass."""
+    """Why ``FastDecoder`` is not for this model, or ``None``: tried on a few tokens against the model's own full forward."""
     model = twin.model
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -192,7 +240,7 @@ def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None
         return "the model has its own attention code"
     if kinds - {"full_attention", "sliding_attention"} or getattr(config, "attention_chunk_size", None):
         return f"layers of kind {', '.join(sorted(kinds))}"
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index,arg-type]
 
     def text(length: int, salt: int) -> list[int]:
         return [(7 * i + salt) % vocabulary for i in range(length)]
@@ -204,8 +252,8 @@ def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None
             found = [decoder.prefill(prompts)[groups]]
             decoder.start(torch.tensor(groups, device=decoder.device), len(tails[0]))
             found += [decoder.step(torch.tensor(column, device=decoder.device)) for column in zip(*tails, strict=True)]
-        except (Unsupported, RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-            return f"{type(error).__name__}: {error}"
+        except (Unsupported, RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as problem:
+            return f"{type(problem).__name__}: {problem}"
         finally:
             twin.attention(twin.native)
         if decoder.cache.windows != _windows(config, len(decoder.cache.windows)):

@@ -18,7 +18,7 @@ class Sampler:
     """The sampling parameters of a batch's rows, as tensors; rows leave through ``keep``."""
 
     def __init__(self, rows: Sequence[Sampling], device: torch.device):
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
         self.greedy = column([row.temperature == 0 for row in rows], torch.bool)
@@ -41,8 +41,8 @@ class Sampler:
     def draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Sample every row of ``logits`` ``[B, V]`` with ``uniforms`` ``[B]`` float64.
 
-        Returns tokens ``[B]`` int64 and log-probabilities ``[B]`` fp32: log-softmax in fp32 of ``logits / temperature``, over the
-        kept tokens where the distribution is truncated. Greedy rows: the arg-max, 0.0.
+        Returns tokens ``[B]`` int64 and log-probabilities ``[B]`` fp32: log-softmax in fp32 of ``logits / temperature``, over
+        the kept tokens where the distribution is truncated. Greedy rows: the arg-max, 0.0.
         Raises ``ArithmeticError`` when the logits of a row make no distribution.
         """
         logits = logits.float()
@@ -53,13 +53,13 @@ class Sampler:
         if self.largest_k or self.some_top_p or self.some_min_p:
             weights = self._truncate(weights)
         tokens, total = inverse_cdf(weights, uniforms)
-        if not bool(torch.isfinite(total).all()):
-            raise ArithmeticError("the model's logits are not finite")
-        if not bool(weights.gather(1, tokens[:, None]).all()):
+        if weights.device.type != "cpu":
             # Parallel prefix sums need not be monotonic to the last bit: a row may land on a token of weight 0.
             tokens = torch.where(weights.gather(1, tokens[:, None])[:, 0] > 0, tokens, weights.argmax(-1))
         chosen = logits.gather(1, tokens[:, None])[:, 0]
         logprobs = chosen - top[:, 0] - total.log().float()
+        if not bool(torch.isfinite(logprobs).all()):
+            raise ArithmeticError("the model's logits are not finite")
         if self.some_greedy:
             tokens = torch.where(self.greedy, weights.argmax(-1), tokens)
             logprobs = torch.where(self.greedy, 0.0, logprobs)

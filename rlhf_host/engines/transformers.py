@@ -23,22 +23,25 @@ from rlhf_host.types import FinishReason, Generation, SampleKey, Sampling
 log = logging.getLogger(__name__)
 
 
-class Options(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    max_batch_size: PositiveInt = Field(256, description="completions decoded together")
-    max_batch_tokens: PositiveInt | None = Field(None, description="tokens of key-value cache in one batch; default: no limit")
-    max_wait_s: float = Field(5.0, ge=0, description="longest wait for an expected request before a batch starts without it")
-    autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
-
-
 class TransformersEngine:
     """Generates with ``model``, any causal language model of transformers; a request's tokens depend on its key alone.
 
     The module is shared with the trainer, so new weights need no copying: ``set_version`` says that they changed.
     """
 
-    Options = Options
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        max_batch_size: PositiveInt = Field(256, description="completions decoded together")
+        max_batch_tokens: PositiveInt | None = Field(
+            None, description="tokens of key-value cache in one batch; default: no limit"
+        )
+        max_wait_s: float = Field(
+            5.0, ge=0, description="longest wait for an expected request before a batch starts without it"
+        )
+        autocast: Literal["auto", "off", "bfloat16"] = Field(
+            "auto", description="auto: bfloat16 where the hardware has it (CUDA)"
+        )
 
     def __init__(self, options: Options, *, model: nn.Module, tokenizer: Any, version: int = 0):
         self.options, self.model, self.tokenizer, self.version = options, model, tokenizer, version
@@ -46,10 +49,15 @@ class TransformersEngine:
         self._fast = False
         self._lock = threading.Lock()
         self._waves = Waves(self._run, options.max_wait_s)
-        config = model.config.get_text_config()  # type: ignore[operator]
+        config = model.config.get_text_config()  # type: ignore[operator,union-attr]
         self._max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         self._eos = _eos_ids(model, tokenizer)
+
+    @property
+    def decoding(self) -> str:
+        """``shared-prefix``, or ``generic`` where the model needs its own attention; known after the first batch."""
+        return "shared-prefix" if self._fast else "generic"
 
     # The async face.
 
@@ -84,14 +92,16 @@ class TransformersEngine:
             raise UserError("engine transformers: an empty prompt; give at least one token")
         if self._max_positions is not None and len(ids) >= self._max_positions:
             raise UserError(
-                f"engine transformers: a prompt of {len(ids)} tokens leaves no room in the model's {self._max_positions} positions; "
-                "set data.max_prompt_tokens or rollout.max_tokens lower"
+                f"engine transformers: a prompt of {len(ids)} tokens leaves no room in the model's {self._max_positions} "
+                "positions; set data.max_prompt_tokens or rollout.max_tokens lower"
             )
         if not 0 <= min(ids) <= max(ids) < self._vocabulary:
             wrong = next(token for token in ids if not 0 <= token < self._vocabulary)
             raise UserError(f"engine transformers: token {wrong} is not in the model's vocabulary of {self._vocabulary}")
         if sampling.max_new_tokens < 1 or sampling.temperature < 0 or sampling.top_k < 0:
-            raise UserError(f"engine transformers: max_new_tokens ≥ 1, temperature ≥ 0 and top_k ≥ 0 are needed, not {sampling}")
+            raise UserError(
+                f"engine transformers: max_new_tokens ≥ 1, temperature ≥ 0 and top_k ≥ 0 are needed, not {sampling}"
+            )
         if not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
             raise UserError(f"engine transformers: top_p in (0, 1] and min_p in [0, 1] are needed, not {sampling}")
 
@@ -115,9 +125,8 @@ class TransformersEngine:
             self._twin = Twin(self.model)
         twin = self._twin
         assert twin is not None
-        if dtype is not None:
-            twin.cast(dtype)
         if fresh:
+            twin.refresh(self.version, dtype, 1, 1)
             with torch.autocast(twin.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext():
                 problem = fast_path_problem(twin, dtype)
             self._fast = problem is None
@@ -126,12 +135,14 @@ class TransformersEngine:
         return twin, dtype
 
     def _batches(self, requests: list[Request]) -> Iterable[list[int]]:
-        """Split by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, where padding is not
-        to be had). A prompt counts once however many rows share it."""
+        """Split by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, where padding is
+        not to be had). A prompt counts once however many rows share it."""
         order = range(len(requests))
         kinds = [list(order)]
         if not self._fast:
-            kinds = [[i for i in order if len(requests[i].token_ids) == n] for n in sorted({len(r.token_ids) for r in requests})]
+            kinds = [
+                [i for i in order if len(requests[i].token_ids) == n] for n in sorted({len(r.token_ids) for r in requests})
+            ]
         for indices in kinds:
             batch: list[int] = []
             tokens, prompts = 0, set[tuple[int, ...]]()
@@ -150,7 +161,13 @@ class TransformersEngine:
                 yield batch
 
     def _decode(
-        self, twin: Twin, dtype: torch.dtype | None, requests: list[Request], indices: list[int], finish: Finish, dropped: Dropped
+        self,
+        twin: Twin,
+        dtype: torch.dtype | None,
+        requests: list[Request],
+        indices: list[int],
+        finish: Finish,
+        dropped: Dropped,
     ) -> bool:
         """One batch from prefill to the last row. False when nobody waits for the rest."""
         prompts: dict[tuple[int, ...], int] = {}
@@ -160,9 +177,10 @@ class TransformersEngine:
         rows = [requests[i] for i in indices]
         number = {i: row for row, i in enumerate(indices)}
 
-        device = twin.device
-        decoder = make_decoder(twin, dtype, self._fast)
+        device, version = twin.device, self.version
         limit_list = [self._limit(row) for row in rows]
+        twin.refresh(version, dtype, len(rows), sum(limit_list))
+        decoder = make_decoder(twin, dtype, self._fast)
         longest = max(limit_list)
         groups = torch.tensor([prompts[row.token_ids] for row in rows], device=device)
         logits = decoder.prefill(list(prompts))[groups]
@@ -186,8 +204,8 @@ class TransformersEngine:
             try:
                 drawn, drawn_logprobs = sampler.draw(logits, uniforms[:, step % BLOCK])
             except ArithmeticError as error:
-                raise RunError(f"generation under weight version {self.version} stopped: {error}") from error
-            versions.append(self.version)
+                raise RunError(f"generation under weight version {version} stopped: {error}") from error
+            versions.append(version)
             tokens[here, step] = drawn
             logprobs[here, step] = drawn_logprobs
 
@@ -228,6 +246,9 @@ class TransformersEngine:
                 sampler.keep(rest)
                 drawn, here, alive, stops, limits, uniforms = (t[rest] for t in (drawn, here, alive, stops, limits, uniforms))
                 places = here.tolist()
+            if version != self.version:
+                version = self.version
+                twin.refresh(version, dtype, len(places), len(places) * (longest - step))
             logits = decoder.step(drawn)
         return True
 
@@ -237,9 +258,11 @@ class TransformersEngine:
         width = max(1, *map(len, ids))
         return torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids], device=device)
 
-    def _text_stops(self, texts: dict[int, tuple[str, ...]], places: list[int], alive: Tensor, tokens: Tensor, step: int) -> Tensor:
-        """Which rows end in one of their stop strings. Only the tail that can hold one is decoded: a token is a byte at least, but
-        for the first few, where decoders drop a leading space or half a character."""
+    def _text_stops(
+        self, texts: dict[int, tuple[str, ...]], places: list[int], alive: Tensor, tokens: Tensor, step: int
+    ) -> Tensor:
+        """Which rows end in one of their stop strings. Only the tail that can hold one is decoded: a token is a byte at least,
+        but for the first few, where decoders drop a leading space or half a character."""
         hits = []
         for row, going in zip(places, alive.tolist(), strict=True):
             if not going or row not in texts:

@@ -42,7 +42,7 @@ class Waves:
         self._waiting: list[_Call] = []
         self._running: list[_Call] = []
         self._settled = False
-        self._arrival = 0.0
+        self._news = 0.0
         self._expected = 0
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -50,7 +50,7 @@ class Waves:
     def expect(self, count: int) -> None:
         with self._condition:
             self._expected = count
-            self._arrival = time.monotonic()
+            self._news = time.monotonic()
             self._condition.notify()
 
     async def submit(self, request: Request) -> Generation:
@@ -59,7 +59,7 @@ class Waves:
             if self._closed:
                 raise RunError("the engine is closed")
             self._waiting.append(call)
-            self._arrival = time.monotonic()
+            self._news = time.monotonic()
             self._settled = False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="rlhf-engine", daemon=True)
@@ -94,7 +94,7 @@ class Waves:
             return None
         if len(self._waiting) >= self._expected:
             return 0.0
-        return max(0.0, self._arrival + self._max_wait_s - time.monotonic())
+        return max(0.0, self._news + self._max_wait_s - time.monotonic())
 
     def _work(self) -> None:
         while True:
@@ -111,7 +111,9 @@ class Waves:
                 with self._condition:
                     calls, self._waiting = calls + self._waiting, []
                 self._fail(calls, error)
-            self._running = []
+            with self._condition:
+                self._running = []
+                self._news = time.monotonic()
 
     def _dropped(self, calls: list[_Call]) -> bool | set[int]:
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}

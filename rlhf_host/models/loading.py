@@ -41,33 +41,36 @@ class Source:
 def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
     """The role's model on its device, in eval mode, dropout removed.
 
-    ``head="scalar"`` is transformers' sequence classification model with one label: any such reward model loads as it is, and on a
-    plain language model a trainable role gets a new head of zeros. Trainable weights are float32. ``save_pretrained`` and this
-    function are inverse, for GGUF too (dequantized).
+    ``head="scalar"`` is transformers' sequence classification model with one label: such reward models load as they are, and on
+    a plain language model a trainable role gets a new head of zeros. Trainable weights are float32. What ``save_pretrained``
+    writes loads again, for GGUF too (dequantized).
 
     Raises:
-        UserError: no such model, not a model, incomplete, pickled weights only, or an unusable dtype, device or attention kernel.
+        UserError: no such model, incomplete or pickled weights, or an unusable dtype, device or attention kernel.
     """
     source = find_model(role.model)
     device = choose_device(role.device)
     if trainable and role.dtype not in ("auto", "float32"):
         raise UserError(
-            f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because small updates"
-            " vanish in 16 bits; leave dtype at auto and set train.autocast to bfloat16"
+            f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
+            " swallow small updates; leave dtype at auto and set train.autocast to bfloat16"
         )
     with _quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
         model = _load_gguf(source, role, head, trainable) if source.gguf else _load_safetensors(source, role, head, trainable)
     remove_dropout(model)
     if role.gradient_checkpointing and trainable:
         if not model.supports_gradient_checkpointing:
-            raise UserError(f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false")
+            raise UserError(
+                f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false"
+            )
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.requires_grad_(trainable)
-    return model.to(device).eval()
+    placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
+    return placed
 
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
-    """The role's tokenizer, from ``tokenizer`` or else from beside the model. Without a pad token, the end-of-sequence token pads."""
+    """The role's tokenizer, from ``tokenizer`` or else from beside the model. Without a pad token of its own, it pads with eos."""
     source = find_model(role.tokenizer or role.model, weights=False)
     with _quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
         tokenizer = AutoTokenizer.from_pretrained(
@@ -117,7 +120,9 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {name!r} cannot be used here ({_first_line(error)}): use auto, cpu, cuda, cuda:N or mps") from error
+        raise UserError(
+            f"device {name!r} cannot be used here ({_first_line(error)}): use auto, cpu, cuda, cuda:N or mps"
+        ) from error
     return device
 
 
@@ -166,7 +171,9 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
 
 
 def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
-    quantized = AutoModelForCausalLM.from_pretrained(source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True)
+    quantized = AutoModelForCausalLM.from_pretrained(
+        source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True
+    )
     config = quantized.config
     del config.quantization_config  # while it is there, save_pretrained refuses
     if head == "scalar":
@@ -187,7 +194,9 @@ def _auto_class(head: str) -> Any:
 
 def _new_head(model: PreTrainedModel, role: RoleConfig, trainable: bool) -> None:
     if not trainable:
-        raise UserError(f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a trained reward or value model")
+        raise UserError(
+            f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
+        )
     torch.nn.init.zeros_(scalar_head(model).weight)
 
 
@@ -227,7 +236,7 @@ def _cached(name: str) -> bool:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub's name resolves. Without this, transformers retries for most of a minute before it says that there is no network."""
+    """Whether the hub's name resolves. Without this, transformers retries for most of a minute before it gives up."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():

@@ -61,7 +61,9 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
         root.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".quickstart-{VERSION}-", dir=root))
     except OSError as error:
-        raise UserError(f"cannot write the model cache {root}: {error.strerror}; set RLHF_CACHE to a directory that can be written") from error
+        raise UserError(
+            f"cannot write the model cache {root}: {error.strerror}; set RLHF_CACHE to a directory that can be written"
+        ) from error
     try:
         _build(aside, recipe or Recipe(), progress)
         try:
@@ -74,11 +76,14 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
     return final
 
 
-def pretrain(recipe: Recipe, show: Callable[[int, float], None] = lambda step, chance: None) -> tuple[PreTrainedModel, dict[str, float]]:
+def pretrain(
+    recipe: Recipe, show: Callable[[int, float], None] = lambda step, chance: None
+) -> tuple[PreTrainedModel, dict[str, float]]:
     """A model trained on the answers of training-split problems until a sampled answer is right with chance ``target``.
 
-    Deterministic but for floating point, which differs between machines and thread counts; stopping at a measured chance instead
-    of a step makes the result alike on all of them. Held-out problems are never seen. Leaves torch's global generator alone.
+    Deterministic but for floating point, which differs between machines and thread counts; stopping at a measured chance
+    instead of a step makes the result alike on all of them. Held-out problems are never seen. Leaves torch's global generator
+    alone.
     ``show(step, chance)`` is called at every check. Returns the model and what was measured.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -129,17 +134,24 @@ def pretrain(recipe: Recipe, show: Callable[[int, float], None] = lambda step, c
 def _build(directory: Path, recipe: Recipe, progress: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from transformers.utils import logging
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not progress, transient=True) as bar:
+    with Progress(*columns, console=console, disable=not progress) as bar:
         task = bar.add_task("Building the quickstart model (once)", total=recipe.target, note="")
 
         def show(step: int, chance: float) -> None:
             bar.update(task, completed=min(chance, recipe.target), note=f"step {step}, {chance:.0%} of sampled answers right")
 
         model, measured = pretrain(recipe, show)
-    model.save_pretrained(directory)
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     character_tokenizer().save_pretrained(directory)
     note = json.dumps({"recipe": asdict(recipe), "measured": measured}, indent=2)
     (directory / "pretraining.json").write_text(note + "\n", encoding="utf-8")
@@ -174,5 +186,7 @@ def _answer_logprobs(model: PreTrainedModel, tokens: Tensor, answers: Tensor) ->
 @torch.no_grad()
 def _chance(model: PreTrainedModel, tokens: Tensor, answers: Tensor) -> float:
     """Mean probability of exactly the right answer: pass@1 at temperature 1 without sampling noise."""
-    parts = [_answer_logprobs(model, tokens[i : i + 512], answers[i : i + 512])[0].sum(-1).exp() for i in range(0, len(tokens), 512)]
+    parts = [
+        _answer_logprobs(model, tokens[i : i + 512], answers[i : i + 512])[0].sum(-1).exp() for i in range(0, len(tokens), 512)
+    ]
     return torch.cat(parts).mean().item()

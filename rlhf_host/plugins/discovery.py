@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from email.message import Message
 from email.parser import HeaderParser
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, distributions
+from importlib_metadata import Distribution, distributions
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -164,7 +164,8 @@ def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
     lines = [line for line in metadata.get_all("Requires-Dist", []) if _about_host(line)]
     try:
         ranges = [stated for line in lines if (stated := _host_range(line)) is not None]
-        stated = ",".join(filter(None, ranges))
+        # Build tools write <2,>=1; people read >=1,<2.
+        stated = ",".join(sorted(filter(None, ",".join(ranges).split(",")), key=lambda bound: bound.startswith("<")))
         if not stated:
             return "any" if ranges else "unstated", ""
         # packaging is slow to import: only where there is a range to judge.

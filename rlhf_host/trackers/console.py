@@ -68,7 +68,7 @@ class Console:
         self._steps = setting(context.config, "train", "steps", 0)
         self._show = setting(context.config, "trajectories", "show", 2)
         if context.run_dir is not None:
-            again = f", resumed after step {context.resume_step}" if context.resumed else ""
+            again = f", resumed after step {max(context.resume_step, 0)}" if context.resumed else ""
             self._line(Text(visible(f"run directory: {context.run_dir}{again}"), "dim"))
         if self._terminal.is_terminal:
             self._progress = Progress(
@@ -81,7 +81,7 @@ class Console:
                 console=self._terminal,
                 transient=True,
             )
-            self._progress.add_task("steps", total=self._steps or None, completed=context.resume_step)
+            self._progress.add_task("steps", total=self._steps or None, completed=max(context.resume_step, 0))
             self._progress.start()
 
     @hookimpl
@@ -163,8 +163,8 @@ class Console:
             found["unjudged"] = f"{values['rollout/unjudged']:.0f} trajectories could not be judged and were left out"
         if values.get("rollout/failed", 0) > 0:
             found["failed"] = f"{values['rollout/failed']:.0f} episodes failed and were left out"
-        if values.get("reward/std", 1.0) == 0 and values.get("grad_norm", 0.0) == 0:
-            found["flat"] = "every reward is the same and the gradient is zero: nothing to learn from this batch"
+        if values.get("groups/no_variance", 0) == 1:
+            found["flat"] = "in every group all rewards are the same: this batch has nothing to teach"
         for kind, message in found.items():
             if step - self._warned.get(kind, -_REMIND) >= _REMIND:
                 self._warned[kind] = step

@@ -6,13 +6,15 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import BaseModel
 
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.trackers.records import plain, record, setting
+from rlhf_host.trackers.records import plain, prompt_text, setting
+from rlhf_host.training.records import record
 from rlhf_host.types import Outcome, RunContext, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
@@ -62,8 +64,14 @@ class JsonLines:
         rows = trajectories[: self._limit] if self._limit else trajectories
         folder = self._run_dir / "trajectories"
         folder.mkdir(exist_ok=True)
-        lines = [_line({"step": step, "split": split, **record(row, tokens=self._tokens)}) for row in rows]
+        lines = [_line({"step": step, "split": split, **self._record(row)}) for row in rows]
         _write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
+
+    def _record(self, trajectory: Trajectory) -> dict[str, Any]:
+        if trajectory.decode is None:
+            readable = replace(trajectory, decode=lambda token_ids: "")
+            return record(readable, tokens=self._tokens) | {"prompt": prompt_text(trajectory)}
+        return record(trajectory, tokens=self._tokens)
 
     @hookimpl
     def run_finished(self, outcome: Outcome) -> None:

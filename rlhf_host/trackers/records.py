@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host.types import Reward, Trajectory
+from rlhf_host.types import Trajectory
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
@@ -71,47 +71,6 @@ def completion_text(trajectory: Trajectory) -> str:
         return ""
     single = len(trajectory.completion) == 1
     return trajectory.text if single else trajectory.full_text
-
-
-def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
-    """One trajectory as a JSON object; ``tokens`` adds its segments with ids, log-probabilities and versions."""
-    row: dict[str, Any] = {
-        "episode_id": trajectory.episode_id,
-        "group_id": trajectory.group_id,
-        "source": trajectory.task.source,
-        "task_index": trajectory.task.index,
-        "sample": trajectory.sample,
-        "prompt": prompt_text(trajectory),
-        "text": trajectory.text if trajectory.decode is not None else "",
-        "label": trajectory.task.ground_truth,
-        "reward": trajectory.reward,
-        "rewards": {name: _reward(reward) for name, reward in trajectory.rewards.items()},
-        "score": trajectory.score,
-        "finish_reason": trajectory.finish_reason,
-        "length": trajectory.action_length,
-        "unjudged_reason": trajectory.unjudged_reason,
-        "metrics": trajectory.metrics,
-    }
-    if any(segment.kind == "observation" for segment in trajectory.segments):
-        row["full_text"] = completion_text(trajectory)
-        row["agent_rewards"] = trajectory.agent_rewards
-    if tokens:
-        row["segments"] = [
-            {"kind": s.kind, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
-            for s in trajectory.segments
-        ]
-    return plain(row)
-
-
-def _reward(reward: Reward | float | None) -> Any:
-    if not isinstance(reward, Reward):
-        return reward
-    row: dict[str, Any] = {"value": reward.total, "score": reward.score}
-    if reward.turns is not None:
-        row["turns"] = list(reward.turns)
-    if reward.metrics:
-        row["metrics"] = dict(reward.metrics)
-    return row
 
 
 def reward_cell(trajectory: Trajectory) -> str:

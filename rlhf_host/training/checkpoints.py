@@ -104,7 +104,9 @@ def save_checkpoint(
 
 
 def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
-    """Remove all but the newest ``keep`` (0: all stay) and the best."""
+    """Remove all but the newest ``keep`` (0: all stay) and the best, and what killed writers left behind."""
+    for left in (run_dir / "checkpoints").glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
     found = checkpoint_dirs(run_dir)
     for step, path in found[:-keep] if keep else []:
         if step != best_step:

@@ -88,8 +88,7 @@ class OnlineLoop:
                     raise
                 self.step += 1
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
-                every = self.config.checkpoint.every
-                if every and self.step % every == 0 and self.step < train.steps:
+                if self._checkpoint_due():
                     self.save(self)
         except Interrupted:
             pass
@@ -245,6 +244,11 @@ class OnlineLoop:
         settings, last = self.config.eval, self.step == self.config.train.steps
         due = bool(settings.every) and self.step % settings.every == 0
         return self.evaluation is not None and (due or (last and settings.at_end))
+
+    def _checkpoint_due(self) -> bool:
+        every = self.config.checkpoint.every
+        new_best = self.best is not None and self.best["step"] == self.step
+        return self.step < self.config.train.steps and (new_best or bool(every and self.step % every == 0))
 
     def _finish(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
         """Evaluate where due, then tell controllers and trackers; the step's row is complete here."""

@@ -125,7 +125,7 @@ class Metrics:
             self._add(prefix + metric.name, metric)
 
     def _add(self, name: str, metric: Metric) -> None:
-        values = torch.as_tensor(metric.values).detach().to(torch.float64)
+        values = torch.as_tensor(metric.values, dtype=torch.float64).detach()
         kept = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
         if kept.numel() == 0:
             return

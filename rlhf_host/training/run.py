@@ -55,6 +55,8 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     _set_threads(config)
     inputs = _read(config)
     checkpoint = load_checkpoint(resume) if resume else None
+    if checkpoint is not None:
+        _refuse_finished(config, checkpoint, run_dir)
     needs = merge_needs(manager)
     runtime = _runtime(config)
     updates = config.train.steps * config.train.epochs * config.train.minibatches
@@ -271,13 +273,17 @@ def _save(loop: OnlineLoop) -> None:
     keep_checkpoints(loop.run_dir, loop.config.checkpoint.keep, best)
 
 
+def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path) -> None:
+    done = checkpoint.step >= config.train.steps and checkpoint.state["pending"] is None
+    if done and ((run_dir / "model").exists() or not config.checkpoint.final):
+        raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to go on")
+
+
 def _restore(loop: OnlineLoop, checkpoint: Checkpoint) -> None:
     loop.load_state_dict(checkpoint.step, checkpoint.state)
     loop.runtime.load_state_dict(checkpoint.tensors["optimizers"])
     torch.set_rng_state(checkpoint.tensors["torch_rng"])
     _restore_plugins(loop.manager, checkpoint.tensors["plugins"])
-    if loop.step >= loop.config.train.steps and loop.pending is None:
-        raise UserError(f"{loop.run_dir} is finished at step {loop.step}; raise --train.steps to go on")
 
 
 def _restore_plugins(manager: PluginManager, states: Mapping[str, Any]) -> None:

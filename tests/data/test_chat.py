@@ -10,7 +10,10 @@ USER = [{"role": "user", "content": "hi"}]
 
 def test_a_text_becomes_a_user_message_where_the_tokenizer_has_a_chat_template(chatml):
     ids = render_prompt("hi", chatml)
-    assert chatml.decode(ids) == "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chatml.decode(ids)
+        == "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert ids == render_prompt(USER, chatml)
 
 
@@ -33,13 +36,17 @@ def test_an_own_template_without_a_place_for_the_prompt_is_refused(chatml):
 
 
 def test_a_system_prompt_is_a_message_or_the_first_paragraph(chatml, plain):
-    assert chatml.decode(render_prompt("hi", chatml, "Be brief.")).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    assert chatml.decode(render_prompt("hi", chatml, "Be brief.")).startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user"
+    )
     assert plain.decode(render_prompt("hi", plain, "Be brief.")) == "Be brief.\n\nhi"
 
 
 def test_a_prompt_with_its_own_system_message_keeps_it(chatml, plain):
     own = [{"role": "system", "content": "Be long."}, *USER]
-    assert chatml.decode(render_prompt(own, chatml, "Be brief.")).startswith("<|im_start|>system\nBe long.<|im_end|>\n<|im_start|>user")
+    assert chatml.decode(render_prompt(own, chatml, "Be brief.")).startswith(
+        "<|im_start|>system\nBe long.<|im_end|>\n<|im_start|>user"
+    )
     assert plain.decode(render_prompt(own, plain, "Be brief.")) == "Be long.\n\nhi"
 
 
@@ -95,7 +102,10 @@ def test_turns_appended_token_by_token_equal_the_whole_conversation_rendered_at_
 
 
 def test_a_turn_cut_by_length_is_closed_before_the_next(chatml):
-    assert chatml.decode(observation_ids("more", chatml, False)) == "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chatml.decode(observation_ids("more", chatml, False))
+        == "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert chatml.decode(observation_ids("more", chatml, True)) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -113,11 +123,14 @@ def test_the_template_ending_is_left_out_when_another_end_token_was_sampled(chat
 
 def test_a_template_whose_next_turn_is_the_end_token_writes_it_once(make_tokenizer):
     """GLM's models end their turn by opening the user's."""
-    tokenizer = make_tokenizer("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    tokenizer = make_tokenizer(turns + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
     opens = tokenizer.convert_tokens_to_ids("<|user|>")
     assert tokenizer.decode(observation_ids("m", tokenizer, True, last_token=opens)) == "m<|assistant|>"
     assert tokenizer.decode(observation_ids("m", tokenizer, False)) == "<|user|>m<|assistant|>"
-    assert tokenizer.decode(observation_ids("m", tokenizer, True, last_token=tokenizer.eos_token_id)) == "<|user|>m<|assistant|>"
+    assert (
+        tokenizer.decode(observation_ids("m", tokenizer, True, last_token=tokenizer.eos_token_id)) == "<|user|>m<|assistant|>"
+    )
 
 
 def test_without_a_chat_template_the_observation_is_its_own_text(plain, chatml):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from rlhf_host import Action, Episode, Step, Task
 from rlhf_host.extensions.single_turn import SingleTurn
 
@@ -9,6 +11,6 @@ from rlhf_host.extensions.single_turn import SingleTurn
 def test_an_episode_is_the_prompt_and_one_answer():
     agent = SingleTurn(None)
     episode = Episode("episode-0", "group-0", Task("2+3="))
-    assert agent.agent_reset(episode) == Step(observation=None, done=False)
-    assert agent.agent_step(episode, Action("5", [5], "stop")) == Step(observation=None, reward=None, done=True)
-    assert agent.agent_step(episode, Action("5", [5], "length")).done
+    assert asyncio.run(agent.agent_reset(episode)) == Step(observation=None, done=False)
+    assert asyncio.run(agent.agent_step(episode, Action("5", [5], "stop"))) == Step(reward=None, done=True)
+    assert asyncio.run(agent.agent_step(episode, Action("5", [5], "length"))).done

@@ -56,10 +56,10 @@ class Site:
         )
 
     def listed(self, *arguments):
-        """``rlhf plugins --json``: name → object, the host's own left out."""
+        """``rlhf plugins --json``: name → object of what the test installed."""
         done = self.rlhf("plugins", "--json", *arguments)
         assert done.returncode == 0, done.stderr
-        return {row["name"]: row for row in json.loads(done.stdout) if row["distribution"] != "rlhf-host"}
+        return {row["name"]: row for row in json.loads(done.stdout) if row["distribution"].startswith("cmd-")}
 
 
 @pytest.fixture

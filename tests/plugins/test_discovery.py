@@ -38,6 +38,7 @@ def test_every_kind_has_its_group(here, kind):
     [
         (["rlhf-host>=1,<2"], ">=1,<2", "ok"),
         (["rlhf_host (>=1, <2)"], ">=1,<2", "ok"),
+        (["rlhf-host<2,>=1"], ">=1,<2", "ok"),
         (["numpy", "RLHF.Host[ray] ~=1.0"], "~=1.0", "ok"),
         (["rlhf-host>=1", "rlhf-host<2; python_version > '3'"], ">=1,<2", "ok"),
         (["rlhf-host"], "any", "ok"),

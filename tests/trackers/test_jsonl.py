@@ -61,26 +61,25 @@ def test_a_trajectory_row_says_what_was_asked_answered_and_given(tracker, contex
         "episode_id": "episode-0",
         "group_id": "group-0",
         "source": "sums",
-        "task_index": 3,
+        "task": 3,
         "sample": 0,
         "prompt": "2+3=",
         "text": "5",
         "label": "5",
         "reward": 1.0,
-        "rewards": {"math": {"value": 1.0, "score": 1.0}},
+        "rewards": {"math": 1.0},
         "score": 1.0,
         "finish_reason": "stop",
         "length": 1,
-        "unjudged_reason": None,
         "metrics": {"format": 1.0},
     }
 
 
 def test_several_turns_are_written_with_their_observations(tracker, context, trajectory, tmp_path):
     tracker.run_started(context())
-    tracker.log_trajectories(1, "train", [trajectory("q", "look", observation=" seen ", agent_rewards=[0.0, 1.0])])
+    tracker.log_trajectories(1, "train", [trajectory("q", "look", observation=" seen ")])
     (row,) = strict(tmp_path / "run/trajectories/train-step-000001.jsonl")
-    assert (row["text"], row["full_text"], row["agent_rewards"]) == ("lookdone", "look seen done", [0.0, 1.0])
+    assert (row["text"], row["full_text"]) == ("lookdone", "look seen done")
 
 
 def test_tokens_are_written_only_when_asked_for(tracker, context, trajectory, tmp_path):
@@ -120,7 +119,7 @@ def test_odd_trajectories_are_written_strictly(tracker, context, nasty, odd_traj
     assert (undecodable["prompt"], undecodable["text"]) == ("2+3=", "")
     assert chat["prompt"] == "hello"
     assert chat["label"] == {"answer": [1, 2], "path": "x"}
-    assert (unjudged["reward"], unjudged["rewards"], unjudged["unjudged_reason"]) == (
+    assert (unjudged["reward"], unjudged["rewards"], unjudged["unjudged"]) == (
         None,
         {"math": None},
         "timed out after 5 s",
@@ -136,6 +135,15 @@ def test_a_resumed_run_drops_later_rows_and_a_torn_line(tracker, context, tmp_pa
     tracker.log_metrics(5, {"loss": 0.25})
     assert [row["step"] for row in strict(path)] == [1, 2, 3, 4, 5]
     assert [entry.name for entry in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_resumed_before_its_first_checkpoint_starts_over(tracker, context, tmp_path):
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    tracker.run_started(context(resume_step=-1))
+    tracker.log_metrics(0, {})
+    assert [row["step"] for row in strict(path)] == [0]
 
 
 def test_a_run_that_is_not_resumed_keeps_what_is_there(tracker, context, tmp_path):

@@ -52,6 +52,8 @@ def history(run_dir: Path) -> list[tuple[str, dict]]:
 def test_an_offline_run_holds_metrics_and_samples_and_a_resumed_one_goes_on_in_it(
     context, trajectory, odd_metrics, odd_trajectories, tmp_path
 ):
+    import wandb
+
     first = make(project="proof", tags=["a"], every=1)
     first.run_started(context())
     first.log_metrics(1, {"reward/mean": 0.25, **odd_metrics})
@@ -65,6 +67,8 @@ def test_an_offline_run_holds_metrics_and_samples_and_a_resumed_one_goes_on_in_i
     second.run_started(context(resume_step=2))
     second.log_metrics(3, {"reward/mean": 0.75})
     second.run_finished(Outcome("finished", 3))
+    # finish() may return shortly before wandb's own process has closed the file; teardown, as at exit, waits for that process.
+    wandb.teardown()
 
     rows = history(tmp_path / "run")
     found = [(row["_step"], row["reward/mean"]) for _, row in rows if "reward/mean" in row]
@@ -83,10 +87,14 @@ def test_a_missing_package_is_named_with_its_install_line(context, monkeypatch):
         make().run_started(context())
 
 
-def test_importing_the_tracker_does_not_import_wandb(tmp_path):
+def test_importing_trackers_imports_neither_wandb_nor_torch():
     import subprocess
 
-    code = "import rlhf_host.trackers.wandb, rlhf_host.trackers.tensorboard, sys; print({'wandb', 'torch'} & set(sys.modules))"
+    code = """
+import sys
+from rlhf_host.trackers import console, jsonl, tensorboard, wandb
+print({"wandb", "torch"} & set(sys.modules))
+"""
     root = Path(__file__).resolve().parents[2]
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert found.stdout == "set()\n", found.stderr

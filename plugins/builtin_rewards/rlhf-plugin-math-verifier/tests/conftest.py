@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rlhf_plugin_math_verifier import MathVerifier
 
 from rlhf_host import Outcome, Reward, Segment, Task, Trajectory
-from rlhf_plugin_math_verifier import MathVerifier, Options
 
 
 def make_trajectory(text: str, ground_truth: Any) -> Trajectory:
@@ -26,7 +26,7 @@ def verifier() -> Iterator[Callable[..., MathVerifier]]:
     made: list[MathVerifier] = []
 
     def make(**options: Any) -> MathVerifier:
-        made.append(MathVerifier(Options(**({"workers": 2} | options))))
+        made.append(MathVerifier(MathVerifier.Options(**({"workers": 2} | options))))
         return made[-1]
 
     yield make
@@ -37,6 +37,6 @@ def verifier() -> Iterator[Callable[..., MathVerifier]]:
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Callable[[str, Any], Reward | None]]:
     """Judges one text with the default options, by one verifier for the module's tests."""
-    shared = MathVerifier(Options(workers=1, timeout_s=20))
+    shared = MathVerifier(MathVerifier.Options(workers=1, timeout_s=60))
     yield lambda text, ground_truth: asyncio.run(shared.score([make_trajectory(text, ground_truth)], None))[0]
     shared.run_finished(Outcome("finished", 1))

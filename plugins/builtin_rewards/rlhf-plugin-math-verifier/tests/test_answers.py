@@ -149,8 +149,10 @@ def test_gsm8k_solutions_are_right_in_every_form(verifier, trajectory):
     assert len(solutions) == 7473
     assert all(re.fullmatch(r"-?[\d,.]+", final) for final in finals)
 
-    texts = solutions + [f"The answer is {final}." for final in finals] + [rf"so ${{\boxed{{{final}}}}}$" for final in finals]
     subject = verifier()
-    rewards = asyncio.run(subject.score([trajectory(text, solution) for text, solution in zip(texts, solutions * 3, strict=True)], None))
-    assert [reward.score for reward in rewards] == [1.0] * len(texts)
+    pairs = list(zip(solutions, solutions, strict=True))
+    for form in ("The answer is {}.", r"so $\boxed{{{}}}$", "hence {}"):
+        pairs += [(form.format(final), solution) for final, solution in zip(finals[::20], solutions[::20], strict=True)]
+    rewards = asyncio.run(subject.score([trajectory(*pair) for pair in pairs], None))
+    assert [reward.score for reward in rewards] == [1.0] * len(pairs)
     assert subject._pool is None, "plain numbers need no worker process"

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rlhf_plugin_math_verifier import MathVerifier
+from rlhf_plugin_math_verifier.extraction import extract
+from rlhf_plugin_math_verifier.labels import read_label
+from rlhf_plugin_math_verifier.plain import number, tidy, words
 
 from rlhf_host import Segment, Task, Trajectory
-from rlhf_plugin_math_verifier import MathVerifier, Options
-from rlhf_plugin_math_verifier.extraction import extract
-from rlhf_plugin_math_verifier.plain import number, tidy, words
 
 
 def values(subject, trajectory, *texts, label="72"):
@@ -61,17 +62,19 @@ def test_the_last_action_counts(verifier):
 
 def test_a_wrong_answer_may_not_earn_more_than_a_right_one():
     with pytest.raises(ValidationError, match=r"incorrect \+ format_credit is 1.5, more than correct \(1\)"):
-        Options(format_credit=1.5)
+        MathVerifier.Options(format_credit=1.5)
 
 
-@pytest.mark.parametrize("bad", [{"timeout_s": 0}, {"workers": 0}, {"answer": "first"}, {"correct": float("nan")}, {"time_out": 1}])
+@pytest.mark.parametrize(
+    "bad", [{"timeout_s": 0}, {"workers": 0}, {"answer": "first"}, {"correct": float("nan")}, {"time_out": 1}]
+)
 def test_bad_options_are_refused(bad):
     with pytest.raises(ValidationError):
-        Options(**bad)
+        MathVerifier.Options(**bad)
 
 
 def test_every_option_has_a_description():
-    assert all(field.description for field in Options.model_fields.values())
+    assert all(field.description for field in MathVerifier.Options.model_fields.values())
 
 
 def test_the_import_is_light():
@@ -81,12 +84,36 @@ def test_the_import_is_light():
 
 
 fragments = st.sampled_from(
-    [r"\boxed{", "}", "{", "$", "$$", "####", "\n", "answer is", "Answer:", "-", "72", "1,2", "/", "%", "e9", ".", "=", r"\frac", r"\[", "\\"]
+    [
+        r"\boxed{",
+        "}",
+        "{",
+        "$",
+        "$$",
+        "####",
+        "\n",
+        "answer is",
+        "Answer:",
+        "-",
+        "72",
+        "1,2",
+        "/",
+        "%",
+        "e9",
+        ".",
+        "=",
+        r"\frac",
+        r"\[",
+        "\\",
+    ]
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.one_of(st.text(), st.lists(st.one_of(fragments, st.text(max_size=3))).map("".join)), st.sampled_from(["any", "boxed", "hashes"]))
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(st.text(), st.lists(st.one_of(fragments, st.text(max_size=3))).map("".join)),
+    st.sampled_from(["any", "boxed", "hashes"]),
+)
 def test_any_text_is_read_without_an_error(text, form):
     for prose in (False, True):
         found = extract(text, form, prose=prose)
@@ -99,29 +126,14 @@ def test_any_text_is_read_without_an_error(text, form):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(fragments, st.text(max_size=3))).map("".join))
 def test_any_text_gets_one_of_the_rewards_or_goes_to_a_worker(text):
-    subject = MathVerifier(Options(correct=1.0, incorrect=-1.0, format_credit=0.5))
+    subject = MathVerifier(MathVerifier.Options(correct=1.0, incorrect=-1.0, format_credit=0.5))
     made = Trajectory("e", "g", Task("q", ground_truth=72), [Segment("action", [1])], decode=lambda ids: text)
 
-    async def score():
-        submitted = []
-
-        class Nobody:
-            pid = __import__("os").getpid()
-
-            def submit(self, *request):
-                from concurrent.futures import Future
-
-                submitted.append(request)
-                future = Future()
-                future.set_result("wrong")
-                return future
-
-        subject._pool = Nobody()
-        return (await subject.score([made], None))[0], submitted
-
-    reward, submitted = asyncio.run(score())
-    assert reward.value in (1.0, -1.0, -0.5)
-    assert all(len(answer) <= 2000 for _, answer, _ in submitted)
+    label, answer = read_label(72), extract(text)
+    verdict = subject._decide(label, answer)
+    assert verdict in ("right", "wrong") or (verdict is None and answer is not None)
+    if verdict:
+        assert asyncio.run(subject.score([made], None))[0].value in (1.0, -1.0, -0.5)
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-
-from rlhf_host import Outcome
 from rlhf_plugin_math_verifier.extraction import extract
 from rlhf_plugin_math_verifier.pool import Pool
 
+from rlhf_host import Outcome
+
 HANG = r"\boxed{9^{9^{9^9}}}"  # inside one C call: no Python signal handler or thread gets a word in
-STARTS_S = 30.0  # a busy machine may take that long to start a few processes
+PATIENCE_S = 120.0  # generous: a busy machine takes long to start a few processes
 
 
 def running(pid: int) -> bool:
@@ -31,7 +31,7 @@ def running(pid: int) -> bool:
         return not Path("/proc").is_dir()
 
 
-def wait_for(condition, seconds: float = STARTS_S) -> bool:
+def wait_for(condition, seconds: float = PATIENCE_S) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -40,7 +40,7 @@ def wait_for(condition, seconds: float = STARTS_S) -> bool:
 
 @pytest.fixture
 def pool():
-    made = Pool(workers=1, timeout_s=20, memory_mb=512)
+    made = Pool(workers=1, timeout_s=PATIENCE_S, memory_mb=512)
     yield made
     made.close()
 
@@ -72,18 +72,24 @@ HOSTILE = {
 def test_hostile_answers_are_wrong_within_the_deadline(verifier, trajectory, tmp_path):
     witness = tmp_path / "witness"
     texts = [text.replace("WITNESS", str(witness)) for text in HOSTILE.values()]
-    subject = verifier(timeout_s=1.0)
+    subject = verifier(timeout_s=0.5)
     started = time.monotonic()
-    hostile = [trajectory(text, label) for text in texts for label in ("72", "x^2+1")]
-    rewards = asyncio.run(subject.score([*hostile, trajectory(r"\boxed{x^2+1}", "1+x^2")], None))
-    assert time.monotonic() - started < len(HOSTILE) * 1.0 + STARTS_S
-    assert [reward and reward.value for reward in rewards] == [0.0] * len(hostile) + [1.0]
+    rewards = asyncio.run(subject.score([trajectory(text, "71") for text in texts], None))
+    assert time.monotonic() - started < len(texts) * 0.5 + PATIENCE_S
+    assert [reward and reward.value for reward in rewards] == [0.0] * len(texts)
     assert not witness.exists()
-    tower = rewards[2 * list(HOSTILE).index("power tower, LaTeX")]
+    tower = rewards[list(HOSTILE).index("power tower, LaTeX")]
     assert tower.metrics["math_verifier/timeout"] == 1.0
 
 
-@pytest.mark.parametrize("text", [*HOSTILE.values(), "answer is " * 2000, "$" * 20_000, r"\(" * 10_000, "1 " * 10_000, "#### 1=" * 3000])
+@pytest.mark.parametrize("name", ["a million digits", "nested fractions", "surrogates", "null bytes", "empty", "protocol"])
+def test_hostile_answers_are_wrong_for_a_formula_too(judge, name):
+    assert judge(HOSTILE[name], "x^2+1").value == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", [*HOSTILE.values(), "answer is " * 2000, "$" * 20_000, r"\(" * 10_000, "1 " * 10_000, "#### 1=" * 3000]
+)
 def test_finding_the_answer_takes_no_time(text):
     started = time.process_time()
     extract(text[-20_000:])
@@ -97,35 +103,34 @@ def test_a_timeout_earns_no_format_credit(verifier, trajectory):
 
 def test_a_label_that_hangs_is_unjudged(verifier, trajectory):
     label = "9^{9^{9^9}}"
-    rewards = asyncio.run(verifier(timeout_s=0.5).score([trajectory(text, label) for text in (r"\boxed{x}", HANG)], None))
+    rewards = asyncio.run(verifier(timeout_s=1.5).score([trajectory(text, label) for text in (r"\boxed{5}", HANG)], None))
     assert rewards[0] is None
     assert rewards[1].score == 1.0, "the same words need no computation"
 
 
 def test_a_killed_worker_is_replaced_and_its_answer_judged(pool):
-    assert pool.submit("x", "x", 6).result(timeout=STARTS_S) == "right"
+    assert pool.submit("x", "x", 6).result(timeout=PATIENCE_S) == "right"
     (pid,) = pool.pids
-    slow = pool.submit("72", "9^{9^{9^9}}", 6)
-    assert wait_for(slow.running)
+    long = pool.submit("1", r"\frac{1}{" * 100 + "1" + "}" * 100, 6)
+    assert wait_for(long.running)
     os.kill(pid, signal.SIGKILL)
-    assert wait_for(lambda: pool.pids not in ([], [pid]))
-    assert not slow.done()
-    os.kill(pool.pids[0], signal.SIGALRM)  # cut the second try short: an alarm is the worker's own deadline
-    assert slow.result(timeout=STARTS_S) == "timeout"
-    assert pool.submit("x+1", "1+x", 6).result(timeout=STARTS_S) == "right"
+    assert long.result(timeout=PATIENCE_S) == "right"
+    assert pool.submit("x", "x", 6).result(timeout=PATIENCE_S) == "right"
+    assert pid not in pool.pids
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(signal.SIGKILL, "failed"), (signal.SIGSEGV, "timeout")])
 def test_workers_that_die_again_and_again(pool, number, verdict):
     """Killed from outside: nobody's fault, not judged. Crashed by itself, on this answer only: the answer's doing."""
     future = pool.submit("72", "9^{9^{9^9}}", 6)
-    seen: list[int] = []
+    seen: set[int] = set()
     for _ in range(3):
-        assert wait_for(lambda: [pid for pid in pool.pids if pid not in seen])
-        seen += pool.pids
-        os.kill(seen[-1], number)
-    assert future.result(timeout=STARTS_S) == verdict
-    assert pool.submit("x+1", "1+x", 6).result(timeout=STARTS_S) == "right"
+        assert wait_for(lambda: set(pool.pids) - seen)
+        (pid,) = set(pool.pids) - seen
+        seen.add(pid)
+        os.kill(pid, number)
+    assert future.result(timeout=PATIENCE_S) == verdict
+    assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
 
 
 def test_an_unjudged_failure_is_none(verifier, trajectory, monkeypatch, caplog):
@@ -139,23 +144,40 @@ def test_an_unjudged_failure_is_none(verifier, trajectory, monkeypatch, caplog):
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="needs /proc")
 def test_memory_is_limited_and_running_out_of_it_is_wrong():
-    pool = Pool(workers=1, timeout_s=30, memory_mb=256)
+    pool = Pool(workers=1, timeout_s=PATIENCE_S, memory_mb=256)
     try:
-        assert pool.submit("x", "x", 6).result(timeout=STARTS_S) == "right"
+        assert pool.submit("x", "x", 6).result(timeout=PATIENCE_S) == "right"
         limits = Path(f"/proc/{pool.pids[0]}/limits").read_text()
         assert f"Max address space         {256 * 2**20}" in limits
-        assert pool.submit("x^2+1", "2^{10^{10}}", 6).result(timeout=60) == "wrong"
-        assert pool.submit("x+1", "1+x", 6).result(timeout=STARTS_S) == "right"
+        assert pool.submit("x^2+1", "2^{10^{10}}", 6).result(timeout=PATIENCE_S) == "wrong"
+        assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
     finally:
         pool.close()
 
 
+def test_a_worker_lasts_however_large_its_parent():
+    ballast = b"1" * (200 << 20)
+    pool = Pool(workers=1, timeout_s=PATIENCE_S, memory_mb=256)
+    try:
+        seen = []
+        for _ in range(3):
+            assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+            seen += pool.pids
+        assert len(seen) == 3
+        assert len(set(seen)) == 1
+    finally:
+        pool.close()
+    assert ballast
+
+
 def test_many_score_calls_at_once_share_the_processes(verifier, trajectory):
-    subject = verifier(workers=2, timeout_s=20)
+    subject = verifier(workers=2, timeout_s=60)
 
     async def everything():
         calls = [
-            subject.score([trajectory(rf"\boxed{{{n}+x^2}}", f"x^2+{n + parity}") for parity in (0, 1)] + [trajectory(str(n), n)], None)
+            subject.score(
+                [trajectory(rf"\boxed{{{n}+x^2}}", f"x^2+{n + parity}") for parity in (0, 1)] + [trajectory(str(n), n)], None
+            )
             for n in range(30)
         ]
         return await asyncio.gather(*calls)
@@ -167,7 +189,7 @@ def test_many_score_calls_at_once_share_the_processes(verifier, trajectory):
 
 
 def test_the_end_of_the_run_ends_the_processes_even_a_busy_one(verifier, trajectory):
-    subject = verifier(workers=2, timeout_s=60)
+    subject = verifier(workers=2, timeout_s=600)
 
     async def interrupted():
         scoring = asyncio.ensure_future(subject.score([trajectory(HANG, "72"), *[trajectory(r"\boxed{x}", "x")] * 20], None))
@@ -180,7 +202,7 @@ def test_the_end_of_the_run_ends_the_processes_even_a_busy_one(verifier, traject
 
     started = time.monotonic()
     pids = asyncio.run(interrupted())
-    assert time.monotonic() - started < 50
+    assert time.monotonic() - started < PATIENCE_S
     assert wait_for(lambda: not any(map(running, pids)))
     assert asyncio.run(subject.score([trajectory(r"\boxed{x}", "x")], None))[0].score == 1.0, "a later run starts new ones"
 
@@ -191,16 +213,16 @@ def test_no_process_outlives_the_run(end, busy):
     code = f"""
         import sys, time
         from rlhf_plugin_math_verifier.pool import Pool
-        pool = Pool(workers=1, timeout_s=2, memory_mb=512)
+        pool = Pool(workers=1, timeout_s=0.5, memory_mb=512)
         pool.submit("x", "x", 6).result()
-        {'hanging = pool.submit("72", "9^{9^{9^9}}", 6)' if busy else ''}
+        {'hanging = pool.submit("72", "9^{9^{9^9}}", 6)' if busy else ""}
         print(pool.pids[0], flush=True)
-        {'time.sleep(600)' if end == 'kill' else ''}
+        {"time.sleep(600)" if end == "kill" else ""}
     """
     run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     pid = int(run.stdout.readline())
     if end == "kill":
         run.kill()
-    run.wait(timeout=STARTS_S)
+    run.wait(timeout=PATIENCE_S)
     run.stdout.close()
-    assert wait_for(lambda: not running(pid), seconds=10)
+    assert wait_for(lambda: not running(pid))

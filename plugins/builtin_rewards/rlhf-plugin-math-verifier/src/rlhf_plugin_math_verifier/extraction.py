@@ -6,6 +6,7 @@ Every search is linear in the text, up to a constant: the text is a model's, and
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -122,10 +123,8 @@ def stated(text: str, *, prose: bool = False) -> str | None:
 
 def last(text: str) -> str | None:
     """The last number or LaTeX expression."""
-    match = None
-    for match in _ITEM.finditer(text):
-        pass
-    return _content(match) if match else None
+    matches = deque(_ITEM.finditer(text), maxlen=1)
+    return _content(matches[0]) if matches else None
 
 
 def _expression(line: str) -> str | None:

@@ -26,7 +26,10 @@ _NUMBER = re.compile(
 )
 _PERCENT = re.compile(r"\s*(?:\\?%|per\s?cent)", re.IGNORECASE)
 _UNIT_WORD = r"(?:[A-Za-z]{3,}|[ckm]?m|[km]?g|m?[lL]|lb|oz|ft|in|mi|yd|hr?|s|of)(?:\s*\^?\s*\{?[23]\}?|[²³])?"
-_UNIT = re.compile(rf"\s*(?:\^\s*\{{?\\circ\}}?|°|€|£|¥)\s*[CF]?|(?:\s*(?:[ckm]m|[km]g|mL|ft|lb|oz)|\s+{_UNIT_WORD})(?:(?:\s+|\s*/\s*){_UNIT_WORD}){{0,3}}")
+_UNIT = re.compile(
+    r"\s*(?:\^\s*\{?\\circ\}?|°|€|£|¥)\s*[CF]?"
+    rf"|(?:\s*(?:[ckm]m|[km]g|mL|ft|lb|oz)|\s+{_UNIT_WORD})(?:(?:\s+|\s*/\s*){_UNIT_WORD}){{0,3}}"
+)
 # Words that change the number they follow, or go on to another.
 _NOT_A_UNIT = re.compile(
     r"\b(?:(?:hundred|thousand|million|billion|trillion|dozen|pair|third|quarter|fourth|fifth|tenth)s?|half|halves|squared|cubed"
@@ -35,10 +38,9 @@ _NOT_A_UNIT = re.compile(
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '\-]+[^\W\d_]+)*")
 _CHOICE = re.compile(r"\(?([A-J])(?:[).:].*)?", re.DOTALL)
-MATHEMATICAL_WORDS = frozenset(
-    "sin cos tan sec csc cot log exp sqrt mod gcd lcm max min and infinity infty "
-    "alpha beta gamma delta epsilon theta lambda sigma phi psi omega".split()
-)
+_NAMES = "sin cos tan sec csc cot log exp sqrt mod gcd lcm max min and infinity infty"
+_LETTERS = "alpha beta gamma delta epsilon theta lambda sigma phi psi omega"
+MATHEMATICAL_WORDS = frozenset(f"{_NAMES} {_LETTERS}".split())
 """Words of three letters or more that formulas are made of."""
 
 
@@ -118,7 +120,7 @@ def _close(label: Number, value: Fraction, decimals: int) -> bool:
 
 
 def words(text: str) -> str | None:
-    """The answer as folded words (``Paris``, ``\\text{yes}``) or as a choice (``(B) 12 km``: b); ``None`` where it is mathematics."""
+    """The answer as folded words (``Paris``, ``\\text{yes}``) or as a choice (``(B) 12``: b); ``None``: it is mathematics."""
     if len(text) > MAX_PLAIN_CHARS:
         return None
     text = tidy(_WRAPPED.sub(r"\1", tidy(text)))

@@ -48,7 +48,11 @@ class Worker:
     """One process and its pipes, used by one thread at a time; any thread may ``kill`` it."""
 
     def __init__(self, memory_mb: int):
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}  # sympy's order of sets: the same in every run
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+        }  # sympy's order of sets: the same in every run
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(SCRIPT), str(memory_mb)],
             stdin=subprocess.PIPE,
@@ -150,7 +154,7 @@ class Pool:
         return future
 
     def close(self) -> None:
-        """End every process now; what waits is cancelled. Safe to call twice, and in a fork of the process, where it does nothing."""
+        """End every process now; what waits is cancelled. Does nothing the second time, or in a fork of the process."""
         if os.getpid() != self.pid:
             return
         with self._lock:
@@ -240,4 +244,6 @@ class Pool:
     def _warn(self, error: Exception) -> None:
         if not self._warned and not self._closed:
             self._warned = True
-            logger.warning("a math-verifier worker process ended (%s); it is started again, at most %d times an answer", error, ATTEMPTS)
+            logger.warning(
+                "a math-verifier worker process ended (%s); it is started again, at most %d times an answer", error, ATTEMPTS
+            )

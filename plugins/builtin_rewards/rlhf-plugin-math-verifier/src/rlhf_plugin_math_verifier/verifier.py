@@ -18,7 +18,7 @@ MAX_ANSWER_CHARS = 2000
 """A longer answer is wrong: no label is as long."""
 
 
-class Options(BaseModel):
+class MathVerifierOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     answer: Form = Field(
@@ -36,13 +36,11 @@ class Options(BaseModel):
     decimals: int = Field(6, ge=0, le=15, description="places to which decimals must agree")
     max_chars: int = Field(20_000, ge=1, description="only so many characters at the end of a text are read")
     timeout_s: float = Field(5.0, gt=0, description="seconds that verifying one answer may take, in a worker process")
-    workers: int = Field(
-        default_factory=lambda: min(4, os.cpu_count() or 1), ge=1, description="worker processes, started when first needed"
-    )
+    workers: int = Field(4, ge=1, description="worker processes at most, started as they are needed")
     memory_mb: int = Field(1024, ge=256, description="memory of a worker process, in MiB (where the system can limit it)")
 
     @model_validator(mode="after")
-    def _order(self) -> Options:
+    def _order(self) -> MathVerifierOptions:
         if self.incorrect + self.format_credit > self.correct:
             raise ValueError(
                 f"incorrect + format_credit is {self.incorrect + self.format_credit:g}, more than correct ({self.correct:g}): "
@@ -54,9 +52,9 @@ class Options(BaseModel):
 class MathVerifier:
     """Reward and 0-1 score by the answer in the last action's text; ``None`` where the label cannot be judged against."""
 
-    Options = Options
+    Options = MathVerifierOptions
 
-    def __init__(self, options: Options):
+    def __init__(self, options: MathVerifierOptions):
         self.options = options
         self._pool: Pool | None = None
 
@@ -76,10 +74,12 @@ class MathVerifier:
             return None
         text = trajectory.last_text[-self.options.max_chars :]
         answer = extract(text, self.options.answer, prose=label.words is not None)
-        verdict = self._decide(label, answer)
+        verdict: Verdict | None = self._decide(label, answer)
         if verdict is None:
             content = answer.text if answer and len(answer.text) <= MAX_ANSWER_CHARS else ""
-            verdict = await asyncio.wrap_future(self._workers().submit(label.text, content, self.options.decimals))
+            submitted = self._workers().submit(label.text, content, self.options.decimals)
+            judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
+            verdict = await judged
         if verdict in ("label", "failed"):
             return None
         return self._reward(verdict == "right", timeout=verdict == "timeout", marked=answer is not None and answer.marked)

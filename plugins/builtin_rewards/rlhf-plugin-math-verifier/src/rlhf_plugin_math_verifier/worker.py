@@ -21,7 +21,17 @@ ALARM_GRACE_S = 1.0
 _PLAIN_NAMES = re.compile(r"(?<![\\A-Za-z])(pi|theta|infinity|infty)(?![A-Za-z])")
 _SYMBOLS = str.maketrans(
     {"−": "-", "×": r"\times ", "÷": "/", "·": r"\cdot ", "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "√": r"\sqrt "}
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "°": r"^\circ ", "²": "^2", "³": "^3"}
+    | {
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "°": r"^\circ ",
+        "²": "^2",
+        "³": "^3",
+    }
 )
 
 
@@ -80,13 +90,13 @@ def limit_memory(limit_mb: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit_mb * 2**20, limit_mb * 2**20))
 
 
-def peak_memory_mb() -> float:
+def memory_mb() -> float:
+    """Address space in use, where the system tells; not ``ru_maxrss``, which on Linux a process inherits from its parent."""
     try:
-        import resource
-    except ImportError:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError):
         return 0.0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def read_line(stdin: Any, parent: int) -> bytes:
@@ -116,8 +126,8 @@ def main() -> None:
 
         try:
             limit_memory(limit_mb)
-            parse_label("1")
             logging.disable(logging.CRITICAL)
+            judge("x^2+1", "1+x^2", 6)  # imports and caches: the first answer's deadline is not for them
         except BaseException as error:
             send({"error": f"{type(error).__name__}: {error}"})
             return
@@ -128,7 +138,7 @@ def main() -> None:
             verdict = judge(request["label"], request["answer"], request["decimals"])
             set_alarm(0)
             # Caches grow. Half of the memory is always there for the next answer, so that running out is that answer's doing.
-            retire = peak_memory_mb() > limit_mb / 2
+            retire = memory_mb() > limit_mb / 2
             send({"verdict": verdict, "retire": retire})
             if retire:
                 return

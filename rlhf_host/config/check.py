@@ -1,0 +1,154 @@
+"""Refusals: runs that cannot work are met at the door, each with one line that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlhf_host.config.messages import fail
+from rlhf_host.config.plan import eval_rewards, kl_estimator, old_logprobs_mode, updates_per_batch
+from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.sections import ROLES
+from rlhf_host.errors import PluginError, near_matches
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.types import Needs
+
+
+def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
+    """Refuse impossible runs before any model or file is touched; gives warnings about merely odd ones.
+
+    Raises:
+        UserError: one line per reason, each with what to do.
+    """
+    fail([*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *_forbidden(config, manager)])
+    needed = {need.name for need in needs.roles}
+    idle = [role for role in config.roles if role not in needed and role != "actor"]
+    return [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Refuse evaluations that cannot be done. Raises ``UserError``, one line per reason."""
+    lines = list(_eval_refusals(config))
+    if not config.roles["actor"].model:
+        lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
+    if not config.eval.data.sources:
+        lines.append("no evaluation data: give --eval.data PATH or --data PATH")
+    if not (config.eval.reward or config.reward or _custom_agent(config)):
+        lines.append("nothing judges the answers: give --reward NAME")
+    fail(lines)
+
+
+def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
+    if config.algo is None:
+        yield "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)"
+    if needs.data not in (None, "prompts"):
+        who = config.algo.plugin if config.algo else "a plugin"
+        yield f"{who} trains on {needs.data} data, which is not supported by this version"
+        return
+    if not config.reward and not _custom_agent(config):
+        yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
+    evaluation = eval_rewards(config, manager)
+    for rewards in (manager, evaluation) if evaluation is not manager else (manager,):
+        for item in rewards.loaded:
+            if item.kind == "reward" and item.key not in rewards.names("score"):
+                yield f"{item} has no score hook, so it judges nothing"
+    if config.algo is not None:
+        for hooks in (("compute_advantages", "make_rows"), ("compute_loss",)):
+            if not any(manager.has(hook) for hook in hooks):
+                yield f"no chosen plugin implements {' or '.join(hooks)}: algorithm {config.algo.plugin!r} is incomplete"
+    if not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
+        yield f"agent {config.agent.plugin!r} implements neither agent_run nor agent_reset and agent_step"
+    yield from _role_refusals(config, needs)
+    for key, own in manager.each("needs"):
+        if own.min_group_size > config.rollout.n:
+            least = own.min_group_size
+            yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
+
+
+def _custom_agent(config: RunConfig) -> bool:
+    """An agent other than the default may reward its own steps."""
+    return config.agent.plugin != RunConfig().agent.plugin
+
+
+def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
+    needed = {need.name: need for need in needs.roles}
+    for name in config.roles:
+        if name not in needed and name not in ROLES:
+            yield f"roles.{name}: no chosen plugin knows this role{near_matches(name, {*needed, *ROLES})}"
+    if not config.roles.get("actor", RoleConfig()).model:
+        yield "no model to train: give --actor.model PATH"
+    if not config.data.sources:
+        yield "no training data: give --data PATH"
+    for need in needed.values():
+        if need.name != "actor" and need.source is None and not config.roles.get(need.name, RoleConfig()).model:
+            flag = f"--{need.name.replace('_', '-')}.model" if need.name in ROLES else f"--roles.{need.name}.model"
+            yield f"the role {need.name!r} has no model: give {flag} PATH"
+
+
+def _setting_refusals(config: RunConfig) -> Iterator[str]:
+    rollout, train, kl = config.rollout, config.train, config.kl
+    if rollout.temperature == 0:
+        yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
+    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        value = getattr(rollout, name)
+        if value != off:
+            yield (
+                f"rollout.{name} is {value}: training cannot correct for tokens that could not be drawn;"
+                f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} is free)"
+            )
+    if rollout.max_tokens is not None and rollout.max_new_tokens >= rollout.max_tokens:
+        yield (
+            f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt in rollout.max_tokens"
+            f" {rollout.max_tokens}: lower the one or raise the other"
+        )
+    if train.minibatches > train.batch_size:
+        yield (
+            f"train.minibatches {train.minibatches} is more than train.batch_size {train.batch_size}:"
+            " a batch is split between groups, so there can be at most one minibatch per prompt"
+        )
+    if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
+        yield (
+            "train.old_logprobs fused holds for one update per batch, and"
+            f" epochs {train.epochs} × minibatches {train.minibatches} make {updates_per_batch(config)}:"
+            " set --train.old-logprobs recompute"
+        )
+    if kl.coef > 0 and kl.place == "loss" and kl.estimator == "k1":
+        yield "kl.estimator k1 has zero expected gradient in the loss: set --kl.estimator unbiased, or --kl.place reward"
+    if kl.coef > 0 and kl.place == "reward" and kl_estimator(config) != "k1" and not kl.force:
+        yield f"kl.estimator {kl.estimator} is biased in the reward: set --kl.estimator k1, or --kl.force to have it anyway"
+    if "kl" in config.extensions:
+        yield "the extension kl is configured at kl: leave --with kl out and set --kl.coef"
+    if config.checkpoint.best and config.checkpoint.best.startswith("eval/") and not config.eval.data.sources:
+        yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
+    yield from _eval_refusals(config)
+
+
+def _eval_refusals(config: RunConfig) -> Iterator[str]:
+    large = [k for k in config.eval.k if k > config.eval.n]
+    if large:
+        yield f"eval.k {max(large)} needs at least as many samples, and eval.n is {config.eval.n}: set --eval.n {max(large)}"
+    if config.eval.temperature == 0 and config.eval.n > 1:
+        yield f"eval.temperature 0 makes {config.eval.n} equal samples: set --eval.n 1, or a temperature above 0"
+
+
+def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
+    """Settings that a plugin declares to be wrong for it: ``section.key=value``; without a section, of ``train``."""
+    decided = {("train", "old_logprobs"): old_logprobs_mode(config), ("kl", "estimator"): kl_estimator(config)}
+    for key, own in manager.each("needs"):
+        for forbidden in sorted(own.forbids):
+            name, _, value = forbidden.partition("=")
+            path = tuple(name.split(".")) if "." in name else ("train", name)
+            actual: Any = config
+            for part in path:
+                if not hasattr(actual, part):
+                    raise PluginError(f"{key} forbids {forbidden!r}, and there is no such setting; tell its author")
+                actual = getattr(actual, part)
+            if value in (_text(actual), decided.get(path)):
+                setting = ".".join(path)
+                yield f"{key} does not work with {setting} {value}: set --{setting.replace('_', '-')} to something else"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

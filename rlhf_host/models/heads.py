@@ -1,0 +1,67 @@
+"""Language-model heads as a matrix product, so that it can be done in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """``logits = softcap · tanh(scale · (hidden weightᵀ + bias) / softcap)``; without a softcap just the inner part."""
+
+    linear: nn.Linear
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+    def __call__(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """``[..., V]`` float32 logits; ``dtype`` is that of the matrix product."""
+        dtype = dtype or hidden.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        logits = F.linear(hidden.to(dtype), self.weight.to(dtype), bias)
+        logits = logits.to(torch.promote_types(dtype, torch.float32)) * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+def find_head(model: Any, decoder: Any) -> Head | None:
+    """The head that turns ``decoder``'s hidden states into ``model``'s logits on a few tokens, or ``None`` if none does.
+
+    Scale and softcap come from the config, under the names that models have for them, and count only if the logits agree.
+    """
+    linear = model.get_output_embeddings()
+    if type(linear) is not nn.Linear:  # an adapter's subclass does more than its weight says
+        return None
+    config = model.config.get_text_config()
+    probe = torch.tensor([[1, 3, 2, 4, 1, 5]], device=linear.weight.device) % config.vocab_size
+    logits = model(input_ids=probe, use_cache=False).logits.float()
+    hidden = decoder(input_ids=probe, use_cache=False).last_hidden_state
+    tolerance = (1e-4 if hidden.dtype == torch.float32 else 2e-2) * float(logits.abs().max())
+    for scale in _scales(model, config):
+        for softcap in {getattr(config, "final_logit_softcapping", None), None}:
+            head = Head(linear, scale, softcap)
+            found = head(hidden)
+            if found.shape == logits.shape and float((found - logits).abs().max()) <= tolerance:
+                return head
+    return None
+
+
+def _scales(model: Any, config: Any) -> Iterator[float]:
+    yield 1.0
+    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier", "logits_mup_width_multiplier"):
+        value = getattr(config, name, None) or getattr(model, name, None)
+        if isinstance(value, int | float):
+            yield float(value)
+            yield 1.0 / float(value)

@@ -1,0 +1,186 @@
+"""Layouts: how rows of prompts and completions become one model input.
+
+``padded``: a row of the batch per completion, right-padded. Causal attention needs no mask then: padding comes after every
+token that counts.
+
+``shared_prefix``: one line that holds every distinct prompt once and then every completion, without padding. All that works
+token by token (projections, MLPs, norms) runs on that line; only the attention sees rows, gathered as in ``padded``. So it is
+the same arithmetic in the same kernel and needs no mask, and a prompt's keys and values sum the gradients of its completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """``[B, L]`` rows of a shared-prefix line: ``gather`` (flat ``[B·L]``) names a token for every place, ``back`` (``[N]``) a
+    place for every token."""
+
+    count: int
+    length: int
+    gather: Tensor
+    back: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A model input, and where in its flattened hidden states ``[places, H]`` things are."""
+
+    input_ids: Tensor
+    """``[B, L]``, or ``[1, N]`` in the shared-prefix layout."""
+    predicts: Tensor
+    """``[C]``: the place that predicts each completion token, in the order of ``completion_ids[completion_mask]``."""
+    last: Tensor
+    """``[B]``: the place of each row's last token."""
+    position_ids: Tensor | None = None
+    rows: Rows | None = None
+
+    def inputs(self) -> dict[str, Any]:
+        """Keyword arguments for a decoder."""
+        if self.rows is None:
+            return {"input_ids": self.input_ids}
+        # A 4-D mask is handed on as it is, so transformers builds none out of the restarting positions.
+        unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.input_ids.device)
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "attention_mask": unused,
+            "shared_rows": self.rows,
+        }
+
+
+def padded_layout(prompt_ids: Sequence[Sequence[int]], completions: Tensor, lengths: Sequence[int]) -> Layout:
+    """One right-padded row per completion.
+
+    Args:
+        prompt_ids: per row, not empty.
+        completions: ``[C]``, the completion tokens of all rows, one after the other.
+        lengths: per row, how many of them are its own.
+    """
+    prompts, sizes = torch.tensor([len(ids) for ids in prompt_ids]), torch.tensor(lengths, dtype=torch.int64)
+    ends = prompts + sizes
+    width = int(ends.max())
+    column = torch.arange(width)
+    in_prompt = column < prompts[:, None]
+    input_ids = torch.zeros(len(prompt_ids), width, dtype=torch.int64)
+    input_ids[in_prompt] = torch.tensor([token for ids in prompt_ids for token in ids])
+    input_ids[~in_prompt & (column < ends[:, None])] = completions
+    starts = torch.arange(len(prompt_ids)) * width
+    predicts = torch.repeat_interleave(starts + prompts - 1, sizes) + _count_up(sizes)
+    return Layout(input_ids, predicts, starts + ends - 1)
+
+
+def shared_layout(
+    prompt_ids: Sequence[Sequence[int]], completions: Tensor, lengths: Sequence[int], sharing: Sequence[int]
+) -> Layout:
+    """One line of distinct prompts and completions.
+
+    Args:
+        sharing: per row, a number; rows with equal numbers have the same prompt (see ``sharing_of``).
+    """
+    first: dict[int, int] = {}
+    for row, number in enumerate(sharing):
+        first.setdefault(number, row)
+    unique = [prompt_ids[row] for row in first.values()]
+    owner = torch.tensor(list(sharing))
+    unique_sizes, sizes = torch.tensor([len(ids) for ids in unique]), torch.tensor(lengths, dtype=torch.int64)
+    prompts = unique_sizes[owner]
+    ends = prompts + sizes
+    width, total = int(ends.max()), int(unique_sizes.sum())
+    prompt_starts = (unique_sizes.cumsum(0) - unique_sizes)[owner]
+    starts = total + sizes.cumsum(0) - sizes
+
+    column = torch.arange(width)
+    gather = torch.where(column < prompts[:, None], prompt_starts[:, None] + column, (starts - prompts)[:, None] + column)
+    gather[column >= ends[:, None]] = 0
+    line_starts = torch.arange(len(prompt_ids)) * width
+    first_starts = line_starts[torch.tensor(list(first.values()))]
+    prompt_places = torch.repeat_interleave(first_starts, unique_sizes) + _count_up(unique_sizes)
+    completion_places = torch.repeat_interleave(line_starts + prompts, sizes) + _count_up(sizes)
+
+    steps = _count_up(sizes)
+    before = torch.where(
+        steps == 0, torch.repeat_interleave(prompt_starts + prompts, sizes), torch.repeat_interleave(starts, sizes) + steps
+    )
+    return Layout(
+        input_ids=torch.cat([torch.tensor([token for ids in unique for token in ids]), completions])[None],
+        predicts=before - 1,
+        last=torch.where(sizes == 0, prompt_starts + prompts, starts + sizes) - 1,
+        position_ids=torch.cat([_count_up(unique_sizes), torch.repeat_interleave(prompts, sizes) + steps])[None],
+        rows=Rows(len(prompt_ids), width, gather.flatten(), torch.cat([prompt_places, completion_places])),
+    )
+
+
+def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None) -> list[int]:
+    """A number per row, equal for rows of one group with the same prompt (a group's later turns may have others)."""
+    groups = group_id if group_id is not None else [0] * len(prompt_ids)
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault((group, tuple(ids)), len(numbers)) for group, ids in zip(groups, prompt_ids, strict=True)]
+
+
+def padded_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    """Tokens computed in the padded layout."""
+    return len(lengths) * max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
+
+
+def shared_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> int:
+    """Tokens computed in the shared-prefix layout."""
+    prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
+    return sum(prompts.values()) + sum(lengths)
+
+
+def to_device(layout: Layout, device: torch.device) -> Layout:
+    """The layout with its tensors on ``device``."""
+
+    def move(value: Any) -> Any:
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    rows = layout.rows
+    if rows is not None:
+        rows = Rows(rows.count, rows.length, move(rows.gather), move(rows.back))
+    return Layout(move(layout.input_ids), move(layout.predicts), move(layout.last), move(layout.position_ids), rows)
+
+
+def enable_shared_rows() -> None:
+    """Let transformers' sdpa attention take ``shared_rows``; without that argument it stays what it is.
+
+    It stays under the name ``sdpa``, because a layer that gradient checkpointing runs again looks its attention up by name.
+    """
+    AttentionInterface.register("sdpa", _attention)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    shared_rows: Rows | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``query``, ``key``, ``value``: ``[B, heads, L, D]``; result ``[B, L, heads, D]``."""
+    if shared_rows is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    rows = shared_rows
+
+    def gather(line: Tensor) -> Tensor:
+        tokens = line[0].transpose(0, 1)
+        return tokens.index_select(0, rows.gather).view(rows.count, rows.length, *tokens.shape[1:]).transpose(1, 2)
+
+    out, _ = sdpa_attention_forward(module, gather(query), gather(key), gather(value), None, **kwargs)
+    return out.flatten(0, 1).index_select(0, rows.back)[None], None
+
+
+def _count_up(sizes: Tensor) -> Tensor:
+    """``[2, 3]`` → ``[0, 1, 0, 1, 2]``."""
+    total = int(sizes.sum())
+    return torch.arange(total) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)

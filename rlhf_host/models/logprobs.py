@@ -1,0 +1,165 @@
+"""Log-probabilities of tokens from hidden states, a chunk of the vocabulary matrix product at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_ELEMENTS = {"cpu": 2**25, "other": 2**27}
+"""Logits held at once: 128 MB on CPUs; more elsewhere, where reading the head's gradient again for each chunk is what costs."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float = 1.0,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    compute_dtype: torch.dtype | None = None,
+    chunk_tokens: int | None = None,
+    with_entropy: bool = False,
+    entropy_grad: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-softmax of ``logits / temperature`` at the targets, in fp32, without ``[N, V]`` logits.
+
+    The backward pass computes each chunk's logits again; what fits into one chunk is kept instead. Logits are
+    ``scale · (hidden weightᵀ + bias)``, then ``softcap · tanh(logits / softcap)`` where the model does that (Gemma 2).
+
+    Args:
+        hidden: ``[N, H]``.
+        weight: ``[V, H]``; its gradient is summed over chunks in fp32.
+        bias: ``[V]`` or ``None``.
+        targets: ``[N]`` int64.
+        compute_dtype: of the matrix products; default: that of ``hidden``.
+        chunk_tokens: tokens at once; default: by the vocabulary's size.
+        with_entropy: also the entropy of the whole distribution at this temperature.
+        entropy_grad: let gradients through the entropy.
+
+    Returns:
+        ``logprobs [N]`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
+    """
+    elements = CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"]
+    chunk = chunk_tokens or max(1, elements // weight.shape[0])
+    matmul = compute_dtype or hidden.dtype
+    plan = _Plan(temperature, scale, softcap, matmul, chunk, with_entropy, entropy_grad)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, plan)
+    return logprobs, entropy if with_entropy else None
+
+
+def logprobs_of_logits(
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same from ``[N, V]`` logits, for models whose head is more than a matrix product."""
+    every = F.log_softmax(logits.float() / temperature, dim=-1)
+    entropy = None
+    if with_entropy:
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            entropy = -(every.exp() * every).sum(-1)
+    return every.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    temperature: float
+    scale: float
+    softcap: float | None
+    matmul: torch.dtype
+    chunk: int
+    with_entropy: bool
+    entropy_grad: bool
+
+    @property
+    def result(self) -> torch.dtype:
+        return torch.promote_types(self.matmul, torch.float32)
+
+    def log_softmax(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """``[n, V]`` log-probabilities, and the softcap's derivative where there is one."""
+        logits = F.linear(hidden.to(self.matmul), weight, bias).to(self.result)
+        if self.softcap is None:
+            if self.scale != self.temperature:
+                logits.mul_(self.scale / self.temperature)
+            return F.log_softmax(logits, dim=-1), None
+        slope = logits.mul_(self.scale / self.softcap).tanh_()
+        every = F.log_softmax(slope * (self.softcap / self.temperature), dim=-1)
+        return every, slope.square_().neg_().add_(1.0)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _Plan
+    ) -> tuple[Tensor, Tensor]:
+        count = hidden.shape[0]
+        logprobs = torch.zeros(count, dtype=plan.result, device=hidden.device)
+        entropy = torch.zeros_like(logprobs)
+        kept: tuple[Tensor | None, ...] = (None, None)
+        with torch.autocast(hidden.device.type, enabled=False):
+            w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
+            for begin in range(0, count, plan.chunk):
+                part = slice(begin, begin + plan.chunk)
+                every, slope = plan.log_softmax(hidden[part], w, b)
+                logprobs[part] = every.gather(1, targets[part, None]).squeeze(1)
+                if plan.with_entropy:
+                    entropy[part] = every.exp().mul_(every).sum(-1).neg_()
+                if count <= plan.chunk:
+                    kept = (every, slope)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
+        ctx.plan = plan
+        if not plan.entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, entropy, kept, kept_slope = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=plan.result) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=plan.result) if needs_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
+            for begin in range(0, hidden.shape[0], plan.chunk):
+                part = slice(begin, begin + plan.chunk)
+                every, slope = plan.log_softmax(hidden[part], w, b) if kept is None else (kept, kept_slope)
+                g = grad_logprobs[part, None]
+                # d logp(y)/dz = 1[y] − p, and dH/dz = −p (log p + H), for z = logits / temperature.
+                grad = every.exp()
+                if plan.entropy_grad:
+                    grad.mul_((every + entropy[part, None]).mul_(grad_entropy[part, None]).add_(g)).neg_()
+                else:
+                    grad.mul_(-g)
+                grad.scatter_add_(1, targets[part, None], g)
+                if plan.scale != plan.temperature:
+                    grad.mul_(plan.scale / plan.temperature)
+                if slope is not None:
+                    grad.mul_(slope)
+                low = grad.to(plan.matmul)
+                if grad_hidden is not None:
+                    grad_hidden[part] = low @ w
+                if grad_weight is not None:
+                    _add_product(grad_weight, low, hidden[part].to(plan.matmul))
+                if grad_bias is not None:
+                    grad_bias += grad.sum(0)
+        return grad_hidden, _like(grad_weight, weight), _like(grad_bias, bias), None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += leftᵀ right``, summed in ``total``'s dtype."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.t(), right)
+    else:
+        total += left.t() @ right
+
+
+def _like(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:
+    return None if gradient is None or parameter is None else gradient.to(parameter.dtype)

@@ -1,0 +1,44 @@
+"""A tiny real model for tests and benchmarks: a random Llama over characters, as an ordinary model directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SYMBOLS = ["<pad>", "<bos>", "<eos>", *"0123456789+-*= \nQA:abcdefghijklmnopqrstuvwxyz?.!,;()[]<>/"]
+
+
+def write_tiny_model(directory: Path, *, hidden: int = 32, layers: int = 2, tied: bool = False, seed: int = 0) -> Path:
+    """Write config, safetensors and tokenizer; the same arguments give the same weights.
+
+    Args:
+        hidden: width; four heads, two of them for keys and values.
+        layers: number of blocks (``hidden=128, layers=4`` makes 0.6M parameters).
+        tied: share the embedding with the head.
+        seed: of the random weights.
+    """
+    import torch
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(SYMBOLS)}, merges=[]))
+    inner.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    config = LlamaConfig(
+        vocab_size=len(SYMBOLS),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=tied,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory

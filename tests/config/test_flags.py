@@ -1,0 +1,143 @@
+"""Flags become settings; mistakes among them become one line each."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_host.config.load import load_config
+from rlhf_host.errors import UserError
+
+
+def load(*flags: str):
+    return load_config(flags=["--actor.model", "m", "--data", "d.jsonl", *flags])
+
+
+def refusal(*flags: str) -> list[str]:
+    with pytest.raises(UserError) as error:
+        load(*flags)
+    return str(error.value).splitlines()
+
+
+def test_kebab_and_snake_equals_and_space_are_the_same():
+    spellings = (["--rollout.max-new-tokens", "5"], ["--rollout.max_new_tokens=5"], ["--rollout.max-new-tokens=5"])
+    assert {load(*flags).rollout.max_new_tokens for flags in spellings} == {5}
+
+
+def test_the_last_of_a_repeated_flag_stands():
+    assert load("--rollout.n", "4", "--rollout.n", "6").rollout.n == 6
+
+
+def test_a_flag_without_value_is_true():
+    config = load("--actor.gradient-checkpointing", "--kl.force", "true", "--data.shuffle", "false", "--checkpoint.final=no")
+    assert config.roles["actor"].gradient_checkpointing
+    assert (config.kl.force, config.data.shuffle, config.checkpoint.final) == (True, False, False)
+
+
+def test_lists_come_from_repetition_commas_and_json():
+    assert load("--eval.k", "1,2").eval.k == [1, 2]
+    assert load("--eval.k", "1", "--eval.k", "2").eval.k == [1, 2]
+    assert load("--rollout.stop", '["a,b", "c"]').rollout.stop == ["a,b", "c"]
+    assert load("--rollout.stop", ",").rollout.stop == [","]
+    assert load("--rollout.stop", "\n\nQ:").rollout.stop == ["\n\nQ:"]
+    assert load("--actor.betas", "0.8,0.9").roles["actor"].betas == (0.8, 0.9)
+
+
+def test_null_unsets_and_none_stays_a_word_where_it_is_one():
+    config = load("--rollout.max-tokens", "none", "--eval.max-new-tokens", "null", "--data.template", "none")
+    assert (config.rollout.max_tokens, config.eval.max_new_tokens, config.data.template) == (None, None, "none")
+
+
+def test_values_may_begin_with_a_dash_and_after_equals_with_two():
+    assert load("--seed", "-3").seed == -3
+    assert load("--data.system-prompt=--be brief").data.system_prompt == "--be brief"
+
+
+def test_role_shorthands_and_other_roles():
+    config = load("--critic.lr", "1e-5", "--reward-model.model", "r", "--roles.helper.model", "h", "--roles.reward.model", "s")
+    assert config.roles["critic"].lr == 1e-5
+    assert config.roles["reward_model"].model == "r"
+    assert (config.roles["helper"].model, config.roles["reward"].model) == ("h", "s")
+    assert config.roles["actor"].model == "m"
+
+
+def test_data_sources_with_weights_and_their_own_settings():
+    config = load("--data", "b/part.jsonl@2", "--data", "me@home", "--data.part.prompt-key", "q", "--data.prompt-key", "p")
+    assert [(source.path, source.weight) for source in config.data.sources] == [
+        ("d.jsonl", 1),
+        ("b/part.jsonl", 2),
+        ("me@home", 1),
+    ]
+    assert (config.data.sources[1].prompt_key, config.data.prompt_key) == ("q", "p")
+
+
+def test_options_of_a_task_plugin():
+    config = load_config(
+        flags=["--data", "sums", "--data.sums.largest", "3", "--eval.data", "sums", "--eval.data.sums.largest", "2"]
+    )
+    assert config.data.sources[0].options == {"largest": "3"}
+    assert config.eval.data.sources[0].options == {"largest": "2"}
+
+
+def test_plugins_aliases_weights_and_options():
+    config = load(
+        *("--algo", "toy", "--algo.clip-eps", "0.3", "--reward", "length", "--reward", "strict=made-up:length"),
+        *("--reward.strict.weight", "0.5", "--reward.strict.timeout-s", "9", "--with", "tis,other", "--tracker", "wandb"),
+    )
+    assert (config.algo.plugin, config.algo.options) == ("toy", {"clip_eps": "0.3"})
+    assert {alias: (c.plugin, c.weight, c.options) for alias, c in config.reward.items()} == {
+        "length": ("length", 1.0, {}),
+        "strict": ("made-up:length", 0.5, {"timeout_s": "9"}),
+    }
+    assert list(config.extensions) == ["tis", "other"]
+    assert list(config.tracker) == ["console", "jsonl", "wandb"]
+
+
+def test_none_takes_a_tracker_away():
+    assert list(load("--tracker", "console=none").tracker) == ["jsonl"]
+
+
+def test_eval_rewards_are_their_own():
+    config = load("--reward", "length", "--eval.reward", "judge", "--eval.reward.judge.timeout-s", "2")
+    assert list(config.reward) == ["length"]
+    assert config.eval.reward["judge"].options == {"timeout_s": "2"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--rolout.n", "4"], "--rolout.n: no such flag; did you mean '--rollout.n'"),
+        (["--rollout.tempreature", "4"], "--rollout.tempreature: no such flag; did you mean '--rollout.temperature'"),
+        (["--critc.lr", "1"], "--critc.lr: no such flag; did you mean '--critic.lr'"),
+        (["--actor.lrr", "1"], "--actor.lrr: no such flag; did you mean '--actor.lr'"),
+        (["--roles.helper.modle", "1"], "--roles.helper.modle: no such flag; did you mean '--roles.helper.model'"),
+        (["--rewrd", "length"], "--rewrd: no such flag; did you mean '--reward'"),
+        (["--rollout", "4"], "--rollout is a section: set its keys, such as --rollout.n"),
+        (["--rollout.n"], "--rollout.n needs a value"),
+        (["--name"], "--name needs a value"),
+        (["--rollout.n", "many"], "--rollout.n: should be a valid integer, not 'many'"),
+        (["--rollout.n", "0"], "--rollout.n: should be greater than 0, not '0'"),
+        (["--train.autocast", "of"], "--train.autocast: should be 'auto', 'off' or 'bfloat16', not 'of'; did you mean 'off'?"),
+        (["--data", "x@-1"], "--data x@-1: should be greater than 0, not '-1'"),
+        (["--data.nme.weight", "2"], "--data.nme.weight: 'nme' is neither a data setting nor a source"),
+        (["--algo"], "--algo needs a plugin's name"),
+        (["--algo.clip-eps", "1"], "--algo.clip-eps: no algo is chosen; add --algo NAME"),
+        (
+            ["--reward.lenght.weight", "1", "--reward", "length"],
+            "--reward.lenght.weight: no reward plugin goes by 'lenght' (chosen: length; did you mean 'length'?)",
+        ),
+        (["--with.tis.cap", "1"], "--with.tis.cap: no with plugin goes by 'tis' (none is chosen); choose it with --with tis"),
+        (["--reward.weight", "1"], "--reward.weight: give the plugin's name and the option: --reward.NAME.weight"),
+        (["--reward", "length", "--reward", "length"], "--reward length: 'length' is chosen twice"),
+        (["--reward", "1=length"], "--reward: '1' cannot be an alias"),
+        (["rollout.n", "4"], "unexpected argument 'rollout.n': flags look like --rollout.n 8"),
+        (["-rollout.n", "4"], "unexpected argument '-rollout.n': flags look like --rollout.n 8; did you mean '--rollout.n'?"),
+    ],
+)
+def test_mistakes_are_one_line_each(flags, line):
+    lines = refusal(*flags)
+    assert len(lines) == 1
+    assert lines[0].startswith(line)
+
+
+def test_several_mistakes_are_told_at_once():
+    assert len(refusal("--rolout.n", "4", "--train.steps", "x", "--seed")) == 3

@@ -1,0 +1,343 @@
+"""``rlhf train`` up to the first step: help, printing, refusals, dry runs, run directories and resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from rlhf_host.config.load import load_config
+from rlhf_host.config.run_dir import with_run_dir
+from rlhf_host.types import Outcome
+
+ONE = ("--algo", "toy", "--reward", "length")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch):
+    """What would be trained, instead of training it; ``trained.status`` decides how that ends."""
+    from rlhf_host.training import run
+
+    class Trained:
+        status = "finished"
+
+        def __call__(self, config, manager, *, resume=None):
+            self.config, self.resume, self.plugins = config, resume, [item.key for item in manager.loaded]
+            return Outcome(self.status, 1, error="the reward is down" if self.status == "failed" else None)
+
+    trained = Trained()
+    monkeypatch.setattr(run, "train", trained)
+    return trained
+
+
+def test_help_lists_the_schema_with_the_important_flags_first(rlhf):
+    text = rlhf("train", "--help").stdout
+    assert re.findall(r"^  (--[a-z.-]+) ", text, re.M)[:4] == ["--algo", "--reward", "--actor.model", "--data"]
+    for flag in ("--rollout.n", "--train.old-logprobs", "--kl.coef", "--checkpoint.best", "--trajectories.show", "--eval.k"):
+        assert f"  {flag} " in text
+    assert "samples per prompt (int, default 8)" in text
+    assert "--critic.*" in text
+
+
+def test_help_shows_the_chosen_plugins_options(rlhf):
+    text = rlhf("train", "--algo", "toy", "--help", "--reward", "strict=length").stdout
+    assert "Options of algo 'toy' from made-up 1.0:" in text
+    assert re.search(r"--algo\.clip-eps +how far the ratio may go \(float, default 0\.2\)", text)
+    assert re.search(r"--algo\.mode +\(fast \| slow, default fast\)", text)
+    assert re.search(r"--reward\.strict\.timeout-s +\(float, default 1\.0\)", text)
+    assert "--reward.strict.weight" in text
+    assert "Options of" not in rlhf("train", "--help").stdout
+
+
+def test_help_for_a_plugin_that_is_not_there_says_so(rlhf):
+    assert rlhf.refused("train", "--algo", "tyo", "--help") == ["no algo named 'tyo' is installed; did you mean 'toy'?"]
+
+
+def test_help_imports_neither_torch_nor_plugins_that_nobody_chose(made_up):
+    script = (
+        "import sys\nfrom rlhf_host.cli.main import main\n"
+        "main(['train', *sys.argv[1:], '--help'], standalone_mode=False)\n"
+        "print([name for name in ('torch', 'transformers', 'datasets', 'made_up.plugins') if name in sys.modules])"
+    )
+    for flags, imported in (([], "[]"), (["--preset", "paper"], "['made_up.plugins']")):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *flags],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(made_up), *sys.path])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.splitlines()[-1] == imported
+
+
+def test_print_config_is_the_whole_configuration_and_loads_back(rlhf):
+    flags = ["--algo", "toy", "--algo.layers", "1,2", "--algo.dual-clip", "none", "--algo.whiten", "--rollout.n", "4"]
+    first = rlhf("train", *flags, "--print-config")
+    assert first.exit_code == 0, first.output
+    assert first.stderr.startswith("Neither --actor.model nor --data is given")
+    Path("run.yaml").write_text(first.stdout)
+    config = load_config("run.yaml")
+    assert config.algo.options == {"clip_eps": 0.2, "dual_clip": None, "layers": [1, 2], "whiten": True, "mode": "fast"}
+    assert config.run_dir is None
+    assert rlhf("train", "--config", "run.yaml", "--print-config").stdout == first.stdout
+
+
+def test_wrong_options_name_the_flag_or_the_line(rlhf):
+    Path("run.yaml").write_text("algo:\n  name: toy\n  clip_esp: 1\n  mode: fats\nreward:\n  length:\n    timeout_s: soon\n")
+    assert rlhf.refused("train", "--config", "run.yaml", "--algo.clip-eps", "3", "--with", "tsi", "--tracker", "jsnol") == [
+        "run.yaml:3: algo.clip_esp: algo 'toy' has no option 'clip_esp'; did you mean 'clip_eps'?",
+        "--algo.clip-eps: should be less than 1, not '3'",
+        "run.yaml:4: algo.mode: should be 'fast' or 'slow', not 'fats'; did you mean 'fast'?",
+        "run.yaml:7: reward.length.timeout_s: should be a valid number, not 'soon'",
+        "--with: no extension named 'tsi' is installed; did you mean 'tis'?",
+        "--tracker: no tracker named 'jsnol' is installed; did you mean 'jsonl'?",
+    ]
+
+
+def test_options_of_task_plugins_are_checked_too(rlhf):
+    flags = ["train", *ONE, "--data", "sums", "--eval.data", "sums", "--print-config"]
+    printed = rlhf(*flags, "--data.sums.largest", "4").stdout
+    Path("run.yaml").write_text(printed)
+    assert [source.options for source in load_config("run.yaml").data.sources] == [{"largest": 4}]
+    assert rlhf.refused(*flags, "--data.sums.largset", "4", "--eval.data.sums.largest", "x") == [
+        "--data.sums.largset: tasks 'sums' has no option 'largset'; did you mean 'largest'?",
+        "--eval.data.sums.largest: should be a valid integer, not 'x'",
+    ]
+
+
+REFUSALS = {
+    "no algorithm": (
+        ["--reward", "length"],
+        "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)",
+    ),
+    "no reward": (
+        ["--algo", "toy"],
+        "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)",
+    ),
+    "a reward that judges nothing": (
+        ["--algo", "toy", "--reward", "mute"],
+        "reward:mute (made-up 1.0) has no score hook, so it judges nothing",
+    ),
+    "offline data": (
+        ["--algo", "pairs"],
+        "pairs trains on preference data, which is not supported by this version",
+    ),
+    "small groups": (
+        [*ONE, "--rollout.n", "1"],
+        "algo:toy needs groups of 2 or more, and rollout.n is 1: set --rollout.n 2",
+    ),
+    "greedy training": (
+        [*ONE, "--rollout.temperature", "0"],
+        "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0",
+    ),
+    "top-p": (
+        [*ONE, "--rollout.top-p", "0.9"],
+        "rollout.top_p is 0.9: training cannot correct for tokens that could not be drawn;"
+        " set --rollout.top-p 1 (eval.top_p is free)",
+    ),
+    "top-k": (
+        [*ONE, "--rollout.top-k", "5"],
+        "rollout.top_k is 5: training cannot correct for tokens that could not be drawn;"
+        " set --rollout.top-k 0 (eval.top_k is free)",
+    ),
+    "min-p": (
+        [*ONE, "--rollout.min-p", "0.1"],
+        "rollout.min_p is 0.1: training cannot correct for tokens that could not be drawn;"
+        " set --rollout.min-p 0 (eval.min_p is free)",
+    ),
+    "no room for prompts": (
+        [*ONE, "--rollout.max-tokens", "8"],
+        "rollout.max_new_tokens 8 leaves no room for a prompt in rollout.max_tokens 8: lower the one or raise the other",
+    ),
+    "too many minibatches": (
+        [*ONE, "--train.batch-size", "2", "--train.minibatches", "3"],
+        "train.minibatches 3 is more than train.batch_size 2:"
+        " a batch is split between groups, so there can be at most one minibatch per prompt",
+    ),
+    "fused with several updates": (
+        [*ONE, "--train.old-logprobs", "fused", "--train.epochs", "2"],
+        "train.old_logprobs fused holds for one update per batch, and epochs 2 × minibatches 1 make 2:"
+        " set --train.old-logprobs recompute",
+    ),
+    "k1 in the loss": (
+        [*ONE, "--kl.coef", "0.1", "--kl.place", "loss", "--kl.estimator", "k1"],
+        "kl.estimator k1 has zero expected gradient in the loss: set --kl.estimator unbiased, or --kl.place reward",
+    ),
+    "biased KL in the reward": (
+        [*ONE, "--kl.coef", "0.1", "--kl.estimator", "k3"],
+        "kl.estimator k3 is biased in the reward: set --kl.estimator k1, or --kl.force to have it anyway",
+    ),
+    "kl chosen by hand": (
+        [*ONE, "--with", "kl"],
+        "the extension kl is configured at kl: leave --with kl out and set --kl.coef",
+    ),
+    "forbidden settings": (
+        ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
+        "algo:picky does not work with train.old_logprobs sampler: set --train.old-logprobs to something else",
+    ),
+    "forbidden numbers": (
+        ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--rollout.n", "16"],
+        "algo:picky does not work with rollout.n 16: set --rollout.n to something else",
+    ),
+    "roles without a model": (
+        ["--algo", "picky", "--reward", "length"],
+        "the role 'critic' has no model: give --critic.model PATH",
+    ),
+    "unknown roles": (
+        [*ONE, "--roles.critik.lr", "1"],
+        "roles.critik: no chosen plugin knows this role; did you mean 'critic'?",
+    ),
+    "roles needed in two ways": (
+        ["--algo", "toy", "--reward", "judge", "--with", "other"],
+        "reward:judge and extension:other need the role 'reward_model' differently:"
+        " scalar head, frozen, from its own model, and lm head, frozen, from its own model",
+    ),
+    "roles for evaluation only": (
+        [*ONE, "--eval.reward", "judge"],
+        "eval.reward needs the role 'reward_model', which only rewards of the run can have:"
+        " choose it with --reward, at weight 0",
+    ),
+    "pass@k without k samples": (
+        [*ONE, "--eval.k", "4"],
+        "eval.k 4 needs at least as many samples, and eval.n is 1: set --eval.n 4",
+    ),
+    "several greedy samples": (
+        [*ONE, "--eval.n", "4", "--eval.temperature", "0"],
+        "eval.temperature 0 makes 4 equal samples: set --eval.n 1, or a temperature above 0",
+    ),
+    "no data": (
+        [*ONE, "--actor.model", "m"],
+        "no training data: give --data PATH",
+    ),
+    "no model": (
+        [*ONE, "--data", "sums"],
+        "no model to train: give --actor.model PATH",
+    ),
+    "the best of nothing": (
+        [*ONE, "--actor.model", "m", "--data", "sums", "--checkpoint.best", "eval/pass@1"],
+        "checkpoint.best is eval/pass@1, and nothing is evaluated: give --eval.data PATH",
+    ),
+    "engines that are not there": (
+        [*ONE, "--engine", "vlm"],
+        "--engine: no engine named 'vlm' is installed; rlhf plugins lists what is installed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_impossible_runs_are_refused_first(rlhf, case):
+    flags, line = REFUSALS[case]
+    assert rlhf.refused("train", *flags) == [line]
+
+
+def test_all_reasons_are_told_at_once(rlhf):
+    assert len(rlhf.refused("train", "--algo", "toy", "--rollout.temperature", "0", "--rollout.n", "1")) == 3
+
+
+def test_the_hosts_engines_name_the_extra_they_need(rlhf, monkeypatch):
+    from rlhf_host.config import plan
+
+    monkeypatch.setitem(plan.EXTRAS, "transformers", "no_such_library")
+    message = "--engine: engine 'transformers' needs no_such_library: pip install 'rlhf-host[no_such_library]'"
+    assert rlhf.refused("train", *ONE, "--engine", "transformers") == [message]
+
+
+def test_forced_kl_and_idle_roles_pass_with_a_warning(rlhf, trained):
+    flags = [*ONE, "--kl.coef", "0.1", "--kl.estimator", "k3", "--kl.force", "--critic.lr", "1e-5"]
+    result = rlhf("train", *flags)
+    assert result.exit_code == 0, result.output
+    assert "Warning: roles.critic is set, but no chosen plugin needs it: it is not loaded" in result.stderr
+    assert trained.plugins == [
+        *("agent:single_turn", "algo:toy", "reward:length", "extension:kl"),
+        *("tracker:console", "tracker:jsonl", "weight_sync:in_process"),
+    ]
+
+
+def test_how_the_run_ended_is_the_exit_code(rlhf, trained):
+    for status, code in (("finished", 0), ("interrupted", 130), ("failed", 1)):
+        trained.status = status
+        result = rlhf("train", *ONE)
+        assert result.exit_code == code
+    assert result.stderr.splitlines()[-1] == "Error: the reward is down"
+
+
+# --- run directories ----------------------------------------------------------------------------
+
+
+def test_the_default_run_directory_has_time_and_name(rlhf, trained):
+    rlhf("train", *ONE)
+    assert re.fullmatch(r"runs/\d{8}-\d{6}-toy-length", trained.config.run_dir)
+    assert trained.config.name == "toy-length"
+    config = trained.config.model_copy(update={"run_dir": None, "name": "a b/c"})
+    now = datetime(2025, 1, 2, 3, 4, 5)
+    assert with_run_dir(config, now).run_dir == "runs/20250102-030405-a-b-c"
+    Path("runs/20250102-030405-a-b-c").mkdir(parents=True)
+    assert with_run_dir(config, now).run_dir == "runs/20250102-030405-a-b-c-2"
+
+
+def test_a_run_directory_in_use_is_refused(rlhf, trained):
+    Path("mine").mkdir()
+    assert rlhf("train", *ONE, "--run-dir", "mine").exit_code == 0
+    Path("mine/notes").write_text("")
+    message = "mine is not empty: go on with --resume mine, or choose another --run-dir"
+    assert rlhf.refused("train", *ONE, "--run-dir", "mine") == [message]
+    assert rlhf.refused("train", *ONE, "--run-dir", "mine/notes") == ["mine/notes is a file: --run-dir names a directory"]
+
+
+def test_resume_takes_the_runs_settings_and_flags_on_top(rlhf, trained):
+    printed = rlhf("train", *ONE, "--rollout.n", "4", "--run-dir", "elsewhere", "--print-config").stdout
+    Path("run/checkpoints/step-000002").mkdir(parents=True)
+    Path("run/config.yaml").write_text(printed)
+    result = rlhf("train", "--resume", "run", "--train.steps", "7")
+    assert result.exit_code == 0, result.output
+    assert (trained.resume, trained.config.run_dir) == (Path("run"), "run")
+    assert (trained.config.rollout.n, trained.config.train.steps) == (4, 7)
+
+
+def test_resume_refuses_what_is_no_run(rlhf):
+    Path("run").mkdir()
+    assert rlhf.refused("train", "--resume", "runn") == ["runn: no such run directory; did you mean 'run'?"]
+    message = "run has no config.yaml: a run directory is what rlhf train writes, such as runs/<time>-<name>"
+    assert rlhf.refused("train", "--resume", "run") == [message]
+    Path("run/config.yaml").write_text("seed: 1\n")
+    message = "run has no checkpoint to go on from: start anew with --config run/config.yaml --run-dir NEW"
+    assert rlhf.refused("train", "--resume", "run") == [message]
+    message = "--resume goes on with the run's own directory and settings: leave --config out"
+    assert rlhf.refused("train", "--resume", "run", "--config", "a.yaml") == [message]
+    assert rlhf.refused("train", "--resume") == ["--resume needs a value"]
+
+
+# --- dry runs -----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_looks_at_everything_and_writes_nothing(rlhf, tmp_path):
+    rows = [{"question": f"What is {i}?", "answer": str(i)} for i in range(20)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = sorted(tmp_path.rglob("*"))
+    result = rlhf("train", *ONE, "--actor.model", "quickstart", "--data", "rows.jsonl", "--eval.data", "sums", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "role actor: quickstart, lm head, trainable" in result.stdout
+    assert "train data: rows: 8 tasks from rows.jsonl" in result.stdout
+    assert "eval data: sums: 8 tasks from" in result.stdout
+    assert "100 steps of 32 prompts × 8 samples, updates per step: 1, old log-probabilities fused" in result.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_dry_run_finds_missing_models_and_malformed_data(rlhf):
+    assert "no model at ./gone" in rlhf.refused("train", *ONE, "--actor.model", "./gone", "--data", "sums", "--dry-run")[0]
+    Path("rows.jsonl").write_text('{"question": "1?", "answer": "1"}\nnonsense\n')
+    flags = [*ONE, "--actor.model", "quickstart", "--dry-run"]
+    assert rlhf.refused("train", *flags, "--data", "rows.jsonl")[0].startswith("rows.jsonl:2: ")
+    assert "gone.jsonl" in rlhf.refused("train", *flags, "--data", "gone.jsonl")[0]
+
+
+def test_control_flags_have_near_matches_and_take_no_surplus(rlhf):
+    assert "did you mean '--dry-run'" in rlhf.refused("train", *ONE, "--dryrun")[0]
+    assert rlhf.refused("train", *ONE, "--dry-run", "now") == ["unexpected argument 'now': flags look like --rollout.n 8"]
+    assert rlhf.refused("train", "--config", "a", "--config", "b") == ["--config can be given once"]

@@ -1,0 +1,451 @@
+"""Data settings become tasks: every format, every kind of malformed row, every way to ask for too much."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from rlhf_host.config.schema import DataConfig, DataSource
+from rlhf_host.data.sources import load_tasks
+from rlhf_host.errors import UserError
+
+REPOSITORY = Path(__file__).parents[2]
+SHARED = REPOSITORY.parent / "shared" / "data"
+ROWS = [{"prompt": "1+1=", "label": "2", "level": 1}, {"prompt": "2+2=", "label": "4", "level": 2}]
+
+
+@pytest.fixture
+def load(plain):
+    """``load(path or DataSource, ..., **settings)`` with a tokenizer of one token a byte."""
+
+    def call(*sources, split="train", tokenizer=plain, limit=None, **settings):
+        made = [source if isinstance(source, DataSource) else DataSource(path=str(source)) for source in sources]
+        data = DataConfig(sources=made, **settings)
+        return load_tasks(data, split=split, tokenizer=tokenizer, seed=0, max_prompt_tokens=limit)
+
+    return call
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+# --- formats ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        "jsonl",
+        "jsonl.gz",
+        "ndjson",
+        "json",
+        "one-per-line.json",
+        "csv",
+        "tsv",
+        "csv.gz",
+        "parquet",
+        "directory",
+        "saved",
+        "saved-splits",
+    ]
+)
+def stored(request, tmp_path, write):
+    """The two rows in each format."""
+    kind, path = request.param, tmp_path / f"data.{request.param}"
+    table = "prompt,label,level\n1+1=,2,1\n2+2=,4,2\n"
+    if kind in ("jsonl", "ndjson", "one-per-line.json"):
+        return write(path.name, lines(ROWS))
+    if kind == "jsonl.gz":
+        return write(path.name, gzip.compress(lines(ROWS).encode()))
+    if kind == "json":
+        return write(path.name, json.dumps(ROWS, indent=2))
+    if kind in ("csv", "tsv"):
+        return write(path.name, table if kind == "csv" else table.replace(",", "\t"))
+    if kind == "csv.gz":
+        return write(path.name, gzip.compress(table.encode()))
+    rows = datasets.Dataset.from_list(ROWS)
+    if kind == "parquet":
+        rows.to_parquet(path)
+    elif kind == "directory":
+        write("data.directory/data/train-00000.parquet", b"")
+        rows.select([0]).to_parquet(path / "data" / "train-00000.parquet")
+        rows.select([1]).to_parquet(path / "data" / "train-00001.parquet")
+    elif kind == "saved":
+        rows.save_to_disk(path)
+    else:
+        datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(path)
+    return str(path)
+
+
+def test_every_format_gives_the_same_tasks(load, stored, plain):
+    tasks = load(stored).tasks
+    assert [(task.prompt, task.ground_truth, task.index) for task in tasks] == [("1+1=", "2", 0), ("2+2=", "4", 1)]
+    assert [str(task.metadata["level"]) for task in tasks] == ["1", "2"]
+    assert [plain.decode(task.prompt_ids) for task in tasks] == ["1+1=", "2+2="]
+
+
+def test_the_sample_that_ships_with_the_project_loads_with_gsm8k_answers_as_labels(load):
+    taskset = load(REPOSITORY / "examples/data/gsm8k_sample.jsonl")
+    assert len(taskset) == 200
+    assert all("\n#### " in task.ground_truth for task in taskset.tasks)
+    assert taskset.report[0].startswith("gsm8k_sample: 200 tasks from ")
+    assert "(prompt 'question', label 'answer')" in taskset.report[0]
+
+
+def test_the_whole_of_gsm8k_loads(load):
+    path = SHARED / "gsm8k_train.jsonl"
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    assert len(load(path)) == 7473
+
+
+def test_json_values_arrive_exactly_as_written(load, write):
+    """A columnar reader would make a timestamp of the date and floats of the others, and refuse the mixture."""
+    values = ["2024-02-29 10:00:00", 12345678901234567890123, 0.1, [1, "x"], {"a": None}, "085"]
+    path = write("a.jsonl", lines({"prompt": "p", "label": value} for value in values))
+    assert [task.ground_truth for task in load(path).tasks] == values
+
+
+def test_csv_values_stay_text_and_quoted_fields_may_hold_newlines(load, write):
+    path = write("a.csv", '\ufeffquestion,answer\r\n"two\nlines",085\r\nNA,1.50\r\n')
+    assert [(task.prompt, task.ground_truth) for task in load(path).tasks] == [("two\nlines", "085"), ("NA", "1.50")]
+
+
+def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_fine(load, write):
+    path = write("a.jsonl", "\ufeff" + lines(ROWS).replace("\n", "\r\n\r\n"))
+    assert len(load(path)) == 2
+
+
+def test_a_directory_of_json_lines_reads_the_split_that_is_asked_for(load, write, tmp_path):
+    write("d/train.jsonl", lines(ROWS))
+    write("d/test.jsonl", lines(ROWS[:1]))
+    write("d/extra.jsonl", "")
+    assert len(load(tmp_path / "d")) == 2
+    assert len(load(tmp_path / "d", split="eval")) == 1
+    assert len(load(DataSource(path=str(tmp_path / "d"), split="test"))) == 1
+    with pytest.raises(UserError, match="has no split 'tset'; did you mean 'test'"):
+        load(DataSource(path=str(tmp_path / "d"), split="tset"))
+
+
+def test_of_several_subsets_the_main_one_is_read_and_said(load, write, tmp_path):
+    """As ``openai/gsm8k`` is laid out: subsets main and socratic, none marked as the default."""
+    configs = "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}.jsonl\n" for name in ("main", "socratic")
+    )
+    write("d/README.md", f"---\nconfigs:\n{configs}---\n")
+    write("d/main.jsonl", lines(ROWS))
+    write("d/socratic.jsonl", lines(ROWS[:1]))
+    taskset = load(tmp_path / "d")
+    assert len(taskset) == 2
+    assert "subset 'main' of main, socratic" in taskset.report[0]
+    assert len(load(DataSource(path=str(tmp_path / "d"), subset="socratic"))) == 1
+    with pytest.raises(UserError, match="has no subset 'socrates'; did you mean 'socratic'"):
+        load(DataSource(path=str(tmp_path / "d"), subset="socrates"))
+
+
+def test_reading_files_leaves_nothing_in_the_cache_of_datasets(write, tmp_path):
+    path = write("a.jsonl", lines(ROWS))
+    program = (
+        "from rlhf_host.config.schema import DataConfig, DataSource\n"
+        "from rlhf_host.data.arithmetic import character_tokenizer\n"
+        "from rlhf_host.data.sources import load_tasks\n"
+        f"load_tasks(DataConfig(sources=[DataSource(path={path!r})]), split='train', tokenizer=character_tokenizer(), seed=0)"
+    )
+    home = tmp_path / "home"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY, env={"HF_HOME": str(home), "PATH": ""})
+    assert not [each for each in home.rglob("*") if each.is_file()]
+
+
+# --- malformed rows -----------------------------------------------------------------------------
+
+GOOD = '{"prompt": "p", "label": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ('{"prompt": "p", "label": 1', "not valid JSON: Expecting ',' delimiter at column 27"),
+        ('["p", 1]', r"expected an object {...}, got a list"),
+        ('{"promt": "p", "label": "1"}', "no 'prompt' (the prompt); did you mean 'promt'?"),
+        ('{"prompt": "p", "lable": "1"}', "no 'label' (the label); did you mean 'lable'?"),
+        ("{}", "no 'prompt' (the prompt); the row is empty"),
+        ('{"prompt": null, "label": "1"}', "'prompt' is null"),
+        ('{"prompt": " ", "label": "1"}', "'prompt' is empty"),
+        ('{"prompt": 3, "label": "1"}', "'prompt' must be a text or a list of messages, not int"),
+        ('{"prompt": [], "label": "1"}', "'prompt' has no messages"),
+        ('{"prompt": ["hi"], "label": "1"}', "message 1 must be"),
+        ('{"prompt": [{"role": "user", "content": null}], "label": "1"}', "the content of message 1 (user) must be a text"),
+        ('{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}', "ends with an assistant's message"),
+        ('{"prompt": "p", "label": null}', "'label' is empty"),
+        ('{"prompt": "p", "label": ""}', "'label' is empty"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_and_line(load, write, bad, message):
+    path = write("a.jsonl", GOOD + "\n" + GOOD + bad + "\n" + GOOD)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}:4: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_malformed_row_is_named_in_every_format_that_has_lines(load, write, tmp_path):
+    cases = {
+        write("a.jsonl.gz", gzip.compress((GOOD + "{").encode())): 2,
+        write("a.json", '[\n {"prompt": "p", "label": "1"},\n\n {"prompt": null,\n  "label": "1"}\n]'): 4,
+        write("b.json", '[\n {"prompt": "p", "label": "1"}\n {"prompt": "p"}]'): 3,
+        write("c.json", GOOD + "{"): 2,
+        write("a.csv", 'prompt,label\n"two\nlines",1\n\np,1\n,2\n'): 6,
+        write("b.csv", 'prompt,label\n"two\nlines",1\np,1,2\n'): 4,
+        write("d/train.jsonl", GOOD + GOOD + "{}\n"): 3,
+    }
+    for path, line in cases.items():
+        with pytest.raises(UserError, match=rf"{path}:{line}: "):
+            load(path)
+    with pytest.raises(UserError, match=rf"{tmp_path}/d/train.jsonl:3: "):
+        load(tmp_path / "d")
+
+
+def test_parquet_has_rows_instead_of_lines(load, tmp_path):
+    datasets.Dataset.from_list([*ROWS, {"prompt": None, "label": "1", "level": 0}]).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet, row 3: 'prompt' is null"):
+        load(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.json"])
+def test_text_that_is_not_utf8_is_named_by_line(load, write, name):
+    head = b"prompt,label\n" if "csv" in name else GOOD.encode()
+    content = head + "{é}\n".encode("latin-1")
+    path = write(name, gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(UserError, match=rf"{path}:2: not UTF-8: byte 0xe9 at byte 2 of the line"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
+def test_a_damaged_file_is_named(load, write, name):
+    path = write(name, gzip.compress(GOOD.encode() * 1000)[:-20])
+    with pytest.raises(UserError, match=rf"{path}: cannot be read: "):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_an_empty_file_has_no_rows(load, write, name):
+    path = write(name, "[]" if name == "a.json" else "")
+    with pytest.raises(UserError, match="has no rows"):
+        load(path)
+
+
+def test_columns_are_asked_for_with_a_near_match(load, write):
+    path = write("a.jsonl", '{"query": "p", "reply": "1"}\n')
+    with pytest.raises(
+        UserError,
+        match=r"a\.jsonl:1: no column for the prompt: none of prompt, question, .* is among query, reply; set data\.prompt_key",
+    ):
+        load(path)
+    with pytest.raises(UserError, match=r"a\.jsonl:1: no 'qury' \(the prompt\); did you mean 'query'"):
+        load(path, prompt_key="qury")
+    assert load(path, prompt_key="query", label_key="reply").tasks[0].ground_truth == "1"
+
+
+def test_rows_without_a_label_column_have_none(load, write):
+    taskset = load(write("a.jsonl", '{"prompt": "p"}\n'))
+    assert taskset.tasks[0].ground_truth is None
+    assert "no label" in taskset.report[0]
+
+
+def test_an_agent_column_names_each_row_s_agent(load, write):
+    path = write("a.jsonl", '{"prompt": "p", "who": "shell"}\n{"prompt": "p", "who": null}\n')
+    assert [task.agent for task in load(path, agent_key="who").tasks] == ["shell", None]
+
+
+# --- what is not there --------------------------------------------------------------------------
+
+
+def test_a_missing_file_gets_its_near_match(load, write):
+    path = write("tasks.jsonl", GOOD)
+    with pytest.raises(UserError, match=r"task\.jsonl: no such file or directory; did you mean 'tasks\.jsonl'"):
+        load(path.replace("tasks", "task"))
+
+
+def test_a_file_of_unknown_format_is_refused_with_the_known_ones(load, write):
+    with pytest.raises(UserError, match=r"a\.xml: cannot tell its format from its name; known are \.jsonl"):
+        load(write("a.xml", "<a/>"))
+
+
+def test_a_directory_without_data_is_refused(load, tmp_path):
+    with pytest.raises(UserError, match="cannot be read as a dataset directory"):
+        load(tmp_path)
+
+
+def test_a_hub_name_that_cannot_be_reached_says_what_to_do(load, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError,
+        match=r"cannot load 'some-org/no-such-data': .* as a hub dataset it failed with .*check the name and the network",
+    ):
+        load("some-org/no-such-data")
+
+
+def test_no_source_at_all_is_an_error(load):
+    with pytest.raises(UserError, match="no data: give --data"):
+        load()
+
+
+# --- how many and how long ----------------------------------------------------------------------
+
+
+def numbered(count):
+    return lines({"prompt": f"{i}=", "label": str(i)} for i in range(count))
+
+
+def test_max_samples_takes_the_first_rows_and_reads_no_further(load, write):
+    path = write("a.jsonl", numbered(5) + "not json\n")
+    assert [task.index for task in load(DataSource(path=path, max_samples=3)).tasks] == [0, 1, 2]
+    assert [task.index for task in load(path, max_samples=5).tasks] == [0, 1, 2, 3, 4]
+
+
+def test_max_samples_of_the_section_is_shared_by_weight(load, write):
+    big, small = DataSource(path=write("a.jsonl", numbered(50)), weight=3), DataSource(path=write("b.jsonl", numbered(50)))
+    taskset = load(big, small, max_samples=8)
+    assert [sum(task.source == name for task in taskset.tasks) for name in ("a", "b")] == [6, 2]
+    tiny = DataSource(path=write("c.jsonl", numbered(2)), weight=100)
+    assert [task.source for task in load(small, tiny, max_samples=5).tasks] == ["b"] * 3 + ["c"] * 2
+
+
+def test_sources_are_called_by_the_last_part_of_their_path_and_never_alike(load, write):
+    paths = [write(f"{folder}/train.jsonl.gz", gzip.compress(GOOD.encode())) for folder in "xy"]
+    assert load(*paths).weights == {"train": 1.0, "train-2": 1.0}
+    named = [DataSource(path=path, name="same") for path in paths]
+    with pytest.raises(UserError, match="same name"):
+        load(*named)
+
+
+def test_long_prompts_are_left_out_and_counted(load, write):
+    path = write("a.jsonl", lines({"prompt": "p" * n, "label": "1"} for n in (3, 9, 4, 8)))
+    taskset = load(path, max_prompt_tokens=4)
+    assert [task.index for task in taskset.tasks] == [0, 2]
+    assert taskset.report[1] == "a: left out 2 of 4 tasks: prompt longer than 4 tokens"
+
+
+def test_long_prompts_are_cut_at_the_beginning_and_counted(load, write, make_tokenizer):
+    tokenizer = make_tokenizer(bos=True)
+    taskset = load(
+        write("a.jsonl", '{"prompt": "abcdef"}\n{"prompt": "ab"}\n'),
+        tokenizer=tokenizer,
+        max_prompt_tokens=4,
+        long_prompts="truncate",
+    )
+    assert [tokenizer.decode(task.prompt_ids) for task in taskset.tasks] == ["<s>def", "<s>ab"]
+    assert taskset.report[1] == "a: cut the beginning of 1 of 2 prompts longer than 4 tokens"
+
+
+def test_the_smaller_of_the_data_s_and_the_model_s_limit_holds(load, write):
+    path = write("a.jsonl", lines({"prompt": "p" * n, "label": "1"} for n in (2, 4, 6)))
+    assert (
+        len(load(path, max_prompt_tokens=6, limit=4))
+        == len(load(path, max_prompt_tokens=4, limit=6))
+        == len(load(path, limit=4))
+        == 2
+    )
+
+
+def test_no_task_left_is_an_error_and_an_emptied_source_is_said(load, write):
+    long, short = write("long.jsonl", '{"prompt": "ppppp"}\n'), write("short.jsonl", '{"prompt": "p"}\n')
+    taskset = load(long, short, max_prompt_tokens=2)
+    assert taskset.weights == {"short": 1.0}
+    assert "long: no tasks are left" in taskset.report
+    with pytest.raises(UserError, match="every prompt is longer than 2 tokens"):
+        load(long, max_prompt_tokens=2)
+
+
+# --- task plugins -------------------------------------------------------------------------------
+
+
+def test_a_task_plugin_is_a_source_by_its_name(load):
+    taskset = load(DataSource(path="arithmetic", options={"count": 5}))
+    assert len(taskset) == 5
+    assert taskset.report[0].startswith("arithmetic: 5 tasks from tasks 'arithmetic' from rlhf-host ")
+
+
+def test_a_local_path_wins_over_a_plugin_s_name(load, write, tmp_path, monkeypatch):
+    write("arithmetic/train.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    assert [task.prompt for task in load("arithmetic").tasks] == ["p"]
+
+
+def test_a_plugin_s_options_are_checked_and_a_near_miss_of_its_name_is_said(load, write):
+    with pytest.raises(UserError, match="has no option 'digit'; did you mean 'digits'"):
+        load(DataSource(path="arithmetic", options={"digit": 1}))
+    with pytest.raises(UserError, match="is called 'arithmetics'; did you mean 'arithmetic'"):
+        load("arithmetics")
+    with pytest.raises(UserError, match="is not a task plugin, so it takes no options"):
+        load(DataSource(path=write("a.jsonl", GOOD), options={"digits": 1}))
+
+
+PLUGIN = """
+from rlhf_host import Task, hookimpl
+
+class Source:
+    def __init__(self, options):
+        pass
+
+    @hookimpl
+    def load_tasks(self, split, seed):
+        yield Task("first", metadata={"split": split, "seed": seed})
+        yield {"prompt": [{"role": "user", "content": "second"}], "label": 2, "level": 3, "agent": "shell"}
+        MORE
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A distribution with a task plugin ``puzzles`` whose tasks end with the given statement."""
+
+    def install(more="return"):
+        (tmp_path / "puzzles_plugin.py").write_text(PLUGIN.replace("MORE", more))
+        info = tmp_path / "puzzles_plugin-2.0.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: puzzles-plugin\nVersion: 2.0\nRequires-Dist: rlhf-host>=1,<2\n"
+        )
+        (info / "entry_points.txt").write_text("[rlhf.tasks]\npuzzles = puzzles_plugin:Source\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "puzzles_plugin", raising=False)
+
+    return install
+
+
+def test_a_plugin_gives_tasks_or_mappings(load, installed):
+    installed()
+    first, second = load("puzzles", split="eval").tasks
+    assert (first.prompt, first.metadata, first.source) == ("first", {"split": "eval", "seed": 0}, "puzzles")
+    assert (second.prompt[0]["content"], second.ground_truth, second.metadata, second.agent) == (
+        "second",
+        2,
+        {"level": 3},
+        "shell",
+    )
+    assert (first.index, second.index) == (0, 1)
+    assert len(load("puzzles-plugin:puzzles").tasks) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("yield {'label': 1}", "task 3: 'prompt' is null"),
+        ("yield 5", "task 3: expected a Task or a mapping, got int"),
+        ("raise KeyError('lost')", "load_tasks failed: KeyError: 'lost'"),
+    ],
+)
+def test_a_plugin_s_bad_task_names_the_plugin(load, installed, more, message):
+    installed(more)
+    with pytest.raises(UserError) as caught:
+        load("puzzles")
+    assert str(caught.value) == f"tasks 'puzzles' from puzzles-plugin 2.0: {message}" or str(caught.value).startswith(
+        f"tasks 'puzzles' from puzzles-plugin 2.0: {message}"
+    )

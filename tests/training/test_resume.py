@@ -1,0 +1,109 @@
+"""A run that was killed or interrupted and then resumed is, value for value, the run that never was."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+SETTINGS = [
+    *("--train.steps", "6", "--checkpoint.every", "2", "--checkpoint.keep", "2", "--eval.every", "3", "--eval.n", "2"),
+    *("--train.minibatches", "2", "--train.epochs", "2", "--kl.coef", "0.05", "--kl.controller", "adaptive", "--kl.horizon", "100"),
+    *("--checkpoint.best", "eval/reward/mean"),
+]
+
+
+def curve(run_dir: Path) -> list[dict]:
+    """The rows of ``metrics.jsonl`` without what measures this machine."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    machine = ("time/", "memory/", "tokens_per_s")
+    return [{key: value for key, value in row.items() if not key.startswith(machine)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def flags(tiny_model, prompts):
+    return [
+        *("train", "--algo", "rloo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts, "--eval.data", prompts),
+        *("--actor.lr", "1e-3", "--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "4"),
+        *SETTINGS,
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(rlhf, flags, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    rlhf.run(*flags, "--run-dir", run_dir)
+    return run_dir
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def rows_written(run_dir):
+    path = run_dir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_the_uninterrupted_run_is_complete_and_moves(uninterrupted):
+    rows = curve(uninterrupted)
+    assert [row["step"] for row in rows] == list(range(7))
+    assert [row["step"] for row in rows if "eval/reward/mean" in row] == [0, 3, 6]
+    assert rows[6]["kl"] > 0
+    assert rows[6]["kl/coef"] != rows[1]["kl/coef"]
+    assert all(row["ratio/max_log"] > 1e-4 for row in rows[1:])
+    evaluated = {row["step"]: row["eval/reward/mean"] for row in rows if "eval/reward/mean" in row}
+    best = max(evaluated, key=lambda step: (evaluated[step], -step))
+    kept = {path.name for path in (uninterrupted / "checkpoints").iterdir()}
+    assert kept == {"step-000004", "step-000006"} | ({"step-000003"} if best == 3 else set())
+    assert (uninterrupted / "model" / "config.json").exists()
+
+
+def test_kill_9_at_any_moment_changes_nothing(rlhf, flags, uninterrupted, tmp_path):
+    """Killed before the first checkpoint, while a checkpoint is written, and in the middle of a step; resumed each time."""
+    run_dir = tmp_path / "run"
+    writing = [".step-000002.partial", ".step-000004.partial"]
+    moments = [
+        lambda: rows_written(run_dir) >= 1,
+        lambda: (run_dir / "checkpoints" / writing[0]).exists(),
+        lambda: rows_written(run_dir) >= 5,
+        lambda: (run_dir / "checkpoints" / writing[1]).exists(),
+    ]
+    process = rlhf.start(*flags, "--run-dir", run_dir)
+    for moment in moments:
+        wait_for(moment, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        process = rlhf.start("train", "--resume", run_dir)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    assert curve(run_dir) == curve(uninterrupted)
+    assert not [path for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_checkpoint_and_a_clean_exit(rlhf, flags, uninterrupted, tmp_path, number):
+    run_dir = tmp_path / "run"
+    process = rlhf.start(*flags, "--run-dir", run_dir)
+    wait_for(lambda: rows_written(run_dir) >= 2, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    assert f"--resume {run_dir}" in out + err
+    assert list((run_dir / "checkpoints").glob("step-*"))
+    rlhf.run("train", "--resume", run_dir)
+    assert curve(run_dir) == curve(uninterrupted)
+
+
+def test_a_finished_run_says_how_to_go_on(rlhf, uninterrupted):
+    before = (uninterrupted / "metrics.jsonl").read_text()
+    done = rlhf.run("train", "--resume", uninterrupted, code=2)
+    assert "is finished at step 6; raise --train.steps" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (uninterrupted / "metrics.jsonl").read_text() == before
