@@ -12,7 +12,7 @@ from rlhf_host.cli.configured import RawCommand, show_help
 from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, complete, eval_rewards
+from rlhf_host.config.plan import build_plugins, complete
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
@@ -59,7 +59,7 @@ def evaluate(argv: Sequence[str]) -> None:
     check_evaluation(config)
     manager = build_plugins(config, evaluation=True)
     try:
-        eval_rewards(config, manager).require("score", "nothing judges the answers; give --reward NAME")
+        manager.require("score", "nothing judges the answers; give --reward NAME")
         from rlhf_host.training.evaluate import evaluate as run
 
         metrics = run(config, manager)

@@ -15,6 +15,7 @@ from rlhf_host.config.plan import build_plugins, complete, merge_needs
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.yaml_file import dump_yaml
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.types import Outcome
 
 CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "help")
 
@@ -84,8 +85,28 @@ def train(ctx: click.Context, argv: Sequence[str]) -> None:
         manager.close()
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
+    _say_what_next(outcome)
     if outcome.status == "interrupted":
         ctx.exit(130)
+
+
+def _say_what_next(outcome: Outcome) -> None:
+    run_dir = outcome.run_dir
+    if outcome.status == "interrupted":
+        click.echo(
+            f"\nInterrupted after step {outcome.step}; a checkpoint is written. Go on with:\n  rlhf train --resume {run_dir}"
+        )
+        return
+    lines = [f"\nFinished. Everything is in {run_dir}: metrics.jsonl, trajectories/, checkpoints/, model/"]
+    if (score := outcome.metrics.get("eval/pass@1")) is not None:
+        lines.append(f"Held-out pass@1 at the end: {score:.3f} over {outcome.metrics.get('eval/samples', 0):.0f} samples")
+    lines += [
+        "What to try next:",
+        f"  rlhf eval --checkpoint {run_dir} --eval.n 4        more samples per task, pass@4",
+        f"  rlhf train --resume {run_dir} --train.steps {2 * outcome.step}    go on training",
+        "  rlhf train --algo rloo --reward math_verifier --actor.model DIR --data FILE.jsonl    your own model and data",
+    ]
+    click.echo("\n".join(lines))
 
 
 def _resumed(control: dict[str, list[str | None]], flags: Sequence[str]) -> Path | None:
@@ -98,10 +119,4 @@ def _resumed(control: dict[str, list[str | None]], flags: Sequence[str]) -> Path
         raise UserError(f"--resume goes on with the run's own directory and settings: leave --{clash or 'run-dir'} out")
     path = Path(given)
     require_run(path)
-    from rlhf_host.training.checkpoints import checkpoint_dirs
-
-    if not checkpoint_dirs(path):
-        raise UserError(
-            f"{path} has no checkpoint to go on from: start anew with --config {path / 'config.yaml'} --run-dir NEW"
-        )
     return path

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_host.config.messages import fail
-from rlhf_host.config.plan import eval_rewards, kl_estimator, old_logprobs_mode, updates_per_batch
+from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import ROLES
 from rlhf_host.errors import PluginError, near_matches
@@ -47,11 +47,9 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         return
     if not config.reward and not _custom_agent(config):
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
-    evaluation = eval_rewards(config, manager)
-    for rewards in (manager, evaluation) if evaluation is not manager else (manager,):
-        for item in rewards.loaded:
-            if item.kind == "reward" and item.key not in rewards.names("score"):
-                yield f"{item} has no score hook, so it judges nothing"
+    for item in manager.loaded:
+        if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
+            yield f"{item} has no score hook, so it judges nothing"
     if config.algo is not None:
         for hooks in (("compute_advantages", "make_rows"), ("compute_loss",)):
             if not any(manager.has(hook) for hook in hooks):

@@ -161,32 +161,10 @@ def _require_library(item: Chosen, distribution: str) -> None:
 
 
 def build_plugins(config: RunConfig, evaluation: bool = False) -> PluginManager:
-    """The run's plugins, built from their options, without those of ``eval.reward``. ``complete`` the configuration first."""
-    return _built([item for item in chosen(config, evaluation) if item.kind != EVAL_REWARD])
-
-
-def eval_rewards(config: RunConfig, manager: PluginManager) -> PluginManager:
-    """The plugins that score evaluations: those of ``eval.reward``, or the run's own ``manager``.
-
-    Raises:
-        PluginError: one of them needs a role of its own, which only the run's rewards can have.
-    """
-    if not config.eval.reward:
-        return manager
-    own = _built([replace(item, kind="reward") for item in chosen(config) if item.kind == EVAL_REWARD])
-    roles = {need.name for need in merge_needs(own).roles} - {need.name for need in merge_needs(manager).roles}
-    if roles:
-        raise PluginError(
-            f"eval.reward needs the role {min(roles)!r}, which only rewards of the run can have:"
-            " choose it with --reward, at weight 0"
-        )
-    return own
-
-
-def _built(items: list[Chosen]) -> PluginManager:
+    """The run's plugins, built from their options. ``complete`` the configuration first."""
     known = discover()
     loaded = []
-    for item in items:
+    for item in chosen(config, evaluation):
         info = find(item.group, item.choice.plugin, known)
         plugin = build(info, item.choice.options, item.alias)
         loaded.append(Loaded(item.kind, item.alias, info, plugin, item.choice.weight))

@@ -71,8 +71,10 @@ class Twin:
         self.native = self.model.config._attn_implementation
 
     def current(self) -> bool:
-        """Whether the model still holds the parameters that this twin was made around."""
+        """Whether the model still holds the parameters that this twin was made around, on the same device."""
         parameters = list(self.source.parameters())
+        if parameters[0].device != self.device:
+            return False
         return len(parameters) == len(self.parameters) and all(a is b for a, b in zip(parameters, self.parameters, strict=True))
 
     def attention(self, name: str) -> None:

@@ -177,15 +177,17 @@ class TransformersEngine:
         rows = [requests[i] for i in indices]
         number = {i: row for row, i in enumerate(indices)}
 
-        device, version = twin.device, self.version
+        version = self.version
+        # Drawing works in float64, which MPS does not have.
+        device = torch.device("cpu") if twin.device.type == "mps" else twin.device
         limit_list = [self._limit(row) for row in rows]
         twin.refresh(version, dtype, len(rows), sum(limit_list))
         decoder = make_decoder(twin, dtype, self._fast)
         longest = max(limit_list)
         groups = torch.tensor([prompts[row.token_ids] for row in rows], device=device)
-        logits = decoder.prefill(list(prompts))[groups]
+        logits = decoder.prefill(list(prompts)).to(device)[groups]
         if longest > 1:
-            decoder.start(groups, longest - 1)
+            decoder.start(groups.to(twin.device), longest - 1)
 
         sampler = Sampler([row.sampling for row in rows], device)
         stops, limits = self._stop_table(rows, device), torch.tensor(limit_list, device=device)
@@ -242,14 +244,14 @@ class TransformersEngine:
             # Copying the cache costs about a step's attention: worth it only for several rows at a time.
             if left <= len(places) - max(1, len(places) // 8):
                 rest = alive.nonzero()[:, 0]
-                decoder.keep(rest)
+                decoder.keep(rest.to(twin.device))
                 sampler.keep(rest)
                 drawn, here, alive, stops, limits, uniforms = (t[rest] for t in (drawn, here, alive, stops, limits, uniforms))
                 places = here.tolist()
             if version != self.version:
                 version = self.version
                 twin.refresh(version, dtype, len(places), len(places) * (longest - step))
-            logits = decoder.step(drawn)
+            logits = decoder.step(drawn.to(twin.device)).to(device)
         return True
 
     def _stop_table(self, rows: Sequence[Request], device: torch.device) -> Tensor:

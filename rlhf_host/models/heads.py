@@ -39,7 +39,7 @@ class Head:
 def find_head(model: Any, decoder: Any) -> Head | None:
     """The head that turns ``decoder``'s hidden states into ``model``'s logits on a few tokens, or ``None`` if none does.
 
-    Scale and softcap come from the config, under the names that models have for them, and count only if the logits agree.
+    Scale and softcap come from the config, under the names that models have for them, and count only where the logits agree.
     """
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear:  # an adapter's subclass does more than its weight says
@@ -47,15 +47,16 @@ def find_head(model: Any, decoder: Any) -> Head | None:
     config = model.config.get_text_config()
     probe = torch.tensor([[1, 3, 2, 4, 1, 5]], device=linear.weight.device) % config.vocab_size
     logits = model(input_ids=probe, use_cache=False).logits.float()
+    if logits.shape[-1] != linear.out_features:
+        return None
     hidden = decoder(input_ids=probe, use_cache=False).last_hidden_state
+    softcaps = (None, getattr(config, "final_logit_softcapping", None))
+    candidates = [Head(linear, scale, softcap) for scale in _scales(model, config) for softcap in dict.fromkeys(softcaps)]
+    gaps = [float((head(hidden) - logits).abs().max()) for head in candidates]
+    # The best, not the first within tolerance: on small logits a softcap hardly shows.
+    best = min(range(len(gaps)), key=gaps.__getitem__)
     tolerance = (1e-4 if hidden.dtype == torch.float32 else 2e-2) * float(logits.abs().max())
-    for scale in _scales(model, config):
-        for softcap in {getattr(config, "final_logit_softcapping", None), None}:
-            head = Head(linear, scale, softcap)
-            found = head(hidden)
-            if found.shape == logits.shape and float((found - logits).abs().max()) <= tolerance:
-                return head
-    return None
+    return candidates[best] if gaps[best] <= tolerance else None
 
 
 def _scales(model: Any, config: Any) -> Iterator[float]:

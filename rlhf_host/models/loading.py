@@ -70,7 +70,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
 
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
-    """The role's tokenizer, from ``tokenizer`` or else from beside the model. Without a pad token of its own, it pads with eos."""
+    """The role's tokenizer, from ``tokenizer`` or else from beside the model. Where no token pads, eos does."""
     source = find_model(role.tokenizer or role.model, weights=False)
     with _quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
         tokenizer = AutoTokenizer.from_pretrained(

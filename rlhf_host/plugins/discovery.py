@@ -83,7 +83,7 @@ def discover() -> list[PluginInfo]:
     seen: set[str] = set()
     for distribution in distributions():
         try:
-            infos = list(_plugins_of(distribution))
+            infos = list(_plugins_of(distribution))  # type: ignore[arg-type]
         except Exception:
             continue
         # The first on sys.path shadows later copies of the same distribution, as it does for imports.

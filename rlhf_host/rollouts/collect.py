@@ -95,14 +95,19 @@ class Collector:
         into.drawn += len(draws)
         self._live = len(draws) * self.n
         self.episodes.engine.expect(self._live)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._group(draw, first + i, context, into)) for i, draw in enumerate(draws)]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._group(draw, first + i, context, into)) for i, draw in enumerate(draws)]
+        except* Exception as errors:
+            # The first failure has cancelled the others; it alone says what happened.
+            raise errors.exceptions[0] from errors
         into.groups.extend(group for group in (task.result() for task in running) if group is not None)
         lost, total = into.lost, into.trajectories + into.failed.total()
         if total and lost / total > self.settings.max_unjudged:
             reason, count = (into.unjudged + into.failed).most_common(1)[0]
+            limit = f"{self.settings.max_unjudged:g}"
             raise RunError(
-                f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged {self.settings.max_unjudged:g}); "
+                f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged {limit}); "
                 f"most often: {reason} ({count} times)"
             )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+from rlhf_host.config.plan import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.types import Reward, ScoreContext, Trajectory
@@ -22,8 +23,8 @@ Judges = dict[str, tuple[str, float]]
 def judges(manager: PluginManager, split: str) -> Judges:
     """Who scores a split: in evaluation the rewards of ``eval.reward`` where there are any, else all others."""
     scoring = [manager.by_key[key] for key in manager.names("score")]
-    own = [item for item in scoring if item.kind == "eval_reward"]
-    chosen = own if own and split == "eval" else [item for item in scoring if item.kind != "eval_reward"]
+    own = [item for item in scoring if item.kind == EVAL_REWARD]
+    chosen = own if own and split == "eval" else [item for item in scoring if item.kind != EVAL_REWARD]
     return {item.alias: (item.key, item.weight) for item in chosen}
 
 

@@ -52,7 +52,7 @@ class JsonLines:
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._metrics is None:
             return
-        self._metrics.write(_line({**metrics, "step": step, "time": round(time.time(), 3)}))
+        self._metrics.write(_line({**metrics, "step": step, "time/wall": round(time.time(), 3)}))
         self._metrics.flush()
 
     @hookimpl

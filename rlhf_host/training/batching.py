@@ -25,6 +25,9 @@ def plan_microbatches(
     Raises:
         RunError: when a unit that must stay whole exceeds the budget.
     """
+    everything = [row for unit in units for row in unit]
+    if cost(everything) <= budget:
+        return [everything]
     pieces: list[list[int]] = []
     for unit in sorted(units, key=lambda rows: (-max(lengths[i] for i in rows), rows[0])):
         rows = sorted(unit, key=lambda i: (-lengths[i], i))

@@ -17,7 +17,6 @@ from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError
 from rlhf_host.functional.kl import kl_estimate
 from rlhf_host.models.forward import forward, row_cost
-from rlhf_host.models.layouts import Row, prompt_keys
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.training.batching import group_rows, plan_microbatches
 from rlhf_host.training.reduction import Metrics, Reducer
@@ -219,6 +218,7 @@ class Worker:
                 batch.prompt_ids,
                 batch.completion_ids,
                 batch.completion_mask,
+                batch.group_id,
                 temperature=batch.temperature,
                 outputs=outputs,
                 shared_prefix=self.settings.shared_prefix,
@@ -229,16 +229,21 @@ class Worker:
             self.compute_s += time.perf_counter() - started
 
     def _plan(self, role: Role, batch: Experience) -> list[list[int]]:
-        keys = prompt_keys(batch.prompt_ids)
-        sizes = zip(keys, batch.prompt_ids, batch.lengths.tolist(), strict=True)
-        rows = [Row(key, len(prompt), length) for key, prompt, length in sizes]
+        prompts, completions = batch.prompt_ids, batch.lengths.tolist()
+        groups = batch.group_id.tolist()
         together = self.needs.unit_rows
-        units = group_rows((batch.unit_id if together else batch.group_id).tolist())
 
-        def cost(chosen: list[int]) -> int:
-            return row_cost(role.model, [rows[i] for i in chosen], self.settings.shared_prefix)
+        def cost(rows: list[int]) -> int:
+            return row_cost(
+                role.model,
+                [prompts[i] for i in rows],
+                [completions[i] for i in rows],
+                [groups[i] for i in rows],
+                shared_prefix=self.settings.shared_prefix,
+            )
 
-        lengths = [row.prompt + row.completion for row in rows]
+        units = group_rows(batch.unit_id.tolist() if together else groups)
+        lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
         return plan_microbatches(units, lengths, self.settings.max_tokens_per_microbatch, cost, together)
 
     def _precision(self, role: Role) -> torch.dtype | None:

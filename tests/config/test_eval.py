@@ -49,7 +49,7 @@ def test_data_and_rewards_default_to_those_of_training(rlhf, evaluated):
     result = rlhf("eval", "--config", "run.yaml", "--eval.reward", "short=length", "--eval.data", "other")
     assert result.exit_code == 0, result.output
     assert [source.path for source in evaluated.config.eval.data.sources] == ["other"]
-    assert evaluated.plugins == ["agent:single_turn"]
+    assert evaluated.plugins == ["agent:single_turn", "eval_reward:short"]
     assert list(evaluated.config.eval.reward) == ["short"]
 
 

@@ -198,11 +198,6 @@ REFUSALS = {
         "reward:judge and extension:other need the role 'reward_model' differently:"
         " scalar head, frozen, from its own model, and lm head, frozen, from its own model",
     ),
-    "roles for evaluation only": (
-        [*ONE, "--eval.reward", "judge"],
-        "eval.reward needs the role 'reward_model', which only rewards of the run can have:"
-        " choose it with --reward, at weight 0",
-    ),
     "pass@k without k samples": (
         [*ONE, "--eval.k", "4"],
         "eval.k 4 needs at least as many samples, and eval.n is 1: set --eval.n 4",
@@ -306,11 +301,16 @@ def test_resume_refuses_what_is_no_run(rlhf):
     message = "run has no config.yaml: a run directory is what rlhf train writes, such as runs/<time>-<name>"
     assert rlhf.refused("train", "--resume", "run") == [message]
     Path("run/config.yaml").write_text("seed: 1\n")
-    message = "run has no checkpoint to go on from: start anew with --config run/config.yaml --run-dir NEW"
-    assert rlhf.refused("train", "--resume", "run") == [message]
     message = "--resume goes on with the run's own directory and settings: leave --config out"
     assert rlhf.refused("train", "--resume", "run", "--config", "a.yaml") == [message]
     assert rlhf.refused("train", "--resume") == ["--resume needs a value"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_in_its_directory(rlhf, trained):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(rlhf("train", *ONE, "--print-config").stdout)
+    assert rlhf("train", "--resume", "run").exit_code == 0
+    assert (trained.resume, trained.config.run_dir) == (Path("run"), "run")
 
 
 # --- dry runs -----------------------------------------------------------------------------------

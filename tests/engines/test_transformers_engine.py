@@ -248,6 +248,20 @@ def test_prompts_never_make_logits_of_every_position(llama):
     assert shapes == [(5, 1, 31), (20, 1, 31)]
 
 
+def test_long_prompts_are_computed_in_pieces(llama, monkeypatch):
+    monkeypatch.setattr("rlhf_host.engines.decoders.PREFILL_TOKENS", 12)
+    engine = engine_for(llama)
+    requests = requests_for(lambda i, j: Sampling(8), prompts=[*PROMPTS, (9,) * 30])
+    engine.generate_batch(requests[:1])
+    seen = []
+    hook = engine._twin.model.model.embed_tokens.register_forward_hook(
+        lambda module, args, out: seen.append(tuple(args[0].shape))
+    )
+    assert mismatch(llama, requests, engine.generate_batch(requests)) <= 1e-5
+    hook.remove()
+    assert seen[:5] == [(1, 30), (1, 11), (1, 7), (3, 3), (24, 1)]
+
+
 # --- versions, training state -------------------------------------------------------------------
 
 

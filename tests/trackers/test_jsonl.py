@@ -30,8 +30,8 @@ def tracker():
 def test_each_call_adds_a_row_that_is_on_disk_at_once(tracker, context, tmp_path):
     tracker.run_started(context())
     tracker.log_metrics(1, {"reward/mean": 0.25, "lr": 1e-6})
-    assert [{**row, "time": 0} for row in strict(tmp_path / "run/metrics.jsonl")] == [
-        {"reward/mean": 0.25, "lr": 1e-6, "step": 1, "time": 0}
+    assert [{**row, "time/wall": 0} for row in strict(tmp_path / "run/metrics.jsonl")] == [
+        {"reward/mean": 0.25, "lr": 1e-6, "step": 1, "time/wall": 0}
     ]
     tracker.log_metrics(2, {"reward/mean": 0.5})
     assert [row["step"] for row in strict(tmp_path / "run/metrics.jsonl")] == [1, 2]

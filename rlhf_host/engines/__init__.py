@@ -1,0 +1,1 @@
+"""Engines generate tokens: the protocol, and the embedded engine on transformers."""

@@ -1,0 +1,308 @@
+"""Episodes, scoring and filling a batch, with a scripted engine: what is counted, what leaves, and in which order."""
+
+import asyncio
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from rlhf_host import Drop, EpisodeFailed, Reward, RunError, ScoreContext, Step, Task, Trajectory, hookimpl
+from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.extensions.single_turn import SingleTurn
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.rollouts.episodes import Episodes, episode_seed
+from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
+from rlhf_host.testing.engines import ScriptedEngine
+from rlhf_host.types import Sampling
+
+INFO = PluginInfo("reward", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
+
+
+class Length:
+    """The reward is how much was said."""
+
+    @hookimpl
+    def score(self, trajectories):
+        return [Reward(float(t.action_length), score=float(t.action_length > 2)) for t in trajectories]
+
+
+def load(*plugins, agent=None, weights=None):
+    loaded = [Loaded("agent", "single_turn", INFO, agent or SingleTurn(None))]
+    for number, plugin in enumerate(plugins):
+        kind = "reward" if hasattr(plugin, "score") else "extension"
+        loaded.append(Loaded(kind, f"p{number}", INFO, plugin, (weights or {}).get(number, 1.0)))
+    return PluginManager(loaded)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture
+def collect(tokenizer):
+    def run(manager, *, groups=3, n=2, script=None, settings=None, max_tokens=64, tasks=None):
+        engine = ScriptedEngine(script or (lambda ids, key: [4 + key[1]] * (1 + key[1] + ids[0] % 3)))
+        sampling = Sampling(max_new_tokens=8)
+        settings = settings or RolloutConfig()
+        episodes = Episodes(manager, engine, tokenizer, DataConfig(), sampling, max_tokens, settings.episode_retries)
+        collector = Collector(episodes, manager, settings, n=n, seed=7, split="train")
+        drawn = iter(range(10_000))
+
+        def draw():
+            index = next(drawn)
+            task = (tasks or [])[index] if tasks else Task("12", "12", index=index, source="made", prompt_ids=(3 + index, 4))
+            return Draw(task, 0)
+
+        try:
+            return asyncio.run(collector.fill(draw, groups, ScoreContext())), engine
+        finally:
+            manager.close()
+
+    return run
+
+
+def test_groups_come_in_draw_order_with_distinct_keys_per_sample(collect):
+    found, engine = collect(load(Length()), groups=4, n=3)
+    assert [group.task.index for group in found.groups] == [0, 1, 2, 3]
+    assert [t.sample for t in found.groups[0].trajectories] == [0, 1, 2]
+    keys = [key for _, _, key in engine.calls]
+    assert len(set(keys)) == 12
+    assert keys[0] == (episode_seed(7, "train", found.groups[0].task, 0), 0, 0)
+    assert engine.expected[0] == 12
+    assert engine.expected[-1] == 0
+
+
+def test_another_epoch_split_or_seed_draws_other_uniforms():
+    task = Task("12", index=3, source="made")
+    seeds = {episode_seed(seed, split, task, epoch) for seed in (0, 1) for split in ("train", "eval") for epoch in (0, 1)}
+    assert len(seeds) == 8
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_rewards_add_up_by_weight_and_scores_average(collect):
+    class Half:
+        @hookimpl
+        def score(self, trajectories):
+            return [0.5 for _ in trajectories]
+
+    found, _ = collect(load(Length(), Half(), weights={0: 2.0, 1: -1.0}), groups=1)
+    (first, second) = found.groups[0].trajectories
+    assert [first.reward, second.reward] == [2.0 * first.action_length - 0.5, 2.0 * second.action_length - 0.5]
+    assert first.rewards["p1"].total == 0.5
+    assert first.score == float(first.action_length > 2)
+
+
+@pytest.mark.parametrize(
+    ("score", "reason"),
+    [
+        (lambda ts: [None] * len(ts), "could not judge"),
+        (lambda ts: [float("nan")] * len(ts), "could not judge"),
+        (lambda ts: 1 / 0, "ZeroDivisionError"),
+        (lambda ts: [1.0], "1 rewards for 2 trajectories"),
+        (lambda ts: ["high"] * len(ts), "not str"),
+        (lambda ts: [Reward(1.0, score=2.0)] * len(ts), "a score lies in"),
+        (lambda ts: [Reward(tokens=[1.0] * 99)] * len(ts), "99 placed rewards"),
+    ],
+)
+def test_a_reward_that_fails_is_unjudged_never_zero_and_too_many_stop_the_run(collect, score, reason):
+    class Failing:
+        @hookimpl
+        def score(self, trajectories):
+            return score(trajectories)
+
+    with pytest.raises(RunError, match=rf"6 of 6 trajectories could not be judged.*{reason}"):
+        collect(load(Length(), Failing()))
+    found, _ = collect(load(Length(), Failing(), weights={1: 0.0}))
+    assert found.unjudged.total() == 0, "at weight 0 it only logs"
+    assert found.groups[0].trajectories[0].rewards["p1"] is None
+
+
+def test_unjudged_trajectories_leave_before_group_statistics_and_are_counted(collect):
+    class Picky:
+        @hookimpl
+        def score(self, trajectories):
+            return [None if t.sample == 1 else 1.0 for t in trajectories]
+
+    found, _ = collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.4))
+    assert [len(group.trajectories) for group in found.groups] == [2, 2]
+    assert found.metrics()["rollout/unjudged"] == 2.0
+    assert [t.sample for t in found.spoiled] == [1, 1]
+    with pytest.raises(RunError, match="limit rollout.max_unjudged 0.2"):
+        collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.2))
+
+
+def test_a_slow_reward_meets_its_deadline_and_a_flaky_one_its_retries(collect):
+    class Slow:
+        @hookimpl
+        async def score(self, trajectories):
+            await asyncio.sleep(60)
+
+    with pytest.raises(RunError, match=r"no answer in 0\.05 s"):
+        collect(load(Slow()), groups=1, settings=RolloutConfig(score_timeout_s=0.05))
+
+    class Flaky:
+        tries = 0
+
+        @hookimpl
+        def score(self, trajectories):
+            self.tries += 1
+            if self.tries == 1:
+                raise ConnectionError
+            return [1.0] * len(trajectories)
+
+    found, _ = collect(load(Flaky()), groups=1, settings=RolloutConfig(score_retries=1))
+    assert found.groups[0].trajectories[0].reward == 1.0
+
+
+def test_dropped_groups_are_refilled_in_order_counted_and_bounded(collect):
+    class EvenOnly:
+        @hookimpl
+        def keep_group(self, group):
+            return True if group.task.index % 2 == 0 else Drop("odd")
+
+    found, _ = collect(load(Length(), EvenOnly()), groups=3)
+    assert [group.task.index for group in found.groups] == [0, 2, 4]
+    assert (found.drawn, found.dropped["odd"]) == (5, 2)
+    assert found.metrics()["rollout/dropped/odd"] == 2.0
+
+    class Nothing:
+        @hookimpl
+        def keep_group(self, group):
+            return Drop("too easy")
+
+    with pytest.raises(RunError, match=r"no group was kept of 9 drawn: too easy \(9\)"):
+        collect(load(Length(), Nothing()), settings=RolloutConfig(max_refills=2))
+
+
+class Guess:
+    """Three turns: hints until the third guess; some episodes fail."""
+
+    def __init__(self, fails=0, retryable=True):
+        self.fails, self.retryable = fails, retryable
+        self.opened, self.closed = [], []
+
+    @hookimpl
+    def agent_reset(self, episode):
+        self.opened.append(episode.episode_id)
+        if self.fails:
+            self.fails -= 1
+            raise EpisodeFailed("sandbox lost", retryable=self.retryable)
+        return Step("go:")
+
+    @hookimpl
+    def agent_step(self, episode, action):
+        return Step("try again ", reward=0.25) if episode.turn < 2 else Step(reward=1.0, done=True, score=1.0)
+
+    @hookimpl
+    def agent_close(self, episode):
+        self.closed.append(episode.episode_id)
+
+
+def test_turns_append_tokens_and_rewards_land_where_they_were_earned(collect, tokenizer):
+    agent = Guess()
+    found, engine = collect(load(agent=agent), groups=1, n=2, script=lambda ids, key: [10, 11])
+    trajectory = found.groups[0].trajectories[0]
+    assert [s.kind for s in trajectory.segments] == ["prompt", "action", "observation", "action", "observation", "action"]
+    assert trajectory.reward == 1.5
+    assert trajectory.score == 1.0
+    asked = [ids for ids, _, key in engine.calls if key[1] == 0]
+    whole = [token for segment in trajectory.segments for token in segment.token_ids]
+    for ids in asked:
+        assert list(ids) == whole[: len(ids)], "every prompt extends the last, token by token"
+    assert sorted(agent.closed) == sorted(agent.opened)
+
+    experience = make_experience(found.groups, {}, step=1, max_new_tokens=8, temperature=1.0)
+    row = experience.token_rewards[0]
+    where = [int((experience.turn_ids[0] == turn).nonzero()[-1]) for turn in range(3)]
+    assert row[where].tolist() == [0.25, 0.25, 1.0]
+    assert float(row.sum()) == 1.5
+    assert experience.reward_names == ("agent",)
+    assert experience.action_mask[0].sum() == 6
+    assert experience.sampler_logprobs[~experience.action_mask].eq(0).all()
+
+
+def test_failed_episodes_are_retried_or_counted_and_always_closed(collect):
+    agent = Guess(fails=1)
+    found, _ = collect(load(agent=agent), groups=1, n=2)
+    assert len(found.groups[0].trajectories) == 2
+    agent = Guess(fails=1, retryable=False)
+    found, _ = collect(load(agent=agent), groups=2, n=2)
+    assert found.failed == {"sandbox lost": 1}
+    assert sum(len(group.trajectories) for group in found.groups) == 3
+    assert sorted(agent.closed) == sorted(agent.opened)
+
+
+def test_a_trajectory_ends_where_the_context_does(collect):
+    found, _ = collect(load(agent=Guess()), groups=1, n=1, max_tokens=10, script=lambda ids, key: [9] * 5)
+    (trajectory,) = found.groups[0].trajectories
+    assert trajectory.truncated
+    assert sum(len(s.token_ids) for s in trajectory.segments if s.kind != "observation") <= 10
+
+
+def test_an_agent_that_runs_its_own_loop(collect):
+    class Own:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            from rlhf_host import Segment
+
+            first = await policy.generate([5, 6])
+            second = await policy.generate([5, 6, *first.token_ids, 7])
+            action = [Segment("action", g.token_ids, g.logprobs, g.versions) for g in (first, second)]
+            segments = [Segment("prompt", [5, 6]), action[0], Segment("observation", [7]), action[1]]
+            return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, agent_rewards=[None, 2.0])]
+
+    found, engine = collect(load(agent=Own()), groups=1, n=2, script=lambda ids, key: [8])
+    assert [t.reward for t in found.groups[0].trajectories] == [2.0, 2.0]
+    assert len({key for _, _, key in engine.calls}) == 4
+
+
+def test_a_transform_comes_before_any_baseline_and_lands_on_the_last_action_token(collect):
+    class Clip:
+        @hookimpl
+        def transform_rewards(self, experience, rewards):
+            return rewards.clamp(max=2.0)
+
+    class Minus:
+        @hookimpl
+        def transform_rewards(self, experience, rewards):
+            return rewards - 1.0
+
+    class Shape:
+        @hookimpl
+        def shape_rewards(self, experience):
+            return torch.full(experience.action_mask.shape, 0.5)
+
+    class NotFirst:
+        @hookimpl
+        def loss_masks(self, experience):
+            mask = torch.ones_like(experience.action_mask)
+            mask[:, 0] = False
+            return mask
+
+    manager = load(Length(), Clip(), Minus(), Shape(), Shape(), NotFirst())
+    found, _ = collect(manager, groups=2)
+    experience = make_experience(found.groups, {"p0": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+    raw = experience.rewards.clone()
+    apply_rewards(experience, manager)
+    assert experience.rewards.tolist() == (raw.clamp(max=2.0) - 1.0).tolist()
+    assert experience.token_rewards.sum(-1).tolist() == pytest.approx(experience.rewards.tolist())
+    assert experience.shaped[experience.action_mask].eq(1.0).all()
+    assert experience.shaped[~experience.action_mask].eq(0.0).all()
+    assert not experience.loss_mask[:, 0].any()
+    assert experience.loss_mask[:, 1:].eq(experience.action_mask[:, 1:]).all()
+    assert reward_metrics(experience)["reward/p0"] == pytest.approx(float(raw.mean()))
+
+
+def test_no_rewards_at_all_are_unjudged(collect):
+    with pytest.raises(RunError, match="neither a reward plugin nor the agent gave a reward"):
+        collect(load())
+
+
+def test_what_was_collected_adds_up():
+    found = Collected()
+    found.unjudged["a"] += 2
+    found.failed["b"] += 1
+    assert found.lost == 3

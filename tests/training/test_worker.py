@@ -1,0 +1,255 @@
+"""One optimizer batch has one gradient: whatever the micro-batches, their order, the padding and what lies in masked places."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_host import LossTerm, Metric, Needs, RoleNeed, hookimpl
+from rlhf_host import functional as F
+from rlhf_host.backends.torch import TorchBackend, learning_rate
+from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.testing.tensors import make_batch
+from rlhf_host.training.batching import plan_microbatches
+from rlhf_host.training.worker import Role, Worker
+
+AGGREGATIONS = ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum-over(12)", "group-mean-token-mean"]
+
+
+class Policy:
+    """The shared policy loss, as any algorithm uses it."""
+
+    def __init__(self, **options):
+        self.options = F.PolicyLossOptions(**options)
+
+    @hookimpl
+    def needs(self):
+        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),))
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        return F.policy_loss(outputs, batch, self.options)
+
+
+class Weights:
+    """A correction that depends on the row alone."""
+
+    @hookimpl
+    def importance_weights(self, logprobs, sampler_logprobs, mask):
+        return torch.where(mask, (logprobs - sampler_logprobs).exp().clamp(max=1.5), 1.0)
+
+
+def manager(*plugins):
+    info = PluginInfo("extension", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
+    return PluginManager([Loaded("extension", f"p{i}", info, plugin) for i, plugin in enumerate(plugins)])
+
+
+def batch(mode="fused", seed=1):
+    found = make_batch([9, 4, 7, 1, 12, 5, 6, 2], groups=[0, 0, 0, 1, 1, 2, 2, 2], observations=True, vocabulary=40, seed=seed)
+    found.advantages = torch.randn(found.action_mask.shape, generator=torch.Generator().manual_seed(2))
+    found.shaped = torch.zeros_like(found.advantages)
+    found.loss_mask[3] = False
+    if mode != "fused":
+        found.old_logprobs = found.sampler_logprobs * 0.9
+    return found
+
+
+def gradient(tiny_model, data, hooks=(), settings=None, **options):
+    """The gradient that reaches the optimizer, and the metrics beside it."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    seen = {}
+
+    class Watch(TorchBackend):
+        def step(self):
+            seen["gradient"] = torch.cat([p.grad.flatten() for p in self.parameters]).clone()
+            return super().step()
+
+    backend = Watch(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
+    worker = Worker({"actor": Role("actor", model, backend)}, manager(Policy(**options), *hooks), settings or TrainConfig(), Needs())
+    update = worker.update(data)
+    assert update.refused is None
+    return seen["gradient"], update.metrics.result()
+
+
+def close(found, expected):
+    return float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("mode", ["fused", "recompute"])
+def test_the_gradient_does_not_depend_on_micro_batches_or_layout(tiny_model, aggregation, mode):
+    whole, metrics = gradient(tiny_model, batch(mode), [Weights()], aggregation=aggregation)
+    for budget, shared in ((1, "off"), (24, "off"), (24, "on"), (60, "auto"), (10_000, "on")):
+        settings = TrainConfig(max_tokens_per_microbatch=budget, shared_prefix=shared)
+        split, theirs = gradient(tiny_model, batch(mode), [Weights()], settings, aggregation=aggregation)
+        assert close(split, whole), (budget, shared)
+        assert theirs == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+def test_the_gradient_does_not_depend_on_the_order_of_rows(tiny_model):
+    data = batch("recompute")
+    whole, _ = gradient(tiny_model, data)
+    moved, _ = gradient(tiny_model, data.select([5, 2, 7, 0, 4, 1, 6, 3]))
+    assert close(moved, whole)
+
+
+def test_the_gradient_does_not_depend_on_padding(tiny_model):
+    data = batch("recompute")
+    wide = dataclasses.replace(data)
+    for field in dataclasses.fields(data):
+        value = getattr(data, field.name)
+        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape == data.completion_ids.shape:
+            setattr(wide, field.name, torch.nn.functional.pad(value, (0, 5)))
+    assert wide.completion_ids.shape[1] == data.completion_ids.shape[1] + 5
+    assert close(gradient(tiny_model, wide)[0], gradient(tiny_model, data)[0])
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
+def test_garbage_in_masked_places_changes_nothing(tiny_model, garbage):
+    expected, metrics = gradient(tiny_model, batch("recompute"), [Weights()])
+    dirty = batch("recompute")
+    for name in ("advantages", "old_logprobs", "sampler_logprobs", "token_rewards", "shaped"):
+        value = getattr(dirty, name)
+        setattr(dirty, name, torch.where(dirty.action_mask, value, garbage))
+    dirty.advantages[3] = garbage  # the row that is masked out as a whole
+    dirty.completion_ids = torch.where(dirty.completion_mask, dirty.completion_ids, 39)
+    found, theirs = gradient(tiny_model, dirty, [Weights()])
+    assert torch.equal(found, expected)
+    assert theirs == pytest.approx(metrics)
+
+
+def test_the_gradient_is_that_of_autograd_on_the_definition(tiny_model):
+    """Token-mean policy gradient, one row at a time through the whole model."""
+    data = batch("fused")
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    loss = 0.0
+    for i, prompt in enumerate(data.prompt_ids):
+        length = int(data.completion_mask[i].sum())
+        ids = torch.tensor([prompt + data.completion_ids[i, :length].tolist()])
+        every = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        picked = every.gather(-1, data.completion_ids[i, :length, None])[:, 0]
+        kept = data.loss_mask[i, :length]
+        loss = loss - (data.advantages[i, :length] * picked)[kept].sum() / data.loss_mask.sum()
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert close(gradient(tiny_model, data)[0], expected)
+
+
+def test_a_batch_without_loss_terms_makes_no_step(tiny_model):
+    class Silent:
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            return [Metric("seen", 1.0)]
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
+    update = Worker({"actor": Role("actor", model, backend)}, manager(Silent()), TrainConfig(), Needs()).update(batch())
+    assert backend.updates == 0
+    assert "grad_norm" not in update.metrics.result()
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_non_finite_step_does_not_happen(tiny_model, where):
+    class Exploding:
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            values = outputs.logprobs * float("inf") if where == "loss" else (outputs.logprobs * 0).abs().sqrt()
+            return [LossTerm("bad", values)]
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    before = [p.clone() for p in model.parameters()]
+    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
+    update = Worker({"actor": Role("actor", model, backend)}, manager(Exploding()), TrainConfig(), Needs()).update(batch())
+    assert where in update.refused
+    assert backend.updates == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_no_grad_logprobs_are_those_of_training(tiny_model):
+    """What ``recompute`` computes is what the update sees: the first ratio is 1."""
+    data = batch()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
+    worker = Worker(
+        {"actor": Role("actor", model, backend)}, manager(Policy()), TrainConfig(max_tokens_per_microbatch=40), Needs()
+    )
+    data.old_logprobs = worker.logprobs("actor", data)
+    found = worker.update(data).metrics.result()
+    assert found["ratio/max_log"] <= 1e-5
+    assert found["mismatch/max"] > 0.1, "the made-up sampler is another policy"
+    assert worker.update(data, first=False).metrics.result()["ratio/max_log"] > 1e-4
+
+
+def test_corrections_in_sampler_mode_only_gate(tiny_model):
+    """With the ratio against the sampler, a weight would count twice; its zeros still act."""
+
+    class HalfAndZero:
+        @hookimpl
+        def importance_weights(self, mask):
+            weights = torch.full(mask.shape, 0.5)
+            weights[:, 0] = 0.0
+            return weights
+
+    class FirstTokenOut:
+        @hookimpl
+        def importance_weights(self, mask):
+            weights = torch.ones(mask.shape)
+            weights[:, 0] = 0.0
+            return weights
+
+    data = batch("recompute")
+    data.old_logprobs = data.sampler_logprobs
+    settings = TrainConfig(old_logprobs="sampler")
+    gated, _ = gradient(tiny_model, data, [HalfAndZero()], settings)
+    assert torch.equal(gated, gradient(tiny_model, data, [FirstTokenOut()], settings)[0])
+    assert not torch.allclose(gated, gradient(tiny_model, data, [], settings)[0])
+
+
+# --- batching and backend -----------------------------------------------------------------------
+
+
+def test_micro_batches_keep_the_budget_and_every_row_once():
+    lengths = [10, 3, 8, 8, 2, 50, 7, 1]
+    units = [[0, 1], [2, 3, 4], [5], [6, 7]]
+
+    def cost(rows):
+        return len(rows) * max(lengths[i] for i in rows)
+
+    for budget in (1, 10, 16, 30, 100, 10_000):
+        parts = plan_microbatches(units, lengths, budget, cost, rows_together=False)
+        assert sorted(row for part in parts for row in part) == list(range(8))
+        assert all(cost(part) <= budget or len(part) == 1 for part in parts)
+
+
+def test_rows_that_must_stay_together_are_never_split():
+    parts = plan_microbatches([[0, 1], [2, 3]], [5, 5, 5, 5], 12, lambda rows: 5 * len(rows), rows_together=True)
+    assert sorted(map(sorted, parts)) == [[0, 1], [2, 3]]
+    with pytest.raises(Exception, match="raise train.max_tokens_per_microbatch"):
+        plan_microbatches([[0, 1], [2, 3]], [5] * 4, 9, lambda rows: 5 * len(rows), rows_together=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.775, 0.55]),
+        ("cosine", [0.5, 1.0, 1.0, 0.8682, 0.55]),
+    ],
+)
+def test_schedules_warm_up_and_come_down_to_their_floor(schedule, expected):
+    role = RoleConfig(lr=1.0, schedule=schedule, warmup_steps=2, min_lr_ratio=0.1)
+    rates = [learning_rate(role, update, 6) for update in range(7)]
+    assert rates[:5] == pytest.approx(expected, abs=1e-4)
+    assert rates[6] == pytest.approx(1.0 if schedule == "constant" else 0.1)
+
+
+def test_clipping_reports_the_norm_before_it():
+    model = torch.nn.Linear(2, 1, bias=False)
+    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=0.0, max_grad_norm=0.5), total_updates=1)
+    backend.backward((model.weight * torch.tensor([[3.0, 4.0]])).sum())
+    result = backend.step()
+    assert (result.grad_norm, result.applied) == (pytest.approx(5.0), True)
