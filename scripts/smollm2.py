@@ -49,18 +49,24 @@ def find_gguf(scratch: Path) -> Path:
 def convert(gguf: Path, target: Path) -> None:
     """Write the dequantized float32 model and its tokenizer as an ordinary model directory."""
     from rlhf_host.config.schema import RoleConfig
-    from rlhf_host.models.loading import load_model, load_tokenizer
+    from rlhf_host.errors import UserError
+    from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers
 
     role = RoleConfig(model=str(gguf), device="cpu")
     print(f"converting {gguf.name}", flush=True)
-    model, tokenizer = load_model(role), load_tokenizer(role)
+    try:
+        model, tokenizer = load_model(role), load_tokenizer(role)
+    except UserError as error:
+        sys.exit(f"Error: {error}")
     tokenizer.model_max_length = model.config.max_position_embeddings
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
+        with quiet_transformers():
+            model.save_pretrained(aside)
+            tokenizer.save_pretrained(aside)
         for file in aside.iterdir():
+            file.chmod(0o644)
             with file.open("rb") as written:
                 os.fsync(written.fileno())
         aside.chmod(0o755)

@@ -111,3 +111,15 @@ def small_run(tiny_model: Path, prompts: Path) -> Sequence[str | Path]:
 
 def read_jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def rlhf_here(reward_plugins: Path, monkeypatch: pytest.MonkeyPatch):
+    """The same commands in this process, where starting costs nothing."""
+    from click.testing import CliRunner
+
+    from rlhf_host.cli.main import main
+
+    monkeypatch.syspath_prepend(str(reward_plugins))
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -47,6 +48,7 @@ class TransformersEngine:
         self.options, self.model, self.tokenizer, self.version = options, model, tokenizer, version
         self._twin: Twin | None = None
         self._fast = False
+        self.busy_s = 0.0  # seconds spent generating so far
         self._lock = threading.Lock()
         self._waves = Waves(self._run, options.max_wait_s)
         config = model.config.get_text_config()  # type: ignore[operator,union-attr]
@@ -111,6 +113,13 @@ class TransformersEngine:
         return asked if self._max_positions is None else min(asked, self._max_positions - len(request.token_ids))
 
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
+        started = time.perf_counter()
+        try:
+            self._run_batches(requests, finish, dropped)
+        finally:
+            self.busy_s += time.perf_counter() - started
+
+    def _run_batches(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
         with self._lock, torch.inference_mode():
             twin, dtype = self._prepare()
             with torch.autocast(twin.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext():

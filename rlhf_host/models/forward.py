@@ -173,7 +173,8 @@ def _traits_of(model: Any) -> _Traits:
                 f"the head of {type(model).__name__} is more than a matrix product: all its logits are held in memory",
                 stacklevel=3,
             )
-        _known[model] = _Traits(decoder, head, scalar, _window(model.config))
+        logits_only = "" if head or scalar else f"{type(model).__name__} gives only its own logits"
+        _known[model] = _Traits(decoder, head, scalar, _window(model.config), logits_only or None)
     return _known[model]
 
 
@@ -216,8 +217,6 @@ def _why_not_share(model: Any, traits: _Traits) -> str:
     kernel = model.config._attn_implementation
     if kernel != "sdpa":
         return f"attn_implementation {kernel} cannot share prompts, sdpa can"
-    if traits.scalar is None and traits.head is None:
-        return f"{name} gives only its own logits"
     enable_shared_rows()
     vocabulary = model.config.get_text_config().vocab_size
     sharing, lengths = [0, 1, 0, 1, 1], [3, 1, 5, 2, 0]

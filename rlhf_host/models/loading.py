@@ -55,7 +55,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
             f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
             " swallow small updates; leave dtype at auto and set train.autocast to bfloat16"
         )
-    with _quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
+    with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
         model = _load_gguf(source, role, head, trainable) if source.gguf else _load_safetensors(source, role, head, trainable)
     remove_dropout(model)
     if role.gradient_checkpointing and trainable:
@@ -72,7 +72,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """The role's tokenizer, from ``tokenizer`` or else from beside the model. Where no token pads, eos does."""
     source = find_model(role.tokenizer or role.model, weights=False)
-    with _quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
+    with quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.path,
             revision=None if source.local or role.tokenizer else role.revision,
@@ -132,7 +132,7 @@ def remove_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
         for key, value in vars(module).items():
-            if ("dropout" in key or key == "layerdrop") and isinstance(value, float):
+            if "drop" in key and isinstance(value, float):
                 setattr(module, key, 0.0)
 
 
@@ -254,7 +254,9 @@ def _hub_answers() -> bool:
 def _as_user_error(what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{what}: {_first_line(error)}") from error
 
 
@@ -264,7 +266,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars or load reports: what they say and matters is an error here."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -133,7 +133,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 every, slope = plan.log_softmax(hidden[part], w, b) if kept is None else (kept, kept_slope)
                 g = grad_logprobs[part, None]
                 # d logp(y)/dz = 1[y] − p, and dH/dz = −p (log p + H), for z = logits / temperature.
-                grad = every.exp()
+                grad = every.exp() if plan.entropy_grad or kept is not None else every.exp_()
                 if plan.entropy_grad:
                     grad.mul_((every + entropy[part, None]).mul_(grad_entropy[part, None]).add_(g)).neg_()
                 else:

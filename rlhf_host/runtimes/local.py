@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlhf_host.config.schema import PluginChoice, RoleConfig, RunConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models.loading import load_model
+from rlhf_host.models.loading import load_model, quiet_transformers
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find, load, read_options
 from rlhf_host.training.worker import Role, Worker
@@ -60,7 +60,8 @@ class LocalRuntime:
         return [role.name for role in self.trainer.roles.values() if role.backend is not None]
 
     def save_role(self, name: str, directory: Path) -> None:
-        self.trainer.roles[name].model.save_pretrained(directory)
+        with quiet_transformers():
+            self.trainer.roles[name].model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
     def state_dict(self) -> dict[str, Any]:
