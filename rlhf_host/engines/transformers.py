@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -73,6 +73,10 @@ class TransformersEngine:
 
     def set_version(self, version: int) -> None:
         self.version = version
+
+    def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
+        """Let ``execute(work)`` choose the thread that generates (it returns when the work is done); default: one of its own."""
+        self._waves.execute = execute
 
     async def close(self) -> None:
         await self._waves.close()

@@ -38,6 +38,7 @@ class Waves:
 
     def __init__(self, run: Callable[[list[Request], Finish, Dropped], None], max_wait_s: float):
         self._run, self._max_wait_s = run, max_wait_s
+        self.execute: Callable[[Callable[[], None]], None] | None = None
         self._condition = threading.Condition()
         self._waiting: list[_Call] = []
         self._running: list[_Call] = []
@@ -106,7 +107,14 @@ class Waves:
                 calls = self._running = sorted(self._waiting, key=lambda call: (call.request.key, call.request.token_ids))
                 self._waiting = []
             try:
-                self._run([call.request for call in calls], partial(self._deliver, calls), partial(self._dropped, calls))
+                self._compute(
+                    partial(
+                        self._run,
+                        [call.request for call in calls],
+                        partial(self._deliver, calls),
+                        partial(self._dropped, calls),
+                    )
+                )
             except BaseException as error:  # whatever it was, the callers must hear of it
                 with self._condition:
                     calls, self._waiting = calls + self._waiting, []
@@ -114,6 +122,12 @@ class Waves:
             with self._condition:
                 self._running = []
                 self._news = time.monotonic()
+
+    def _compute(self, work: Callable[[], None]) -> None:
+        if self.execute is None:
+            work()
+        else:
+            self.execute(work)
 
     def _dropped(self, calls: list[_Call]) -> bool | set[int]:
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,10 @@ class LocalRuntime:
         self.targets = [SyncTarget("local", self.engine)]
         self.handles: dict[str, RoleHandle] = {name: LocalRole(self.trainer, name) for name in roles}
         self.context_length = int(getattr(actor.config, "max_position_embeddings", None) or 2**31)
+
+    def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
+        if hasattr(self.engine, "compute_with"):
+            self.engine.compute_with(execute)
 
     @property
     def trainable(self) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ class EventLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlhf-events", daemon=True)
         self._thread.start()
         self._waiting: Future[Any] | None = None
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._handlers: dict[int, Any] = {}
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
@@ -46,11 +48,36 @@ class EventLoop:
         try:
             if interruptible and self.stop_requested:
                 future.cancel()
+            future.add_done_callback(lambda _: self._work.put(None))
+            while not future.done():
+                self._serve(self._work.get())
             return future.result()
         except (CancelledError, asyncio.CancelledError):
             raise Interrupted from None
         finally:
             self._waiting = None
+
+    def execute(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on the thread that waits in ``run``, and return when it is done.
+
+        Generation and training then share one OpenMP pool: two pools on the same cores stop spinning and get several times slower.
+        """
+        done: Future[None] = Future()
+        self._work.put((work, done))
+        done.result()
+
+    def _serve(self, item: tuple[Callable[[], None], Future[None]] | None) -> None:
+        if item is None:
+            return
+        work, done = item
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            done.set_result(None)
 
     def __enter__(self) -> EventLoop:
         if threading.current_thread() is threading.main_thread():

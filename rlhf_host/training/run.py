@@ -64,6 +64,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     runtime.start(config=config, manager=manager, needs=needs, tokenizer=inputs.tokenizer, total_updates=updates, models=models)
     _write_start(config, manager, run_dir)
     with EventLoop() as events:
+        runtime.compute_with(events.execute)
         try:
             loop = _online(config, manager, needs, runtime, inputs, events, run_dir)
             if checkpoint is not None:
@@ -89,6 +90,7 @@ def evaluate_only(config: RunConfig, manager: PluginManager) -> dict[str, float]
     alone = Needs(roles=(RoleNeed("actor", source=None), *roles))
     runtime.start(config=config, manager=manager, needs=alone, tokenizer=tokenizer, total_updates=0, models={})
     with EventLoop() as events:
+        runtime.compute_with(events.execute)
         try:
             evaluation = _evaluation(config, manager, runtime, tokenizer, held_out, data)
             _call_all(events, manager, "run_started", context=_context(config, tokenizer, None, runtime, resume_step=None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,10 @@ class Runtime(Protocol):
         total_updates: int,
         models: Mapping[str, Path],
     ) -> None: ...
+
+    def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
+        """``execute(work)`` runs work on the controller's thread while that waits, for runtimes that compute in this process."""
+        ...
 
     @property
     def trainable(self) -> list[str]: ...
