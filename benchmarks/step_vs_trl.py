@@ -3,10 +3,10 @@
     python benchmarks/step_vs_trl.py --peer-python PATH [--case tiny-fixed --case tiny-ragged --case smollm2] [--rounds 3] [--json]
 
 ``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``tiny-*`` make a 0.6M-parameter Llama (16 prompts × 8 samples
-× 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides compute
-a reward that counts sevens. A step is everything from one step's end to the next (ours: from the rows of ``metrics.jsonl``; TRL's:
-from ``on_step_begin`` to ``on_step_end``, its logging not counted); each run's first step is left out. With ``--json`` the last
-line is one object: ``ratio`` is TRL's seconds over ours, the smallest of the cases run; ``cases`` has each.
+× 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides
+compute a reward that counts sevens. A step is everything from one step's end to the next (ours: from the rows of
+``metrics.jsonl``; TRL's: from ``on_step_begin`` to ``on_step_end``, its logging not counted); each run's first step is left out.
+With ``--json`` the last line is one object: ``ratio`` is TRL's seconds over ours, the smallest of the cases run; ``cases`` has each.
 """
 
 from __future__ import annotations
@@ -92,10 +92,9 @@ def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, pe
             f"{name} round {number + 1}: TRL {peers[-1]:.3f} s, rlhf-host {ours[-1]:.3f} s, ratio {peers[-1] / ours[-1]:.2f}",
             flush=True,
         )
-    ratio = statistics.median(peers) / statistics.median(ours)
-    print(
-        f"{name}: TRL {statistics.median(peers):.3f} s, rlhf-host {statistics.median(ours):.3f} s per step (medians): ratio {ratio:.2f}"
-    )
+    theirs, mine = statistics.median(peers), statistics.median(ours)
+    ratio = theirs / mine
+    print(f"{name}: TRL {theirs:.3f} s, rlhf-host {mine:.3f} s per step (medians): ratio {ratio:.2f}")
     middle = {key: statistics.median(row.get(key, 0.0) for row in phases) for key in phases[-1]}
     explain(case, inputs, middle, peak)
     return {
@@ -118,8 +117,9 @@ def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: flo
         ("train", trained, "matrix products, forward and backward, prompts shared within a group"),
     ):
         seconds = row[f"time/{phase}"]
+        speed = work / seconds
         print(
-            f"  {phase:<10} {seconds:.3f} s  {work:.1f} GFLOP, {work / seconds:.0f} GFLOP/s, {work / seconds / peak:.0%} of the floor ({bound})"
+            f"  {phase:<10} {seconds:.3f} s  {work:.1f} GFLOP, {speed:.0f} GFLOP/s, {speed / peak:.0%} of the floor ({bound})"
         )
     for phase in ("logprobs", "advantages", "sync", "log", "host"):
         note = "  (all that is no model work)" if phase == "host" else ""

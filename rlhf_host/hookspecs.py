@@ -51,18 +51,18 @@ def needs() -> Needs:
 
 
 @hookspec
-def run_started(context: RunContext) -> None | Awaitable[None]:
+def run_started(context: RunContext) -> Awaitable[None] | None:
     """The run's roles exist and nothing is sampled yet. Controller, all."""
 
 
 @hookspec
-def run_finished(outcome: Outcome) -> None | Awaitable[None]:
+def run_finished(outcome: Outcome) -> Awaitable[None] | None:
     """The run ended, well or not. Controller, all."""
 
 
 @hookspec
 def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
-    """Task sources (``--data NAME``): the tasks of ``train`` or ``eval``; a mapping has ``prompt`` and ``label``. Controller, one."""
+    """Task sources (``--data NAME``): the tasks of a split; a mapping has ``prompt`` and ``label``. Controller, one."""
 
 
 # --- agents -------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def agent_step(episode: Episode, action: Action) -> Step | Awaitable[Step]:
 
 
 @hookspec
-def agent_close(episode: Episode) -> None | Awaitable[None]:
+def agent_close(episode: Episode) -> Awaitable[None] | None:
     """Release what the episode holds; always called, after failures too. Controller, one per agent name."""
 
 
@@ -150,17 +150,17 @@ def compute_loss(role: str, outputs: Outputs, batch: Experience) -> LossItems:
 
 
 @hookspec
-def sync_connect(targets: Sequence[SyncTarget]) -> None | Awaitable[None]:
+def sync_connect(targets: Sequence[SyncTarget]) -> Awaitable[None] | None:
     """Prepare the way from trainer to engines. Controller, one."""
 
 
 @hookspec
-def sync_weights(source: Any, version: int) -> None | Awaitable[None]:
+def sync_weights(source: Any, version: int) -> Awaitable[None] | None:
     """Bring ``source`` (the trainer's actor) to every connected engine, which then holds ``version``. Controller, one."""
 
 
 @hookspec
-def sync_close() -> None | Awaitable[None]:
+def sync_close() -> Awaitable[None] | None:
     """Release groups, memory and files. Controller, one."""
 
 

@@ -104,7 +104,19 @@ def rlhf(reward_plugins: Path) -> CommandLine:
 def small_run(tiny_model: Path, prompts: Path) -> Sequence[str | Path]:
     """Flags of a run that takes seconds: 4 prompts × 4 samples × 8 tokens."""
     return [
-        *("train", "--algo", "rloo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts, "--actor.lr", "1e-3"),
+        *(
+            "train",
+            "--algo",
+            "rloo",
+            "--reward",
+            "vowels",
+            "--actor.model",
+            tiny_model,
+            "--data",
+            prompts,
+            "--actor.lr",
+            "1e-3",
+        ),
         *("--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "4", "--train.threads", "1"),
     ]
 

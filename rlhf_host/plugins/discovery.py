@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from email.message import Message
 from email.parser import HeaderParser
 from importlib.machinery import ModuleSpec
-from importlib_metadata import Distribution, distributions
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from importlib_metadata import Distribution, distributions
 
 from rlhf_host import __version__
 

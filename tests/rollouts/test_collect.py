@@ -130,7 +130,7 @@ def test_unjudged_trajectories_leave_before_group_statistics_and_are_counted(col
     assert [len(group.trajectories) for group in found.groups] == [2, 2]
     assert found.metrics()["rollout/unjudged"] == 2.0
     assert [t.sample for t in found.spoiled] == [1, 1]
-    with pytest.raises(RunError, match="limit rollout.max_unjudged 0.2"):
+    with pytest.raises(RunError, match=r"limit rollout\.max_unjudged 0\.2"):
         collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.2))
 
 

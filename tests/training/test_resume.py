@@ -9,7 +9,18 @@ import pytest
 
 SETTINGS = [
     *("--train.steps", "6", "--checkpoint.every", "2", "--checkpoint.keep", "2", "--eval.every", "3", "--eval.n", "2"),
-    *("--train.minibatches", "2", "--train.epochs", "2", "--kl.coef", "0.05", "--kl.controller", "adaptive", "--kl.horizon", "100"),
+    *(
+        "--train.minibatches",
+        "2",
+        "--train.epochs",
+        "2",
+        "--kl.coef",
+        "0.05",
+        "--kl.controller",
+        "adaptive",
+        "--kl.horizon",
+        "100",
+    ),
     *("--checkpoint.best", "eval/reward/mean"),
 ]
 
@@ -24,7 +35,19 @@ def curve(run_dir: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def flags(tiny_model, prompts):
     return [
-        *("train", "--algo", "rloo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts, "--eval.data", prompts),
+        *(
+            "train",
+            "--algo",
+            "rloo",
+            "--reward",
+            "vowels",
+            "--actor.model",
+            tiny_model,
+            "--data",
+            prompts,
+            "--eval.data",
+            prompts,
+        ),
         *("--actor.lr", "1e-3", "--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "4"),
         *SETTINGS,
     ]

@@ -10,12 +10,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_host.training.evaluate import pass_at_k
 
-ALWAYS = """
-step version epoch tokens tokens_per_s reward/mean reward/std reward/min reward/max reward/vowels score/mean length/mean length/max
-truncated groups/no_variance advantages/mean advantages/std loss loss/policy clip_fraction grad_norm lr entropy mismatch/mean mismatch/max
-mismatch/k3 rollout/drawn rollout/groups rollout/unjudged rollout/failed rollout/dropped time/rollout time/logprobs time/advantages
-time/train time/sync time/log time/host time/step time/wall memory/rss_gb
-""".split()
+# fmt: off
+ALWAYS = [
+    "step", "version", "epoch", "tokens", "tokens_per_s", "reward/mean", "reward/std", "reward/min", "reward/max",
+    "reward/vowels", "score/mean", "length/mean", "length/max", "truncated", "groups/no_variance", "advantages/mean",
+    "advantages/std", "loss", "loss/policy", "clip_fraction", "grad_norm", "lr", "entropy", "mismatch/mean", "mismatch/max",
+    "mismatch/k3", "rollout/drawn", "rollout/groups", "rollout/unjudged", "rollout/failed", "rollout/dropped", "time/rollout",
+    "time/logprobs", "time/advantages", "time/train", "time/sync", "time/log", "time/host", "time/step", "time/wall",
+    "memory/rss_gb",
+]
+# fmt: on
 
 
 @pytest.fixture
@@ -40,7 +44,9 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     for row in rows[1:]:
         assert [name for name in ALWAYS if name not in row] == []
         assert all(value is None or math.isfinite(value) for value in row.values())
-    assert {"eval/pass@1", "eval/pass@2", "eval/reward/mean", "eval/length/mean", "eval/truncated"} <= set(rows[0]) & set(rows[2])
+    assert {"eval/pass@1", "eval/pass@2", "eval/reward/mean", "eval/length/mean", "eval/truncated"} <= set(rows[0]) & set(
+        rows[2]
+    )
     assert rows[1]["mismatch/max"] < 1e-5
     docs = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     undocumented = {name for row in rows for name in row if f"`{name}`" not in docs}
@@ -52,7 +58,9 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     assert {"algo", "reward", "agent", "tracker", "weight_sync"} <= {plugin["kind"] for plugin in plugins}
     assert next(p for p in plugins if p["kind"] == "algo")["distribution"] == "rlhf-plugin-rloo"
 
-    trajectories = [json.loads(line) for line in (run_dir / "trajectories" / "train-step-000001.jsonl").read_text().splitlines()]
+    trajectories = [
+        json.loads(line) for line in (run_dir / "trajectories" / "train-step-000001.jsonl").read_text().splitlines()
+    ]
     assert len(trajectories) == 16
     action = trajectories[0]["segments"][1]
     assert len(action["token_ids"]) == len(action["logprobs"]) == len(action["versions"]) == trajectories[0]["length"]

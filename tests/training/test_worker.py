@@ -68,7 +68,9 @@ def gradient(tiny_model, data, hooks=(), settings=None, **options):
             return super().step()
 
     backend = Watch(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
-    worker = Worker({"actor": Role("actor", model, backend)}, manager(Policy(**options), *hooks), settings or TrainConfig(), Needs())
+    worker = Worker(
+        {"actor": Role("actor", model, backend)}, manager(Policy(**options), *hooks), settings or TrainConfig(), Needs()
+    )
     update = worker.update(data)
     assert update.refused is None
     return seen["gradient"], update.metrics.result()
@@ -228,7 +230,7 @@ def test_micro_batches_keep_the_budget_and_every_row_once():
 def test_rows_that_must_stay_together_are_never_split():
     parts = plan_microbatches([[0, 1], [2, 3]], [5, 5, 5, 5], 12, lambda rows: 5 * len(rows), rows_together=True)
     assert sorted(map(sorted, parts)) == [[0, 1], [2, 3]]
-    with pytest.raises(Exception, match="raise train.max_tokens_per_microbatch"):
+    with pytest.raises(Exception, match=r"raise train\.max_tokens_per_microbatch"):
         plan_microbatches([[0, 1], [2, 3]], [5] * 4, 9, lambda rows: 5 * len(rows), rows_together=True)
 
 

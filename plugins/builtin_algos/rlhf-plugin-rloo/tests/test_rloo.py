@@ -27,7 +27,9 @@ def test_hand_worked_group_on_every_action_token():
 def test_the_kl_in_the_reward_is_part_of_the_sequence_reward():
     batch = make_batch([2, 3, 4], groups=[1, 1, 1], seed=3)
     batch.shaped = torch.rand(batch.action_mask.shape, generator=torch.Generator().manual_seed(1))
-    total = [float(r) + float(s[m].double().sum()) for r, s, m in zip(batch.rewards, batch.shaped, batch.action_mask, strict=True)]
+    total = [
+        float(r) + float(s[m].double().sum()) for r, s, m in zip(batch.rewards, batch.shaped, batch.action_mask, strict=True)
+    ]
     expected = [total[i] - sum(total[j] for j in range(3) if j != i) / 2 for i in range(3)]
     assert advantages(batch)[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
 
