@@ -6,7 +6,7 @@
 × 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides
 compute a reward that counts sevens. A step is everything from one step's end to the next (ours: from the rows of
 ``metrics.jsonl``; TRL's: from ``on_step_begin`` to ``on_step_end``, its logging not counted); each run's first step is left out.
-With ``--json`` the last line is one object: ``ratio`` is TRL's seconds over ours, the smallest of the cases run; ``cases`` has each.
+With ``--json`` the last line is one object: ``ratio`` (TRL's seconds over ours, the smallest of the cases run) and ``cases``.
 """
 
 from __future__ import annotations
