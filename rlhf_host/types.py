@@ -190,13 +190,28 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
 class Action:
-    """What the policy just said: given to ``agent_step``."""
+    """What the policy just said: given to ``agent_step``. ``text`` is decoded when it is asked for."""
 
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
+    __slots__ = ("_decode", "_text", "finish_reason", "token_ids")
+
+    def __init__(
+        self,
+        text: str | None,
+        token_ids: list[int],
+        finish_reason: FinishReason,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ):
+        self._text = text
+        self.token_ids = token_ids
+        self.finish_reason = finish_reason
+        self._decode = decode
+
+    @property
+    def text(self) -> str:
+        if self._text is None:
+            self._text = self._decode(self.token_ids) if self._decode else ""
+        return self._text
 
 
 class EpisodeFailed(Exception):
@@ -289,6 +304,8 @@ class RunContext:
     resumed: bool = False
     resume_step: int = 0
     """The step of the checkpoint that a resumed run goes on from; -1 where there was none yet."""
+    notices: tuple[str, ...] = ()
+    """What a person should know of the start: data read, filtered and truncated."""
 
 
 class RoleHandle(Protocol):

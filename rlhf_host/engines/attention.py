@@ -225,12 +225,12 @@ def _decode(cache: SharedPrefixCache, query: Tensor, scale: float, window: int |
     if hidden is not None:
         scores[..., :width].masked_fill_(hidden, -torch.inf)
     if softcap is None:
-        scores = scores.float() * scale
+        scores = scores.float().mul_(scale)
     weights = scores.softmax(-1).to(query.dtype)
 
     seen = torch.bmm(_to_prompts(cache, weights[..., :width]), prefix_values.flatten(0, 1))
     new = torch.bmm(weights[..., width:].flatten(0, 1), suffix_values[:, :, begin:end].flatten(0, 1))
-    out = _to_rows(cache, seen, kv, groups) + new.view(rows, kv, groups, depth)
+    out = new.view(rows, kv, groups, depth).add_(_to_rows(cache, seen, kv, groups))
     return out.reshape(rows, 1, heads, depth)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import pluggy
 from pluggy import HookimplOpts
@@ -80,6 +79,13 @@ class PluginManager:
             self.by_key[one.key] = one
             self._register(one)
         self._refuse_rivals()
+        self._direct = self._unwrapped()
+        self._blocking = {
+            (key, hook)
+            for hook in THREADED
+            for key, part in self._parts[hook].items()
+            if not inspect.iscoroutinefunction(part.functions[hook])
+        }
 
     def names(self, hook: str, kind: str | None = None) -> list[str]:
         """Keys of the plugins that implement ``hook``, in selection order; those that only wrap it are not among them."""
@@ -106,11 +112,16 @@ class PluginManager:
         """
         if key not in self._parts[hook]:
             return None
-        with self._named(key, hook):
+        try:
+            if (direct := self._direct.get((key, hook))) is not None:
+                function, names = direct
+                return function(**{name: kwargs[name] for name in names})
             results = self._caller(key, hook)(**kwargs)
             if not isinstance(results, list):
                 raise TypeError(f"a wrapper of {hook} returned {type(results).__name__} instead of the list its yield gave")
             return results[0] if results else None
+        except Exception as error:
+            self._raise_named(error, key, hook)
 
     def each(self, hook: str, kind: str | None = None, **kwargs: Any) -> list[tuple[str, Any]]:
         """``(key, result)`` of every implementation in selection order, ``None`` left out."""
@@ -124,14 +135,15 @@ class PluginManager:
 
     async def acall(self, key: str, hook: str, **kwargs: Any) -> Any:
         """As ``call``, awaiting an awaitable result; synchronous ``score`` and agent hooks run in the thread pool."""
-        part = self._parts[hook].get(key)
-        if part is not None and hook in THREADED and not inspect.iscoroutinefunction(part.functions[hook]):
+        if (key, hook) in self._blocking:
             result = await asyncio.wrap_future(self._threads.submit(lambda: self.call(key, hook, **kwargs)))
         else:
             result = self.call(key, hook, **kwargs)
         if inspect.isawaitable(result):
-            with self._named(key, hook):
+            try:
                 result = await result
+            except Exception as error:
+                self._raise_named(error, key, hook)
         return result
 
     async def aone(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
@@ -180,6 +192,15 @@ class PluginManager:
                     f"{self.by_key[key]} and {other} both play episodes ({hook}), and a run has one agent; leave one out"
                 )
 
+    def _unwrapped(self) -> dict[tuple[str, str], tuple[Callable[..., Any], tuple[str, ...]]]:
+        """Implementations that no plugin wraps, with the arguments they name: called thousands of times a step, so directly."""
+        found = {}
+        for hook in self._hooks:
+            implementations = getattr(self._pluggy.hook, hook).get_hookimpls()
+            if not any(one.wrapper or one.hookwrapper for one in implementations):
+                found |= {(one.plugin.key, hook): (one.function, tuple(one.argnames)) for one in implementations}
+        return found
+
     def _touching(self, hook: str) -> set[str]:
         return {implementation.plugin.key for implementation in getattr(self._pluggy.hook, hook).get_hookimpls()}
 
@@ -195,19 +216,15 @@ class PluginManager:
             raise PluginError(f"{' and '.join(keys)} implement {hook}; this call is for one")
         return keys[0] if keys else None
 
-    @contextmanager
-    def _named(self, key: str, hook: str) -> Iterator[None]:
-        try:
-            yield
-        except (EpisodeFailed, HookFailed):
-            raise
-        except Exception as error:
-            culprit = self.by_key[self._culprit(error, key, hook)]
-            cause = " ".join(str(error).split())
-            if isinstance(error, UserError):
-                raise PluginError(f"{culprit}: {cause}") from error
-            message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}"
-            raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
+    def _raise_named(self, error: Exception, key: str, hook: str) -> NoReturn:
+        if isinstance(error, EpisodeFailed | HookFailed):
+            raise error
+        culprit = self.by_key[self._culprit(error, key, hook)]
+        cause = " ".join(str(error).split())
+        if isinstance(error, UserError):
+            raise PluginError(f"{culprit}: {cause}") from error
+        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}"
+        raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
 
     def _culprit(self, error: Exception, key: str, hook: str) -> str:
         """The plugin whose code raised: ``key``, or another that wraps the hook; the deepest frame of theirs decides."""

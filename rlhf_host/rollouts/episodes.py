@@ -146,7 +146,7 @@ class Episodes:
             trajectory.segments.append(Segment("action", made.token_ids, made.logprobs, made.versions))
             trajectory.finish_reason = made.finish_reason
             tokens = tokens + made.token_ids
-            action = Action(self.decode(made.token_ids), made.token_ids, made.finish_reason)
+            action = Action(None, made.token_ids, made.finish_reason, self.decode)
             step: Step = await self.manager.acall(key, "agent_step", episode=episode, action=action)
             trajectory.agent_rewards.append(step.reward)
             if step.score is not None:
@@ -175,7 +175,10 @@ class Episodes:
             raise RunError("agent_step gave neither an observation nor done=True")
         if _is_tokens(seen):
             return list(seen)  # type: ignore[arg-type]
-        return observation_ids(seen, self.tokenizer, made.finish_reason == "stop")  # type: ignore[arg-type]
+        last = made.token_ids[-1] if made.token_ids else None
+        # A stop string ends the sampling, not the turn: only a special token does.
+        ended = made.finish_reason == "stop" and last in self.tokenizer.all_special_ids
+        return observation_ids(seen, self.tokenizer, ended, last_token=last, template=self.data.template)  # type: ignore[arg-type]
 
 
 def _is_tokens(value: Any) -> bool:

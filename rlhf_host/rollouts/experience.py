@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.types import Experience, Group, Trajectory
+
+_NOTHING, _OBSERVATION, _ACTION = 0, 1, 2
 
 
 def make_experience(
@@ -23,33 +26,18 @@ def make_experience(
         weights: reward alias → weight, as ``score_group`` used them.
     """
     rows = [trajectory for group in groups for trajectory in group.trajectories]
-    width = max(1, max(sum(len(s.token_ids) for s in row.completion) for row in rows))
-    shape = (len(rows), width)
-    completion_ids = torch.zeros(shape, dtype=torch.int64)
-    completion_mask = torch.zeros(shape, dtype=torch.bool)
-    action_mask = torch.zeros(shape, dtype=torch.bool)
-    turn_ids = torch.full(shape, -1, dtype=torch.int64)
-    logprobs = torch.zeros(shape, dtype=torch.float32)
-    versions = torch.zeros(shape, dtype=torch.int64)
-    token_rewards = torch.zeros(shape, dtype=torch.float32)
+    ids, kinds, logs, turns, versions = zip(*(_columns(row) for row in rows), strict=True)
+    width = max(1, *map(len, ids))
+    completion_ids = _padded(ids, width, 0, torch.int64)
+    kind = _padded(kinds, width, _NOTHING, torch.int8)
+    action_mask = kind == _ACTION
+    token_rewards = torch.zeros(len(rows), width, dtype=torch.float32)
     names = list(weights)
     if any(AGENT in row.rewards for row in rows):
         names.append(AGENT)
         weights = {**weights, AGENT: 1.0}
-    for i, row in enumerate(rows):
-        at, turn = 0, 0
-        for segment in row.completion:
-            end = at + len(segment.token_ids)
-            completion_ids[i, at:end] = torch.tensor(segment.token_ids, dtype=torch.int64)
-            completion_mask[i, at:end] = True
-            if segment.kind == "action":
-                action_mask[i, at:end] = True
-                turn_ids[i, at:end] = turn
-                logprobs[i, at:end] = torch.tensor(segment.logprobs or [], dtype=torch.float32)
-                versions[i, at:end] = torch.tensor(segment.versions or [], dtype=torch.int64)
-                turn += 1
-            at = end
-        token_rewards[i] = _placed(row, weights, action_mask[i], turn_ids[i])
+    turn_ids = _padded(turns, width, -1, torch.int64)
+    _place_rewards(rows, weights, turns, token_rewards)
     group_numbers = {group.group_id: number for number, group in enumerate(groups)}
     episodes: dict[str, int] = {}
     episode_id = torch.tensor([episodes.setdefault(row.episode_id, len(episodes)) for row in rows])
@@ -57,7 +45,7 @@ def make_experience(
     return Experience(
         prompt_ids=[row.prompt_ids for row in rows],
         completion_ids=completion_ids,
-        completion_mask=completion_mask,
+        completion_mask=kind != _NOTHING,
         action_mask=action_mask,
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
@@ -72,8 +60,8 @@ def make_experience(
         ).reshape(len(rows), len(names)),
         scores=torch.tensor([missing if row.score is None else row.score for row in rows], dtype=torch.float32),
         token_rewards=token_rewards,
-        sampler_logprobs=logprobs,
-        versions=versions,
+        sampler_logprobs=_padded(logs, width, 0.0, torch.float32),
+        versions=_padded(versions, width, 0, torch.int64),
         reward_names=tuple(names),
         step=step,
         max_new_tokens=max_new_tokens,
@@ -82,25 +70,56 @@ def make_experience(
     )
 
 
-def _placed(row: Trajectory, weights: dict[str, float], actions: Tensor, turns: Tensor) -> Tensor:
-    placed = torch.zeros(len(actions), dtype=torch.float32)
-    where = actions.nonzero().squeeze(-1)
-    if len(where) == 0:
-        return placed
-    for alias, reward in row.rewards.items():
-        weight = weights.get(alias, 0.0)
-        if reward is None or weight == 0:
+def _columns(row: Trajectory) -> tuple[list[int], list[int], list[float], list[int], list[int]]:
+    """Per completion token: id, kind, log μ, turn and version."""
+    ids: list[int] = []
+    kinds: list[int] = []
+    logs: list[float] = []
+    turns: list[int] = []
+    versions: list[int] = []
+    turn = 0
+    for segment in row.completion:
+        count = len(segment.token_ids)
+        acts = segment.kind == "action"
+        ids += segment.token_ids
+        kinds += [_ACTION if acts else _OBSERVATION] * count
+        logs += (segment.logprobs or [0.0] * count) if acts else [0.0] * count
+        turns += [turn if acts else -1] * count
+        versions += (segment.versions or [0] * count) if acts else [0] * count
+        turn += acts
+    return ids, kinds, logs, turns, versions
+
+
+def _padded(rows: Sequence[list[Any]], width: int, fill: Any, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], dtype=dtype)
+
+
+def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turns: Sequence[list[int]], into: Tensor) -> None:
+    """The weighted rewards on their tokens: where the plugin said, else on the last action token."""
+    at_row: list[int] = []
+    at_column: list[int] = []
+    values: list[float] = []
+    for i, row in enumerate(rows):
+        actions = [column for column, turn in enumerate(turns[i]) if turn >= 0]
+        if not actions:
             continue
-        if reward.tokens is not None:
-            placed[where] += weight * torch.tensor(list(reward.tokens), dtype=torch.float32)
-        elif reward.turns is not None:
-            for turn, value in enumerate(reward.turns):
-                at = (turns == turn).nonzero().squeeze(-1)
-                if len(at):
-                    placed[at[-1]] += weight * float(value)
-        else:
-            placed[where[-1]] += weight * reward.total
-    return placed
+        ends = {turn: column for column, turn in enumerate(turns[i]) if turn >= 0}
+        for alias, reward in row.rewards.items():
+            weight = weights.get(alias, 0.0)
+            if reward is None or weight == 0:
+                continue
+            if reward.tokens is not None:
+                placed = list(zip(actions, reward.tokens, strict=True))
+            elif reward.turns is not None:
+                placed = [(ends[turn], value) for turn, value in enumerate(reward.turns) if turn in ends]
+            else:
+                placed = [(actions[-1], reward.total)]
+            for column, value in placed:
+                at_row.append(i)
+                at_column.append(column)
+                values.append(weight * float(value))
+    if values:
+        into.index_put_((torch.tensor(at_row), torch.tensor(at_column)), torch.tensor(values), accumulate=True)
 
 
 def apply_rewards(experience: Experience, hooks: PluginManager) -> None:

@@ -70,6 +70,8 @@ class Console:
         if context.run_dir is not None:
             again = f", resumed after step {max(context.resume_step, 0)}" if context.resumed else ""
             self._line(Text(visible(f"run directory: {context.run_dir}{again}"), "dim"))
+        for notice in context.notices:
+            self._line(Text(visible(notice), "dim"))
         if self._terminal.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),

@@ -51,7 +51,7 @@ def write_records(path: Path, trajectories: Iterable[Trajectory], *, tokens: boo
     """Write ``path`` whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as out:
+    with aside.open("w", encoding="utf-8", errors="backslashreplace") as out:
         for trajectory in trajectories:
             out.write(dumps(record(trajectory, tokens=tokens)) + "\n")
         out.flush()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,6 +35,11 @@ class Inputs:
     tokenizer: Any
     tasks: TaskSet
     held_out: TaskSet | None
+
+    @property
+    def notices(self) -> list[str]:
+        held_out = [f"held out: {line}" for line in self.held_out.report] if self.held_out else []
+        return [*self.tasks.report, *held_out]
 
 
 def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None) -> Outcome:
@@ -69,7 +74,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
             loop = _online(config, manager, needs, runtime, inputs, events, run_dir)
             if checkpoint is not None:
                 _restore(loop, checkpoint)
-            outcome = _guarded(loop, checkpoint, resume)
+            outcome = _guarded(loop, checkpoint, resume, inputs.notices)
         finally:
             events.run(runtime.close(), interruptible=False)
             manager.close()
@@ -81,9 +86,7 @@ def evaluate_only(config: RunConfig, manager: PluginManager) -> dict[str, float]
     _set_threads(config)
     tokenizer = load_tokenizer(config.roles["actor"])
     data = config.eval.data if config.eval.data.sources else config.data
-    held_out = load_tasks(
-        data, split="eval", tokenizer=tokenizer, seed=config.eval.seed, max_prompt_tokens=data.max_prompt_tokens
-    )
+    held_out = _tasks(config, data, "eval", tokenizer, config.eval.seed)
     runtime = _runtime(config)
     needs = merge_needs(manager)
     roles = tuple(need for need in needs.roles if not need.trainable and need.name != "actor")
@@ -116,16 +119,14 @@ def _set_threads(config: RunConfig) -> None:
 
 def _read(config: RunConfig) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
-    tasks = load_tasks(
-        config.data, split="train", tokenizer=tokenizer, seed=config.seed, max_prompt_tokens=config.data.max_prompt_tokens
-    )
-    held_out = None
-    if config.eval.data.sources:
-        data = config.eval.data
-        held_out = load_tasks(
-            data, split="eval", tokenizer=tokenizer, seed=config.eval.seed, max_prompt_tokens=data.max_prompt_tokens
-        )
+    tasks = _tasks(config, config.data, "train", tokenizer, config.seed)
+    held_out = _tasks(config, config.eval.data, "eval", tokenizer, config.eval.seed) if config.eval.data.sources else None
     return Inputs(tokenizer, tasks, held_out)
+
+
+def _tasks(config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, seed: int) -> TaskSet:
+    room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
+    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room)
 
 
 def _runtime(config: RunConfig) -> Runtime:
@@ -220,13 +221,13 @@ def _episodes(
 # --- the run ------------------------------------------------------------------------------------
 
 
-def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | None) -> Outcome:
+def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> Outcome:
     """Run the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it."""
     manager, events = loop.manager, loop.loop
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
     outcome = Outcome("failed", loop.step, loop.run_dir)
     try:
-        context = _context(loop.config, loop.tokenizer, loop.run_dir, loop.runtime, resume_step)
+        context = _context(loop.config, loop.tokenizer, loop.run_dir, loop.runtime, resume_step, notices)
         _call_all(events, manager, "run_started", context=context)
         _call_all(events, manager, "sync_connect", targets=loop.runtime.targets)
         loop._sync()
@@ -247,7 +248,14 @@ def _call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments:
         events.run(manager.acall(key, hook, **arguments), interruptible=False)
 
 
-def _context(config: RunConfig, tokenizer: Any, run_dir: Path | None, runtime: Runtime, resume_step: int | None) -> RunContext:
+def _context(
+    config: RunConfig,
+    tokenizer: Any,
+    run_dir: Path | None,
+    runtime: Runtime,
+    resume_step: int | None,
+    notices: Sequence[str] = (),
+) -> RunContext:
     return RunContext(
         config=config.model_dump(),
         tokenizer=tokenizer,
@@ -256,6 +264,7 @@ def _context(config: RunConfig, tokenizer: Any, run_dir: Path | None, runtime: R
         roles=runtime.handles,
         resumed=resume_step is not None,
         resume_step=resume_step or 0,
+        notices=tuple(notices),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +18,18 @@ from rlhf_plugin_math_verifier.pool import Pool, Verdict
 
 MAX_ANSWER_CHARS = 2000
 """A longer answer is wrong: no label is as long."""
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+"""What most tasks of arithmetic answer: compared without further ado."""
+
+
+class _Later(NamedTuple):
+    """What only a worker can judge."""
+
+    label: str
+    content: str
+    marked: bool
 
 
 class MathVerifierOptions(BaseModel):
@@ -60,7 +74,11 @@ class MathVerifier:
 
     @hookimpl
     async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | None]:
-        return await asyncio.gather(*(self._score(trajectory) for trajectory in trajectories))
+        found = [self._at_once(trajectory) for trajectory in trajectories]
+        pending = [index for index, verdict in enumerate(found) if isinstance(verdict, _Later)]
+        judged = await asyncio.gather(*(self._in_worker(found[index]) for index in pending))  # type: ignore[arg-type]
+        rewards = dict(zip(pending, judged, strict=True))
+        return [rewards[index] if isinstance(verdict, _Later) else verdict for index, verdict in enumerate(found)]
 
     @hookimpl
     def run_finished(self, outcome: Outcome) -> None:
@@ -68,21 +86,29 @@ class MathVerifier:
             self._pool.close()
             self._pool = None
 
-    async def _score(self, trajectory: Trajectory) -> Reward | None:
-        label = read_label(trajectory.task.ground_truth)
+    def _at_once(self, trajectory: Trajectory) -> Reward | _Later | None:
+        """The reward where plain comparison decides it."""
+        truth, said = trajectory.task.ground_truth, trajectory.last_text
+        if self.options.answer == "any" and isinstance(truth, str) and _INTEGER.fullmatch(truth) and _INTEGER.fullmatch(said):
+            return self._reward(int(truth) == int(said), timeout=False, marked=False)
+        label = read_label(truth)
         if label is None:
             return None
-        text = trajectory.last_text[-self.options.max_chars :]
+        text = said[-self.options.max_chars :]
         answer = extract(text, self.options.answer, prose=label.words is not None)
         verdict: Verdict | None = self._decide(label, answer)
+        marked = answer is not None and answer.marked
         if verdict is None:
-            content = answer.text if answer and len(answer.text) <= MAX_ANSWER_CHARS else ""
-            submitted = self._workers().submit(label.text, content, self.options.decimals)
-            judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
-            verdict = await judged
+            return _Later(label.text, answer.text if answer and len(answer.text) <= MAX_ANSWER_CHARS else "", marked)
+        return self._reward(verdict == "right", timeout=False, marked=marked)
+
+    async def _in_worker(self, later: _Later) -> Reward | None:
+        submitted = self._workers().submit(later.label, later.content, self.options.decimals)
+        judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
+        verdict = await judged
         if verdict in ("label", "failed"):
             return None
-        return self._reward(verdict == "right", timeout=verdict == "timeout", marked=answer is not None and answer.marked)
+        return self._reward(verdict == "right", timeout=verdict == "timeout", marked=later.marked)
 
     def _decide(self, label: Label, answer: Answer | None) -> Verdict | None:
         """The verdict where both are plain, or the label is and there is no answer; ``None`` leaves it to a worker."""

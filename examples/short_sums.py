@@ -1,0 +1,17 @@
+"""Write short sums as chat questions, with disjoint training and held-out rows: a task that a 135M model can sometimes do.
+
+    python examples/short_sums.py DIRECTORY
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+folder.mkdir(parents=True, exist_ok=True)
+pairs = [(a, b) for a in range(2, 30) for b in range(2, 30)]
+random.Random(5).shuffle(pairs)
+for name, part in (("eval", pairs[:200]), ("train", pairs[200:])):
+    rows = [{"question": f"What is {a} + {b}? Answer with the number only.", "answer": str(a + b)} for a, b in part]
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
