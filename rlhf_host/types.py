@@ -464,7 +464,7 @@ class LossTerm:
     """An unreduced loss; the host reduces it over the whole optimizer batch.
 
     ``mask`` names a mask of the batch (``loss_mask``, ``action_mask``, ``completion_mask``, or ``extra.NAME``), known before the
-    first forward. ``values`` is ``[B, T]``, or ``[B]`` (rows count by whether the mask has any element), or ``[U]`` per unit.
+    first forward. ``values`` is ``[B, T]``, or ``[B]`` (rows count by whether the mask has any element).
     What depends on ``outputs`` becomes zeros in ``values`` and stays in the denominator.
     """
 

@@ -80,5 +80,8 @@ class TorchBackend:
         return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        kept = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
+            group.update(settings)  # what this run's configuration says, not the one that wrote the checkpoint
         self.updates = int(state["updates"])

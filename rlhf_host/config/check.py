@@ -47,11 +47,13 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         return
     if not config.reward and not _custom_agent(config):
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
+    if "agent" in config.reward or "agent" in config.eval.reward:
+        yield "the reward alias 'agent' stands for the agent's own rewards: choose another"
     for item in manager.loaded:
         if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
             yield f"{item} has no score hook, so it judges nothing"
     if config.algo is not None:
-        for hooks in (("compute_advantages", "make_rows"), ("compute_loss",)):
+        for hooks in (("compute_advantages",), ("compute_loss",)):
             if not any(manager.has(hook) for hook in hooks):
                 yield f"no chosen plugin implements {' or '.join(hooks)}: algorithm {config.algo.plugin!r} is incomplete"
     if not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):

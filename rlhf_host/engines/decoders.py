@@ -16,7 +16,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_host.engines.attention import NAME, SharedPrefixCache, Unsupported, active
-from rlhf_host.engines.packing import JoinedLinears, PackedLinears
+from rlhf_host.engines.packing import PackedLinears
 from rlhf_host.errors import UserError
 
 PREFILL_TOKENS = 8192
@@ -51,7 +51,7 @@ class Twin:
 
     Generation has its own evaluation mode, attention function and buffers, so the trainer's modules are never touched, whatever
     thread they run in. What a batch can use many times is made once and kept until the weights change: their bfloat16 casts
-    under autocast, their packed or joined layout on CPUs.
+    under autocast, their packed layout on CPUs.
     """
 
     def __init__(self, model: nn.Module):
@@ -68,8 +68,6 @@ class Twin:
         self.casts: list[tuple[nn.Module, Tensor]] = []
         self.packed = PackedLinears(self.model) if PackedLinears.available(self.device) else None
         self.stamp: tuple[int, ...] | None = None
-        self.joined = JoinedLinears(self.model) if self.device.type == "cpu" else None
-        self.joined_stamp: tuple[int, ...] | None = None
         self.native = self.model.config._attn_implementation
 
     def current(self) -> bool:
@@ -90,13 +88,7 @@ class Twin:
             if stamp != self.stamp:
                 self._cast(dtype)
                 self.stamp = stamp
-            return
-        if self.joined is not None:
-            if stamp != self.joined_stamp:
-                self.joined.refresh()
-                self.joined_stamp = stamp
-            self.joined.use(True)
-        if self.packed is not None:
+        elif self.packed is not None:
             if stamp != self.stamp and rows >= PACK_ROWS and tokens >= PACK_TOKENS:
                 self.packed.refresh(rows)
                 self.stamp = stamp
@@ -268,8 +260,6 @@ def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None
             twin.attention(twin.native)
         if decoder.cache.windows != _windows(config, len(decoder.cache.windows)):
             return "sliding windows that do not reach the attention function"
-        if twin.joined is not None:
-            twin.joined.use(False)
         ratio = 0.0
         for row, (group, tail) in enumerate(zip(groups, tails, strict=True)):
             whole = torch.tensor([prompts[group] + tail], device=decoder.device)

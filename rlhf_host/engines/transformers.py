@@ -142,11 +142,6 @@ class TransformersEngine:
             twin.refresh(self.version, dtype, 1, 1)
             with torch.autocast(twin.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext():
                 problem = fast_path_problem(twin, dtype)
-                if problem and twin.joined is not None:
-                    # Perhaps the model cannot take its projections as slices of one product.
-                    twin.joined.use(False)
-                    twin.joined = None
-                    problem = fast_path_problem(twin, dtype)
             self._fast = problem is None
             if problem:
                 log.info("%s decodes with transformers' own cache and attention: %s", type(twin.model).__name__, problem)

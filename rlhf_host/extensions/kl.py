@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +62,15 @@ class KL:
     @hookimpl
     def step_finished(self, metrics: Mapping[str, float]) -> None:
         kl = metrics.get("kl")
-        if self.options.controller == "adaptive" and kl is not None:
+        if self.options.controller == "adaptive" and kl is not None and math.isfinite(kl):
             error = min(max(kl / self.options.target - 1.0, -0.2), 0.2)
             self.coef *= 1.0 + error * self._trajectories / self.options.horizon
 
     @hookimpl
     def state_dict(self) -> dict[str, Any]:
-        return {"coef": self.coef}
+        return {"coef": self.coef, "trajectories": self._trajectories}
 
     @hookimpl
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.coef = float(state["coef"])
+        self._trajectories = int(state["trajectories"])

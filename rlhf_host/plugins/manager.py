@@ -120,7 +120,7 @@ class PluginManager:
             if not isinstance(results, list):
                 raise TypeError(f"a wrapper of {hook} returned {type(results).__name__} instead of the list its yield gave")
             return results[0] if results else None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._raise_named(error, key, hook)
 
     def each(self, hook: str, kind: str | None = None, **kwargs: Any) -> list[tuple[str, Any]]:
@@ -142,7 +142,7 @@ class PluginManager:
         if inspect.isawaitable(result):
             try:
                 result = await result
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._raise_named(error, key, hook)
         return result
 
@@ -194,7 +194,7 @@ class PluginManager:
 
     def _unwrapped(self) -> dict[tuple[str, str], tuple[Callable[..., Any], tuple[str, ...]]]:
         """Implementations that no plugin wraps, with the arguments they name: called thousands of times a step, so directly."""
-        found = {}
+        found: dict[tuple[str, str], tuple[Callable[..., Any], tuple[str, ...]]] = {}
         for hook in self._hooks:
             implementations = getattr(self._pluggy.hook, hook).get_hookimpls()
             if not any(one.wrapper or one.hookwrapper for one in implementations):
@@ -216,7 +216,7 @@ class PluginManager:
             raise PluginError(f"{' and '.join(keys)} implement {hook}; this call is for one")
         return keys[0] if keys else None
 
-    def _raise_named(self, error: Exception, key: str, hook: str) -> NoReturn:
+    def _raise_named(self, error: BaseException, key: str, hook: str) -> NoReturn:
         if isinstance(error, EpisodeFailed | HookFailed):
             raise error
         culprit = self.by_key[self._culprit(error, key, hook)]
@@ -226,7 +226,7 @@ class PluginManager:
         message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}"
         raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
 
-    def _culprit(self, error: Exception, key: str, hook: str) -> str:
+    def _culprit(self, error: BaseException, key: str, hook: str) -> str:
         """The plugin whose code raised: ``key``, or another that wraps the hook; the deepest frame of theirs decides."""
         owners: dict[CodeType | None, str] = {}
         for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():

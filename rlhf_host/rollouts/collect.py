@@ -119,8 +119,12 @@ class Collector:
             Episode(f"{group_id}-{sample}", group_id, task, sample=sample, seed=seed, split=self.split)  # type: ignore[arg-type]
             for sample in range(self.n)
         ]
-        results = await asyncio.gather(*(self._episode(episode, into) for episode in episodes))
-        trajectories = [trajectory for result in results for trajectory in result]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                results = [tasks.create_task(self._episode(episode, into)) for episode in episodes]
+        except* Exception as errors:
+            raise errors.exceptions[0] from errors
+        trajectories = [trajectory for result in results for trajectory in result.result()]
         into.trajectories += len(trajectories)
         await score_group(self.manager, self.judges, trajectories, context, self.settings)
         judged = [t for t in trajectories if t.reward is not None]

@@ -111,7 +111,10 @@ class Episodes:
         if key in self.manager.names("agent_run"):
             policy = EngineForEpisode(self.engine, self.sampling, episode)
             trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
+            if not trajectories:
+                raise EpisodeFailed("agent_run gave no trajectory")
             for trajectory in trajectories:
+                _check_trajectory(trajectory, episode, key)
                 trajectory.decode = self.decode
             return trajectories
         closes = key in self.manager.names("agent_close")
@@ -119,7 +122,12 @@ class Episodes:
             return [await self._take_turns(key, episode)]
         finally:
             if closes:
-                await asyncio.shield(self.manager.acall(key, "agent_close", episode=episode))
+                closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", episode=episode))
+                try:
+                    await asyncio.shield(closing)
+                except asyncio.CancelledError:
+                    await closing  # interrupted or not, what the episode holds is released before the run goes on
+                    raise
 
     async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
         first: Step = await self.manager.acall(key, "agent_reset", episode=episode)
@@ -155,6 +163,9 @@ class Episodes:
             if step.done:
                 return trajectory
             seen = self._observation(step, made)
+            if len(tokens) + len(seen) >= self.max_tokens:
+                trajectory.finish_reason = "length"
+                return trajectory
             trajectory.segments.append(Segment("observation", seen))
             tokens = tokens + seen
             episode.turn += 1
@@ -179,6 +190,22 @@ class Episodes:
         # A stop string ends the sampling, not the turn: only a special token does.
         ended = made.finish_reason == "stop" and last in self.tokenizer.all_special_ids
         return observation_ids(seen, self.tokenizer, ended, last_token=last, template=self.data.template)  # type: ignore[arg-type]
+
+
+def _check_trajectory(trajectory: Trajectory, episode: Episode, key: str) -> None:
+    """What the host relies on of an agent's own trajectories.
+
+    Raises:
+        RunError: naming the agent.
+    """
+    if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
+        raise RunError(f"{key}: agent_run must give trajectories with the episode's own group_id and episode_id")
+    if not trajectory.segments or trajectory.segments[0].kind != "prompt":
+        raise RunError(f"{key}: a trajectory begins with its prompt segment")
+    for segment in trajectory.actions:
+        count = len(segment.token_ids)
+        if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
+            raise RunError(f"{key}: every sampled token keeps its log-probability and version; an action segment lacks some")
 
 
 def _is_tokens(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.types import Experience, Group, Trajectory
@@ -127,21 +128,37 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
 
     What a transform changes lands on the row's last action token too.
     """
-    before = experience.rewards
+    before = experience.rewards.clone()
     for key in hooks.names("transform_rewards"):
-        changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards)
-        experience.rewards = changed.to(torch.float32)
-    if experience.rewards is not before:
-        change = experience.rewards - before
-        last = experience.action_mask.to(torch.int64).cumsum(-1).argmax(-1, keepdim=True)
-        on_last = torch.zeros_like(experience.token_rewards).scatter(1, last, change.unsqueeze(-1))
-        experience.token_rewards = experience.token_rewards + torch.where(experience.action_mask, on_last, 0.0)
-    parts = [part for _, part in hooks.each("shape_rewards", experience=experience)]
-    if parts:
-        shaped = torch.stack([part.to(torch.float32) for part in parts]).sum(0)
-        experience.shaped = torch.where(experience.action_mask, shaped, 0.0)
-    for _, mask in hooks.each("loss_masks", experience=experience):
+        changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards.clone())
+        experience.rewards = _checked(changed, before.shape, key, "transform_rewards").to(torch.float32)
+    change = experience.rewards - before
+    last = experience.action_mask.to(torch.int64).cumsum(-1).argmax(-1, keepdim=True)
+    on_last = torch.zeros_like(experience.token_rewards).scatter(1, last, change.unsqueeze(-1))
+    experience.token_rewards = experience.token_rewards + torch.where(experience.action_mask, on_last, 0.0)
+    shape = experience.action_mask.shape
+    shaped = torch.zeros(shape)
+    for key, part in hooks.each("shape_rewards", experience=experience):
+        kept = torch.where(experience.action_mask, _of_shape(part, shape, key, "shape_rewards"), 0.0)
+        shaped = shaped + _checked(kept, shape, key, "shape_rewards").to(torch.float32)
+    experience.shaped = shaped
+    for key, mask in hooks.each("loss_masks", experience=experience):
+        if _of_shape(mask, shape, key, "loss_masks").dtype != torch.bool:
+            raise RunError(f"{key} gave a {mask.dtype} tensor from loss_masks; a mask is bool")
         experience.loss_mask = experience.loss_mask & mask
+
+
+def _of_shape(value: Any, shape: torch.Size, key: str, hook: str) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape != shape:
+        given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise RunError(f"{key} gave {given} from {hook}, expected a tensor {list(shape)}")
+    return value
+
+
+def _checked(value: Any, shape: torch.Size, key: str, hook: str) -> Tensor:
+    if not bool(torch.isfinite(_of_shape(value, shape, key, hook)).all()):
+        raise RunError(f"{key} gave non-finite numbers from {hook}")
+    return value
 
 
 def reward_metrics(experience: Experience) -> dict[str, float]:

@@ -49,7 +49,7 @@ async def score_group(
             if reward is None and weight != 0 and trajectory.unjudged_reason is None:
                 trajectory.unjudged_reason = f"{alias}: {problem or 'could not judge'}"
             if reward is not None:
-                trajectory.metrics.update(reward.metrics)
+                trajectory.metrics.update({name: float(value) for name, value in reward.metrics.items()})
     for trajectory in trajectories:
         _total(trajectory, {alias: weight for alias, (_, weight) in by.items()})
 
@@ -57,6 +57,8 @@ async def score_group(
 def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
     if any(reward is not None for reward in trajectory.agent_rewards):
         turns = [float(reward or 0.0) for reward in trajectory.agent_rewards]
+        if not all(map(math.isfinite, turns)):
+            trajectory.unjudged_reason = "agent: a reward that is not finite"
         trajectory.rewards[AGENT] = Reward(turns=turns)
         weights = {**weights, AGENT: 1.0}
     if trajectory.unjudged_reason is None and not trajectory.rewards:
@@ -114,6 +116,9 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | None:
         raise ValueError(f"{len(placed)} placed rewards, but the trajectory has {expected}")
     if reward.score is not None and not 0.0 <= reward.score <= 1.0:
         raise ValueError(f"a score lies in [0, 1], not {reward.score}")
+    for name, value in reward.metrics.items():
+        if not isinstance(value, Real):
+            raise TypeError(f"metric {name!r} is a number, not {type(value).__name__}")
     if not math.isfinite(reward.total) or not all(math.isfinite(value) for value in placed or ()):
         return None
     return reward

@@ -52,7 +52,9 @@ class LocalRuntime:
         self.engine = _made("engine", config.engine, model=actor, tokenizer=tokenizer)
         self.source = actor
         self.targets = [SyncTarget("local", self.engine)]
-        self.handles: dict[str, RoleHandle] = {name: LocalRole(self.trainer, name) for name in roles}
+        self.handles: dict[str, RoleHandle] = {
+            name: LocalRole(self.trainer, name, config.rollout.temperature) for name in roles
+        }
         self.context_length = int(getattr(actor.config, "max_position_embeddings", None) or 2**31)
 
     def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
@@ -72,6 +74,9 @@ class LocalRuntime:
         return {role.name: role.backend.state_dict() for role in self.trainer.roles.values() if role.backend is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != set(self.trainable):
+            then, now = ", ".join(sorted(state)), ", ".join(sorted(self.trainable))
+            raise UserError(f"the checkpoint trains {then}, this run {now}: resume with the algorithm it was started with")
         for name, saved in state.items():
             backend = self.trainer.roles[name].backend
             assert backend is not None
@@ -84,9 +89,10 @@ class LocalRuntime:
 class LocalRole:
     """A role's forward passes, awaitable, for plugins."""
 
-    def __init__(self, worker: Worker, name: str):
+    def __init__(self, worker: Worker, name: str, temperature: float):
         self.worker = worker
         self.name = name
+        self.temperature = temperature
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         return await asyncio.to_thread(self._per_token, self.worker.logprobs, trajectories)
@@ -95,16 +101,16 @@ class LocalRole:
         return await asyncio.to_thread(self._per_token, self.worker.values, trajectories)
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        batch = completions(trajectories)
+        batch = completions(trajectories, self.temperature)
         return (await asyncio.to_thread(self.worker.scores, self.name, batch)).tolist()
 
     def _per_token(self, compute: Any, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        batch = completions(trajectories)
+        batch = completions(trajectories, self.temperature)
         found = compute(self.name, batch)
         return [row[:length].tolist() for row, length in zip(found, batch.lengths.tolist(), strict=True)]
 
 
-def completions(trajectories: Sequence[Trajectory]) -> Experience:
+def completions(trajectories: Sequence[Trajectory], temperature: float) -> Experience:
     """Trajectories as rows for a forward pass; nothing of rewards or sampling is filled in."""
     tokens = [[token for segment in row.completion for token in segment.token_ids] for row in trajectories]
     shape = (len(tokens), max(1, max(map(len, tokens), default=1)))
@@ -133,6 +139,7 @@ def completions(trajectories: Sequence[Trajectory]) -> Experience:
         token_rewards=zeros,
         sampler_logprobs=zeros,
         versions=torch.zeros(shape, dtype=torch.int64),
+        temperature=temperature,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 
 _STEP = re.compile(r"step-(\d{6,})")
 FORMAT = 1
@@ -46,9 +48,13 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
         for name in files:
             _sync(Path(directory) / name)
         _sync(Path(directory))
-    remove_directory(path)
+    old = path.with_name(f".{path.name}.old")
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
     aside.rename(path)
     _sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_directory(path: Path) -> None:
@@ -103,6 +109,28 @@ def save_checkpoint(
     return path
 
 
+def plain_state(value: Any, owner: str) -> Any:
+    """``value`` as what ``weights_only`` reads back: plain values, lists, tuples, dicts and tensors; NumPy becomes these.
+
+    Raises:
+        RunError: for anything else, naming ``owner``: it would be saved now and fail at the resume.
+    """
+    if value is None or type(value) in (bool, int, float, str) or isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {plain_state(key, owner): plain_state(item, owner) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain_state(item, owner) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    raise RunError(
+        f"{owner} gives a {type(value).__name__} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors"
+    )
+
+
 def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
     """Remove all but the newest ``keep`` (0: all stay) and the best, and what killed writers left behind."""
     for left in (run_dir / "checkpoints").glob(".step-*"):
@@ -119,12 +147,20 @@ def load_checkpoint(run_dir: Path) -> Checkpoint | None:
     Raises:
         UserError: when it was written by another format.
     """
+    for old in (run_dir / "checkpoints").glob(".step-*.old"):
+        # A kill between the two renames of a replacement leaves the older whole one under this name.
+        path = old.with_name(old.name[1 : -len(".old")])
+        if not path.exists():
+            old.rename(path)
     found = checkpoint_dirs(run_dir)
     if not found:
         return None
     step, path = found[-1]
-    state = json.loads((path / "state.json").read_text())
+    try:
+        state = json.loads((path / "state.json").read_text())
+        tensors = torch.load(path / "trainer.pt", weights_only=True, map_location="cpu")
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}); remove it to resume from the one before") from error
     if state.get("format") != FORMAT:
         raise UserError(f"{path} has checkpoint format {state.get('format')}, this version reads {FORMAT}")
-    tensors = torch.load(path / "trainer.pt", weights_only=True, map_location="cpu")
     return Checkpoint(path, step, state, tensors)

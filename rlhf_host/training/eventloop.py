@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
+
+from rlhf_host.errors import RunError
 
 T = TypeVar("T")
 
@@ -27,11 +30,11 @@ class EventLoop:
     def __init__(self) -> None:
         self.stop_requested = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rlhf-events", daemon=True)
-        self._thread.start()
-        self._waiting: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, name="rlhf-events", daemon=True)
+        self._waiting: asyncio.Task[Any] | None = None
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._handlers: dict[int, Any] = {}
+        self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
         """Wait for a coroutine on the loop.
@@ -42,20 +45,34 @@ class EventLoop:
         if interruptible and self.stop_requested:
             work.close()
             raise Interrupted
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if interruptible:
-            self._waiting = future
+        future = asyncio.run_coroutine_threadsafe(self._tracked(work, interruptible), self._loop)
+        future.add_done_callback(lambda _: self._work.put(None))
+        while not future.done():
+            self._serve(self._work.get())
+            if not self._thread.is_alive() and not future.done():
+                raise RunError("the event loop has ended: a plugin ended its thread")
         try:
-            if interruptible and self.stop_requested:
-                future.cancel()
-            future.add_done_callback(lambda _: self._work.put(None))
-            while not future.done():
-                self._serve(self._work.get())
             return future.result()
         except (CancelledError, asyncio.CancelledError):
             raise Interrupted from None
+
+    async def _tracked(self, work: Coroutine[Any, Any, T], interruptible: bool) -> T:
+        if interruptible:
+            self._waiting = asyncio.current_task()
+            if self.stop_requested:
+                work.close()
+                raise asyncio.CancelledError
+        try:
+            return await work
         finally:
-            self._waiting = None
+            if interruptible:
+                self._waiting = None
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._work.put(None)
 
     def execute(self, work: Callable[[], None]) -> None:
         """Do ``work`` on the thread that waits in ``run``, and return when it is done.
@@ -73,8 +90,11 @@ class EventLoop:
         try:
             work()
         except BaseException as error:
-            done.set_exception(error)
-            if not isinstance(error, Exception):
+            if isinstance(error, Exception):
+                done.set_exception(error)
+            else:
+                # A second Ctrl-C ends this thread's work, not the event loop's thread.
+                done.set_exception(RunError("interrupted"))
                 raise
         else:
             done.set_result(None)
@@ -93,10 +113,13 @@ class EventLoop:
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
+        if self._thread.is_alive():
+            with contextlib.suppress(TimeoutError):  # a task that will not be cancelled must not hide how the run ended
+                asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
-        self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _cancel_all(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -108,5 +131,8 @@ class EventLoop:
         if self.stop_requested:
             raise KeyboardInterrupt
         self.stop_requested = True
+        self._loop.call_soon_threadsafe(self._cancel_waiting)
+
+    def _cancel_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()

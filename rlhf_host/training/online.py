@@ -68,6 +68,7 @@ class OnlineLoop:
     resumed: bool = False
     best: dict[str, Any] | None = None
     pending: dict[str, float] | None = None
+    _saved: tuple[int, dict[str, float] | None] | None = None
     """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
 
     def run(self) -> Outcome:
@@ -79,6 +80,8 @@ class OnlineLoop:
                 metrics = self._finish(self.pending, evaluate=True)
             elif not self.resumed and self.evaluation is not None and self.config.eval.at_start:
                 metrics = self._finish({}, evaluate=True)
+                if self._checkpoint_due():
+                    self.save(self)
             while self.step < train.steps and not self.loop.stop_requested:
                 before = self.stream.state_dict()
                 try:
@@ -90,10 +93,11 @@ class OnlineLoop:
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
                 if self._checkpoint_due():
                     self.save(self)
+                    self._saved = (self.step, None)
         except Interrupted:
             pass
         interrupted = self.loop.stop_requested and (self.step < train.steps or self.pending is not None)
-        if interrupted or self.config.checkpoint.final:
+        if (interrupted or self.config.checkpoint.final) and self._saved != (self.step, self.pending):
             self.save(self)
         return Outcome("interrupted" if interrupted else "finished", self.step, self.run_dir, metrics=metrics)
 
@@ -206,20 +210,23 @@ class OnlineLoop:
         """
         train = self.config.train
         metrics = Metrics()
-        skipped = 0
+        made = skipped = 0
         first = True
         for epoch in range(train.epochs):
             for rows in self._minibatches(experience, number, epoch):
                 batch = experience if rows is None else experience.select(rows)
                 update = self.runtime.trainer.update(batch, first=first)
-                metrics.merge(update.metrics)
                 first = False
                 if update.refused is None:
+                    metrics.merge(update.metrics)
+                    made += 1
                     continue
                 dump = self.run_dir / "nonfinite" / f"step-{number:06d}.jsonl"
                 write_records(dump, batch.trajectories, tokens=True)
                 if train.on_nonfinite == "stop":
-                    raise RunError(f"step {number}: {update.refused}; no update was made, its trajectories are in {dump}")
+                    raise RunError(
+                        f"step {number}: {update.refused}; after {made} updates in this step, its trajectories are in {dump}"
+                    )
                 skipped += 1
         return metrics.result() | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
 
@@ -248,7 +255,8 @@ class OnlineLoop:
     def _checkpoint_due(self) -> bool:
         every = self.config.checkpoint.every
         new_best = self.best is not None and self.best["step"] == self.step
-        return self.step < self.config.train.steps and (new_best or bool(every and self.step % every == 0))
+        last = self.step == self.config.train.steps and self.config.checkpoint.final
+        return not last and (new_best or bool(every and self.step % every == 0))
 
     def _finish(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
         """Evaluate where due, then tell controllers and trackers; the step's row is complete here."""

@@ -90,11 +90,16 @@ class Reducer:
             ValueError: for an unknown mask or aggregation, or values of the wrong shape.
         """
         values = term.values.float()
+        width = int(self.batch.completion_mask[rows].sum(-1).max()) if rows else 0
         if values.dim() == 1 and len(values) == len(rows):
+            if term.corrected:
+                raise ValueError(
+                    f"loss term {term.name!r} is per row, and sampler corrections are per token: leave corrected out"
+                )
             if term.mask not in self._row:
                 self._row[term.mask] = row_weights(named_mask(self.batch, term.mask), self.batch.episode_id)
             weights = self._row[term.mask][rows]
-        elif values.dim() == 2 and len(values) == len(rows):
+        elif values.shape == (len(rows), width):
             key = (term.mask, term.aggregation)
             if key not in self._token:
                 mask = named_mask(self.batch, term.mask)
@@ -104,7 +109,7 @@ class Reducer:
                 values = values * corrections
         else:
             raise ValueError(
-                f"loss term {term.name!r} has shape {tuple(values.shape)}; expected [{len(rows)}] or [{len(rows)}, T]"
+                f"loss term {term.name!r} has shape {tuple(values.shape)}; expected [{len(rows)}] or [{len(rows)}, {width}]"
             )
         weights = weights.to(values.device, torch.float32)
         # Sanitised before the product: 0·NaN is NaN, in the gradient too.

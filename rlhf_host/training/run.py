@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,14 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, load_checkpoint, save_checkpoint, write_directory
+from rlhf_host.training.checkpoints import (
+    Checkpoint,
+    keep_checkpoints,
+    load_checkpoint,
+    plain_state,
+    save_checkpoint,
+    write_directory,
+)
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.eventloop import EventLoop, Interrupted
 from rlhf_host.training.online import OnlineLoop
@@ -97,10 +105,14 @@ def evaluate_only(config: RunConfig, manager: PluginManager) -> dict[str, float]
         try:
             evaluation = _evaluation(config, manager, runtime, tokenizer, held_out, data)
             _call_all(events, manager, "run_started", context=_context(config, tokenizer, None, runtime, resume_step=None))
-            metrics, trajectories = events.run(evaluation.run(0))
-            for key in manager.names("log_trajectories"):
-                manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
-            _call_all(events, manager, "run_finished", outcome=Outcome("finished", 0, metrics=metrics))
+            outcome = Outcome("failed", 0)
+            try:
+                metrics, trajectories = events.run(evaluation.run(0))
+                for key in manager.names("log_trajectories"):
+                    manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
+                outcome = Outcome("finished", 0, metrics=metrics)
+            finally:
+                _call_closing(events, manager, outcome)
         except Interrupted:
             raise KeyboardInterrupt from None
         finally:
@@ -238,9 +250,23 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
         outcome = Outcome("failed", loop.step, loop.run_dir, error=str(error) or type(error).__name__)
         raise
     finally:
-        _call_all(events, manager, "sync_close")
-        _call_all(events, manager, "run_finished", outcome=outcome)
+        _call_closing(events, manager, outcome)
     return outcome
+
+
+def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:
+    """``sync_close`` and ``run_finished`` reach every plugin, whatever the others do; the first failure is raised unless
+    another error is already on its way."""
+    under_way = sys.exc_info()[1]
+    first: Exception | None = None
+    for hook, arguments in (("sync_close", {}), ("run_finished", {"outcome": outcome})):
+        for key in manager.names(hook):
+            try:
+                events.run(manager.acall(key, hook, **arguments), interruptible=False)
+            except Exception as error:
+                first = first or error
+    if first is not None and under_way is None:
+        raise first
 
 
 def _call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments: Any) -> None:
@@ -273,7 +299,7 @@ def _context(
 
 def _save(loop: OnlineLoop) -> None:
     runtime, manager = loop.runtime, loop.manager
-    plugins = {key: dict(state) for key, state in manager.each("state_dict")}
+    plugins = {key: plain_state(state, key) for key, state in manager.each("state_dict")}
     tensors = {"optimizers": runtime.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
 
     def saver(name: str) -> Any:

@@ -110,17 +110,20 @@ class Worker:
         total, terms = 0.0, 0
         outputs_needed = frozenset({"logprobs", "entropy"} | {name for name in self.needs.outputs if "." not in name})
         for rows in self._plan(role, batch):
-            part = _to_device(batch.select(rows), role.device)
+            part = _to_device(_part(batch, rows), role.device)
             outputs = self._forward(role, part, outputs_needed)
             started = time.perf_counter()
             items = _flat(self.hooks.each("compute_loss", role=role.name, outputs=outputs, batch=part))
             corrections = self._corrections(outputs, part)
             loss: Tensor | None = None
-            for item in items:
+            for key, item in items:
                 if isinstance(item, Metric):
                     update.metrics.add([item], prefix)
                     continue
-                share = reducer.reduce(item, rows, corrections)
+                try:
+                    share = reducer.reduce(item, rows, corrections)
+                except ValueError as error:
+                    raise RunError(f"{key}: {error}") from error
                 update.metrics.add([Metric(f"loss/{item.name}", share.detach(), reduce="sum")], prefix)
                 loss = share if loss is None else loss + share
                 terms += 1
@@ -153,10 +156,10 @@ class Worker:
             return
         found = Metrics()
         for rows in self._plan(role, batch):
-            part = _to_device(batch.select(rows), role.device)
+            part = _to_device(_part(batch, rows), role.device)
             outputs = self._forward(role, part, frozenset({"logprobs"}))
             items = _flat(self.hooks.each("batch_statistics", role=role.name, outputs=outputs, batch=part))
-            found.add(item for item in items if isinstance(item, Metric))
+            found.add((item for _, item in items if isinstance(item, Metric)), "" if role.name == "actor" else f"{role.name}/")
         batch.stats = {**batch.stats, **found.result()}
 
     @torch.no_grad()
@@ -254,14 +257,25 @@ class Worker:
         return self._autocast[role.name]
 
 
-def _flat(found: Iterable[tuple[str, Any]]) -> list[LossTerm | Metric]:
-    items: list[LossTerm | Metric] = []
+def _flat(found: Iterable[tuple[str, Any]]) -> list[tuple[str, LossTerm | Metric]]:
+    items: list[tuple[str, LossTerm | Metric]] = []
     for key, result in found:
-        for item in result:
+        try:
+            given = list(result)  # a generator's body runs here, out of the manager's sight
+        except Exception as error:
+            raise RunError(f"{key} failed in a loss hook: {type(error).__name__}: {error}") from error
+        for item in given:
             if not isinstance(item, LossTerm | Metric):
                 raise RunError(f"{key} returned a {type(item).__name__}; a loss hook gives LossTerm and Metric")
-            items.append(item)
+            items.append((key, item))
     return items
+
+
+def _part(batch: Experience, rows: list[int]) -> Experience:
+    """The rows as worker hooks see them: without the records, which other processes do not have."""
+    part = batch.select(rows)
+    part.trajectories = []
+    return part
 
 
 def _to_device(batch: Experience, device: torch.device) -> Experience:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_host.engines.decoders import Twin
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.transformers import TransformersEngine
 from rlhf_host.errors import RunError, UserError
@@ -385,31 +384,3 @@ def test_autocast_samples_what_the_trainer_computes_in_bfloat16(build):
                 parameter.mul_(1.05)
     assert engine.decoding == "shared-prefix"
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "opt"])
-def test_joined_projections_are_the_plain_ones_and_follow_the_weights(build, name):
-    model = build(name)
-    twin = Twin(model)
-    assert len(twin.joined.groups) == {"llama": 4, "qwen2": 4, "opt": 2}[name]
-    ids = torch.tensor([PROMPTS[1], PROMPTS[1]])
-    with torch.inference_mode():
-        for version in range(2):
-            twin.refresh(version, None, 2, 14)
-            assert torch.allclose(twin.model(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
-            assert not any(group.parts for group in twin.joined.groups)
-            with torch.inference_mode(False), torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.1)
-
-
-def test_a_joined_projection_serves_other_inputs_too(llama):
-    twin = Twin(llama)
-    twin.refresh(0, None, 1, 1)
-    attention = twin.model.model.layers[0].self_attn
-    x, y = torch.randn(2, 3, 32)
-    with torch.no_grad():
-        attention.q_proj(x)
-        weight = attention.k_proj.weight
-        assert torch.allclose(attention.k_proj(y), y @ weight.T, atol=1e-5)
-        assert torch.allclose(attention.k_proj(x), x @ weight.T, atol=1e-5)
