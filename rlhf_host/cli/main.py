@@ -54,6 +54,10 @@ class LazyGroup(click.Group):
             raise Failure(str(error), 2) from error
         except RunError as error:
             raise Failure(str(error), 1) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise Failure(f"{error.filename}: {error.strerror}", 1) from error
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(130)

@@ -15,6 +15,9 @@ from rlhf_host.errors import RunError
 
 T = TypeVar("T")
 
+CLOSE_S = 10.0
+"""How long closing waits for tasks that were cancelled."""
+
 
 class Interrupted(Exception):
     """The run was asked to stop while it waited for the event loop."""
@@ -115,9 +118,9 @@ class EventLoop:
             return
         if self._thread.is_alive():
             with contextlib.suppress(TimeoutError):  # a task that will not be cancelled must not hide how the run ended
-                asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
+                asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
 

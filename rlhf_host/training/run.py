@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from rlhf_host.config.plan import merge_needs
-from rlhf_host.config.schema import DataConfig, RolloutConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
 from rlhf_host.config.yaml_file import save_config
 from rlhf_host.data.sources import TaskSet, TaskStream, load_tasks
 from rlhf_host.errors import UserError
@@ -175,15 +175,7 @@ def _online(
     run_dir: Path,
 ) -> OnlineLoop:
     rollout = config.rollout
-    sampling = Sampling(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        min_p=rollout.min_p,
-        stop=tuple(rollout.stop),
-        stop_token_ids=tuple(rollout.stop_token_ids),
-    )
+    sampling = _sampling(rollout, rollout)
     episodes = _episodes(manager, runtime, inputs.tokenizer, config.data, sampling, rollout)
     collector = Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
     evaluation = None
@@ -209,18 +201,22 @@ def _evaluation(
     config: RunConfig, manager: PluginManager, runtime: Runtime, tokenizer: Any, held_out: TaskSet, data: DataConfig
 ) -> Evaluation:
     settings, rollout = config.eval, config.rollout
-    sampling = Sampling(
-        max_new_tokens=settings.max_new_tokens or rollout.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        top_k=settings.top_k,
-        min_p=settings.min_p,
-        stop=tuple(rollout.stop),
-        stop_token_ids=tuple(rollout.stop_token_ids),
-    )
+    sampling = _sampling(settings, rollout)
     episodes = _episodes(manager, runtime, tokenizer, data, sampling, rollout)
     collector = Collector(episodes, manager, rollout, n=settings.n, seed=settings.seed, split="eval")
     return Evaluation(held_out.tasks, collector, settings, runtime.handles, tokenizer)
+
+
+def _sampling(drawn: RolloutConfig | EvalConfig, rollout: RolloutConfig) -> Sampling:
+    return Sampling(
+        max_new_tokens=drawn.max_new_tokens or rollout.max_new_tokens,
+        temperature=drawn.temperature,
+        top_p=drawn.top_p,
+        top_k=drawn.top_k,
+        min_p=drawn.min_p,
+        stop=tuple(rollout.stop),
+        stop_token_ids=tuple(rollout.stop_token_ids),
+    )
 
 
 def _episodes(

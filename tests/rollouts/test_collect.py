@@ -306,3 +306,98 @@ def test_what_was_collected_adds_up():
     found.unjudged["a"] += 2
     found.failed["b"] += 1
     assert found.lost == 3
+
+
+# --- what hooks may not do ----------------------------------------------------------------------
+
+
+def applied(collect, plugin):
+    manager = load(Length(), plugin)
+    found, _ = collect(manager, groups=2)
+    experience = make_experience(found.groups, {"p0": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+    apply_rewards(experience, manager)
+    return experience
+
+
+def test_a_transform_that_works_in_place_reaches_the_token_rewards_too(collect):
+    class InPlace:
+        @hookimpl
+        def transform_rewards(self, experience, rewards):
+            return rewards.clamp_(max=1.5)
+
+    experience = applied(collect, InPlace())
+    assert experience.rewards.max() == 1.5
+    assert experience.token_rewards.sum(-1).tolist() == pytest.approx(experience.rewards.tolist())
+
+
+@pytest.mark.parametrize(
+    ("hook", "result", "message"),
+    [
+        (
+            "transform_rewards",
+            lambda e: e.rewards[:1],
+            r"extension:p1 gave \[1\] from transform_rewards, expected a tensor \[4\]",
+        ),
+        ("transform_rewards", lambda e: None, "gave NoneType from transform_rewards"),
+        ("transform_rewards", lambda e: e.rewards * float("nan"), "gave non-finite numbers from transform_rewards"),
+        ("shape_rewards", lambda e: e.rewards, r"gave \[4\] from shape_rewards"),
+        ("loss_masks", lambda e: e.action_mask.float(), "a mask is bool"),
+    ],
+)
+def test_results_of_the_wrong_kind_name_the_plugin(collect, hook, result, message):
+    def implementation(self, experience):
+        return result(experience)
+
+    implementation.__name__ = hook
+    plugin = type("Wrong", (), {hook: hookimpl(implementation)})()
+    with pytest.raises(RunError, match=message):
+        applied(collect, plugin)
+
+
+def test_an_observation_that_does_not_fit_ends_the_trajectory_within_its_bound(collect):
+    class Verbose(Guess):
+        @hookimpl
+        def agent_step(self, episode, action):
+            return Step("a" * 500, reward=0.0)
+
+    found, _ = collect(load(agent=Verbose()), groups=1, n=1, max_tokens=16, script=lambda ids, key: [9])
+    (trajectory,) = found.groups[0].trajectories
+    assert trajectory.truncated
+    assert sum(len(s.token_ids) for s in trajectory.segments) <= 16
+
+
+def test_an_agent_reward_that_is_not_finite_is_unjudged(collect):
+    class Bad(Guess):
+        @hookimpl
+        def agent_step(self, episode, action):
+            return Step(reward=float("nan"), done=True)
+
+    with pytest.raises(RunError, match="agent: a reward that is not finite"):
+        collect(load(agent=Bad()), groups=1)
+
+
+@pytest.mark.parametrize(
+    ("group", "logprobs", "message"),
+    [("other", [-1.0], "the episode's own group_id"), (None, None, "every sampled token keeps its log-probability")],
+)
+def test_an_agent_s_own_trajectories_are_checked(collect, group, logprobs, message):
+    from rlhf_host import Segment
+
+    class Own:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            segments = [Segment("prompt", [5]), Segment("action", [6], logprobs, [0])]
+            return [Trajectory(episode.episode_id, group or episode.group_id, episode.task, segments, agent_rewards=[1.0])]
+
+    with pytest.raises(RunError, match=message):
+        collect(load(agent=Own()), groups=1)
+
+
+def test_a_hook_that_exits_is_a_failure_not_the_end_of_the_run(collect):
+    class Leaves:
+        @hookimpl
+        def score(self, trajectories):
+            raise SystemExit(2)
+
+    with pytest.raises(RunError, match="SystemExit"):
+        collect(load(Leaves()), groups=1)

@@ -1,0 +1,119 @@
+"""The loop beside the controller: where work runs, how it is interrupted, and that nothing a plugin does can hang it."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from rlhf_host.errors import RunError
+from rlhf_host.training.eventloop import EventLoop, Interrupted
+
+
+@pytest.fixture
+def events():
+    with EventLoop() as loop:
+        yield loop
+
+
+async def value(result):
+    await asyncio.sleep(0)
+    return result
+
+
+def test_results_and_errors_come_back(events):
+    assert events.run(value(3)) == 3
+
+    async def fails():
+        raise RunError("no")
+
+    with pytest.raises(RunError, match="no"):
+        events.run(fails())
+
+
+def test_work_runs_on_the_thread_that_waits(events):
+    seen = []
+
+    async def ask():
+        await asyncio.to_thread(events.execute, lambda: seen.append(threading.current_thread()))
+        return len(seen)
+
+    assert events.run(ask()) == 1
+    assert seen == [threading.current_thread()]
+
+
+def test_errors_of_work_go_to_who_asked(events):
+    def explode():
+        raise ZeroDivisionError
+
+    async def ask():
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(events.execute, explode)
+        return "went on"
+
+    assert events.run(ask()) == "went on"
+
+
+def test_an_interrupt_waits_until_what_it_cancelled_has_ended(events):
+    ended = []
+
+    async def slow():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)
+            ended.append(True)
+
+    with pytest.raises(Interrupted):
+        events.run(slow())
+    assert ended == [True]
+    assert events.stop_requested
+    with pytest.raises(Interrupted):
+        events.run(value(1))
+    assert events.run(value(2), interruptible=False) == 2, "what must still be done is"
+
+
+def test_the_second_signal_does_not_wait(events):
+    with pytest.raises(Interrupted):
+        events.run(_interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+async def _interrupting():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(60)
+
+
+def test_a_coroutine_that_ends_the_thread_is_an_error_not_a_hang():
+    with EventLoop() as events:
+
+        async def leave():
+            raise SystemExit(3)
+
+        started = time.monotonic()
+        with pytest.raises((RunError, SystemExit)):
+            events.run(leave())
+        assert time.monotonic() - started < 5
+
+
+def test_a_task_that_will_not_be_cancelled_does_not_hide_the_end(monkeypatch):
+    events = EventLoop()
+
+    async def stubborn():
+        async def forever():
+            while True:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    continue
+
+        asyncio.get_running_loop().create_task(forever())
+        await asyncio.sleep(0)
+
+    events.run(stubborn())
+    monkeypatch.setattr("rlhf_host.training.eventloop.CLOSE_S", 0.2)
+    events.close()
