@@ -1,6 +1,6 @@
 """Write short sums as chat questions, with disjoint training and held-out rows: a task that a 135M model can sometimes do.
 
-    python examples/short_sums.py DIRECTORY
+python examples/short_sums.py DIRECTORY
 """
 
 import json
