@@ -37,6 +37,7 @@ class EventLoop:
         self._waiting: asyncio.Task[Any] | None = None
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._handlers: dict[int, Any] = {}
+        self._ended = False
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
@@ -52,7 +53,7 @@ class EventLoop:
         future.add_done_callback(lambda _: self._work.put(None))
         while not future.done():
             self._serve(self._work.get())
-            if not self._thread.is_alive() and not future.done():
+            if self._ended and not future.done():
                 raise RunError("the event loop has ended: a plugin ended its thread")
         try:
             return future.result()
@@ -75,6 +76,7 @@ class EventLoop:
         try:
             self._loop.run_forever()
         finally:
+            self._ended = True
             self._work.put(None)
 
     def execute(self, work: Callable[[], None]) -> None:
@@ -116,7 +118,7 @@ class EventLoop:
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        if self._thread.is_alive():
+        if not self._ended:
             with contextlib.suppress(TimeoutError):  # a task that will not be cancelled must not hide how the run ended
                 asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
