@@ -43,6 +43,7 @@ class Waves:
         self._waiting: list[_Call] = []
         self._running: list[_Call] = []
         self._settled = False
+        self._settling = False
         self._news = 0.0
         self._expected = 0
         self._closed = False
@@ -52,7 +53,8 @@ class Waves:
         with self._condition:
             self._expected = count
             self._news = time.monotonic()
-            self._condition.notify()
+            if self._waiting:  # every wake-up of the other thread costs this one the interpreter
+                self._condition.notify()
 
     async def submit(self, request: Request) -> Generation:
         call = _Call(request, asyncio.get_running_loop())
@@ -62,11 +64,13 @@ class Waves:
             self._waiting.append(call)
             self._news = time.monotonic()
             self._settled = False
+            first, self._settling = not self._settling, True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="rlhf-engine", daemon=True)
                 self._thread.start()
         # Tasks that were started together all submit in one turn of the loop: only then is the queue looked at.
-        call.loop.call_soon(self._settle)
+        if first:
+            call.loop.call_soon(self._settle)
         try:
             return await call.future
         finally:
@@ -77,6 +81,7 @@ class Waves:
     def _settle(self) -> None:
         with self._condition:
             self._settled = True
+            self._settling = False
             self._condition.notify()
 
     async def close(self) -> None:

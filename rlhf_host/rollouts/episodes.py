@@ -100,7 +100,7 @@ class Episodes:
         """
         for attempt in range(self.retries + 1):
             try:
-                return await self._run_once(replace(episode, state=None, turn=0))
+                return await self._run_once(episode if attempt == 0 else replace(episode, state=None, turn=0))
             except EpisodeFailed as failure:
                 if not failure.retryable or attempt == self.retries:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -239,6 +240,9 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
         _call_all(events, manager, "run_started", context=context)
         _call_all(events, manager, "sync_connect", targets=loop.runtime.targets)
         loop._sync()
+        # What is there now stays: without this every full collection walks through all of torch and transformers again.
+        gc.collect()
+        gc.freeze()
         outcome = loop.run()
         if outcome.status == "finished" and loop.config.checkpoint.final:
             write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
