@@ -1,0 +1,321 @@
+"""``forward`` gives what each row alone, through transformers, gives: whatever the layout, the padding and the neighbours."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlhf_host.errors import UserError
+from rlhf_host.models import logprobs as logprobs_module
+from rlhf_host.models.forward import forward, row_cost
+from rlhf_host.models.loading import remove_dropout
+
+VOCABULARY = 61
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128,
+}
+SHARING = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "llama-tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
+    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=64, final_logit_softcapping=0.5),
+    "cohere": transformers.CohereConfig(**SIZES, logit_scale=0.25),
+    "granite": transformers.GraniteConfig(**SIZES, logits_scaling=4.0),
+    "phi-bias": transformers.PhiConfig(**SIZES),
+    "gpt2": transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=128),
+    "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4),
+}
+NOT_SHARING = {
+    "mamba": transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY),
+    "bloom-alibi": transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCABULARY),
+    "lfm2-conv": transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "llama-eager": transformers.LlamaConfig(**SIZES, attn_implementation="eager"),
+}
+ALL = SHARING | NOT_SHARING
+LM = frozenset({"logprobs", "entropy"})
+
+SHORT, LONG = [5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]
+PROMPTS = [SHORT, LONG, SHORT, LONG, SHORT, [20], LONG]
+LENGTHS = [7, 3, 5, 0, 2, 4, 6]
+
+
+def make_model(name: str, **changes):
+    torch.manual_seed(0)
+    config = ALL[name]
+    model = transformers.AutoModelForCausalLM.from_config(config, **changes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that every part of the model matters
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def rows():
+    torch.manual_seed(1)
+    ids = torch.randint(VOCABULARY, (len(PROMPTS), max(LENGTHS)))
+    return ids, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+
+
+def one_by_one(model, ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs, entropy = torch.zeros(ids.shape), torch.zeros(ids.shape)
+    for row, prompt in enumerate(PROMPTS):
+        own = ids[row, mask[row]]
+        if len(own):
+            logits = model(torch.tensor([[*prompt, *own.tolist()]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+            every = torch.log_softmax(logits.float() / temperature, -1)
+            logprobs[row, : len(own)] = every.gather(-1, own[:, None]).squeeze(-1)
+            entropy[row, : len(own)] = -(every.exp() * every).sum(-1)
+    return logprobs, entropy
+
+
+def gradients(model, loss: Tensor) -> Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def assert_same_gradients(found: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
+    assert (found - expected).norm() <= relative * expected.norm()
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "auto"])
+@pytest.mark.parametrize("name", ALL)
+def test_values_and_gradients_are_those_of_each_row_alone(name, shared_prefix, rows):
+    model = make_model(name)
+    ids, mask = rows
+    pull = torch.randn(2, *ids.shape) * mask
+    logprobs, entropy = one_by_one(model, ids, mask, 0.7)
+    expected = gradients(model, (pull[0] * logprobs + pull[1] * entropy).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if name in NOT_SHARING else "error", UserWarning)
+        found = forward(model, PROMPTS, ids, mask, temperature=0.7, outputs=LM, shared_prefix=shared_prefix, entropy_grad=True)
+    torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.entropy, entropy, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(gradients(model, (pull[0] * found.logprobs + pull[1] * found.entropy).sum()), expected, 2e-5)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_shared_prompts_give_the_gradients_of_padded_rows(name, rows):
+    model = make_model(name)
+    passes = [forward(model, PROMPTS, *rows, shared_prefix=layout).logprobs for layout in ("off", "on")]
+    torch.testing.assert_close(passes[1], passes[0], rtol=1e-5, atol=1e-5)
+    padded, shared = (gradients(model, found.square().sum()) for found in passes)
+    assert_same_gradients(shared, padded)
+
+
+@pytest.mark.parametrize("name", NOT_SHARING)
+def test_models_that_cannot_share_say_so_once_and_are_padded(name, rows):
+    model = make_model(name)
+    with pytest.warns(UserWarning, match="prompt is computed for every completion"):
+        forward(model, PROMPTS, *rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        forward(model, PROMPTS, *rows)
+    with pytest.raises(UserError, match="shared_prefix is on, but"):
+        forward(model, PROMPTS, *rows, shared_prefix="on")
+
+
+def test_prompts_are_not_shared_beyond_a_sliding_window(rows):
+    config = transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=12)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids, mask = rows
+    assert row_cost(model, PROMPTS, [min(length, 4) for length in LENGTHS]) == 12 + sum(min(length, 4) for length in LENGTHS)
+    assert row_cost(model, PROMPTS, LENGTHS) == len(PROMPTS) * 14
+    torch.testing.assert_close(
+        forward(model, PROMPTS, ids, mask).logprobs, one_by_one(model, ids, mask, 1.0)[0], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+def test_what_lies_in_the_padding_changes_nothing(shared_prefix, rows):
+    model = make_model("llama")
+    ids, mask = rows
+    expected = forward(model, PROMPTS, ids, mask, outputs=LM, shared_prefix=shared_prefix)
+    garbage = torch.where(mask, ids, torch.randint_like(ids, -(10**6), 10**6))
+    found = forward(model, PROMPTS, garbage, mask, outputs=LM, shared_prefix=shared_prefix)
+    assert torch.equal(found.logprobs, expected.logprobs)
+    assert torch.equal(found.entropy, expected.entropy)
+    assert not found.logprobs[~mask].any()
+    assert not found.entropy[~mask].any()
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+def test_rows_may_come_in_any_order(shared_prefix, rows):
+    model = make_model("llama")
+    ids, mask = rows
+    groups = torch.tensor([0, 1, 0, 1, 0, 2, 1])
+    expected = forward(model, PROMPTS, ids, mask, groups, shared_prefix=shared_prefix).logprobs
+    order = torch.randperm(len(PROMPTS))
+    found = forward(
+        model, [PROMPTS[i] for i in order], ids[order], mask[order], groups[order], shared_prefix=shared_prefix
+    ).logprobs
+    torch.testing.assert_close(found, expected[order])
+
+
+def test_one_groups_rows_may_have_different_prompts(rows):
+    model = make_model("llama")
+    one_group = torch.zeros(len(PROMPTS), dtype=torch.int64)
+    found = forward(model, PROMPTS, *rows, one_group, shared_prefix="on").logprobs
+    torch.testing.assert_close(found, one_by_one(model, *rows, 1.0)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_gradient_checkpointing_gives_the_same_gradients_and_recomputes(name, shared_prefix, rows):
+    model = make_model(name)
+    expected = gradients(model, forward(model, PROMPTS, *rows, shared_prefix=shared_prefix).logprobs.sum())
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    layers = [
+        module for module in model.modules() if isinstance(module, transformers.modeling_layers.GradientCheckpointingLayer)
+    ]
+    calls = []
+    layers[0].register_forward_hook(lambda *_: calls.append(1))
+    loss = forward(model, PROMPTS, *rows, shared_prefix=shared_prefix).logprobs.sum()
+    model.eval()  # as an engine would between the two passes
+    assert_same_gradients(gradients(model, loss), expected)
+    attention = next(module for module in layers[0].modules() if "Attention" in type(module).__name__)
+    runs = []
+    attention.register_forward_hook(lambda *_: runs.append(1))
+    forward(model, PROMPTS, *rows, shared_prefix=shared_prefix).logprobs.sum().backward()
+    assert len(runs) == 2
+    assert not any(module.training for module in model.modules())
+
+
+def test_dropout_is_off_whatever_mode_the_model_was_left_in(rows):
+    model = make_model("gpt2")
+    expected = forward(model, PROMPTS, *rows).logprobs
+    assert torch.equal(forward(model.train(), PROMPTS, *rows).logprobs, expected)
+    remove_dropout(model)
+    model.train()
+    whole = torch.tensor([SHORT])
+    assert torch.equal(model(whole).logits, model.eval()(whole).logits)
+    assert model.config.resid_pdrop == 0.1
+
+
+def test_bfloat16_autocast_is_close_and_its_log_softmax_is_float32(rows):
+    model = make_model("llama")
+    exact = forward(model, PROMPTS, *rows)
+    expected = gradients(model, exact.logprobs.sum())
+    rough = forward(model, PROMPTS, *rows, autocast_dtype=torch.bfloat16)
+    assert rough.logprobs.dtype == torch.float32
+    assert not torch.equal(rough.logprobs, exact.logprobs)
+    torch.testing.assert_close(rough.logprobs, exact.logprobs, atol=0.1, rtol=0.05)
+    assert_same_gradients(gradients(model, rough.logprobs.sum()), expected, 0.1)
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_only_completion_positions_reach_the_head_and_never_all_at_once(rows, monkeypatch):
+    chunk = 2
+    monkeypatch.setitem(logprobs_module.CHUNK_ELEMENTS, "cpu", chunk * VOCABULARY)
+    model = make_model("llama")
+    shapes = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            shapes.extend(
+                tuple(item.shape) for item in (result if isinstance(result, tuple) else [result]) if isinstance(item, Tensor)
+            )
+            return result
+
+    forward(model, PROMPTS, *rows)  # what is found out about a model once
+    with Record():
+        forward(model, PROMPTS, *rows, outputs=LM).logprobs.sum().backward()
+    over_vocabulary = [shape for shape in shapes if shape and shape[-1] == VOCABULARY and len(shape) > 1 and shape[0] != 32]
+    assert {shape[0] for shape in over_vocabulary} == {1, chunk}
+    assert sum(LENGTHS) % chunk == 1
+
+
+def test_logits_are_the_models_own(rows):
+    model = make_model("gemma2")
+    ids, mask = rows
+    logits = forward(model, PROMPTS, ids, mask, temperature=0.5, outputs=frozenset({"logits"})).logits
+    assert logits.shape == (*ids.shape, VOCABULARY)
+    whole = model(torch.tensor([SHORT + ids[0].tolist()])).logits[0, len(SHORT) - 1 : -1]
+    torch.testing.assert_close(logits[0], whole, rtol=1e-5, atol=1e-5)
+    assert not logits[~mask].any()
+
+
+class OwnHead(transformers.LlamaForCausalLM):
+    """A head that is no matrix product."""
+
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits.sin()
+        return out
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "auto"])
+def test_an_unknown_head_is_noticed_and_gives_its_own_logits(shared_prefix, rows):
+    torch.manual_seed(0)
+    model = OwnHead(ALL["llama"]).eval()
+    logprobs, entropy = one_by_one(model, *rows, 0.7)
+    with pytest.warns(UserWarning, match="OwnHead is more than a matrix product"):
+        found = forward(model, PROMPTS, *rows, temperature=0.7, outputs=LM, shared_prefix=shared_prefix)
+    torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.entropy, entropy, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+def test_scalar_models_give_values_before_each_token_and_a_score_after_the_last(shared_prefix, rows):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_labels=1, pad_token_id=0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    ids, mask = rows
+    found = forward(model, PROMPTS, ids, mask, outputs=LM | {"values", "scores"}, shared_prefix=shared_prefix)
+    assert found.logprobs is None
+    assert found.entropy is None
+    for row, prompt in enumerate(PROMPTS):
+        whole = [*prompt, *ids[row, mask[row]].tolist()]
+        every = model.score(model.model(torch.tensor([whole])).last_hidden_state)[0, :, 0]
+        torch.testing.assert_close(found.values[row, mask[row]], every[len(prompt) - 1 : -1])
+        torch.testing.assert_close(found.scores[row], every[-1])
+    assert not found.values[~mask].any()
+
+
+def test_outputs_that_were_not_asked_for_are_not_made(rows):
+    found = forward(make_model("llama"), PROMPTS, *rows)
+    assert found.logprobs is not None
+    assert found.entropy is None
+    assert found.logits is None
+    assert found.values is None
+
+
+def test_rows_without_a_completion_and_no_rows_at_all():
+    model = make_model("llama")
+    nothing = forward(model, [SHORT, LONG], torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool))
+    assert torch.equal(nothing.logprobs, torch.zeros(2, 3))
+    nothing.logprobs.sum().backward()
+    empty = forward(model, [], torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.bool))
+    assert empty.logprobs.shape == (0, 3)
+
+
+def test_impossible_requests_are_refused(rows):
+    model = make_model("llama")
+    with pytest.raises(UserError, match="prompt of row 1 has no tokens"):
+        forward(model, [SHORT, []], rows[0][:2], rows[1][:2])
+    with pytest.raises(UserError, match="temperature 0"):
+        forward(model, PROMPTS, *rows, temperature=0.0)
+
+
+def test_prompts_are_shared_where_that_saves_something():
+    model = make_model("llama")
+    eight = [LONG] * 8
+    assert row_cost(model, eight, [4] * 8) == 8 + 32
+    assert row_cost(model, eight, [4] * 8, shared_prefix="off") == 8 * 12
+    assert row_cost(model, eight, [4] * 8, group_id=[0] * 4 + [1] * 4) == 16 + 32
+    assert row_cost(model, [[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 9  # nothing in common
+    assert row_cost(model, [SHORT, LONG], [1, 60]) == 72  # nothing in common, but half of it would be padding
+    assert row_cost(model, [], []) == 0

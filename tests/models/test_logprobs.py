@@ -1,0 +1,146 @@
+"""``token_logprobs`` is log-softmax and gather, without the logits in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from rlhf_host.models.logprobs import token_logprobs
+
+TOKENS, WIDTH, VOCABULARY = 11, 6, 23
+
+
+@pytest.fixture
+def parts() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*shape, dtype=torch.float64) for shape in ((TOKENS, WIDTH), (VOCABULARY, WIDTH), (VOCABULARY,))
+    )
+    return hidden, weight, bias, torch.randint(VOCABULARY, (TOKENS,))
+
+
+def naive(hidden, weight, bias, targets, temperature=1.0, scale=1.0, softcap=None):
+    logits = torch.nn.functional.linear(hidden, weight, bias) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    every = torch.log_softmax(logits / temperature, -1)
+    return every.gather(-1, targets[:, None]).squeeze(-1), -(every.exp() * every).sum(-1)
+
+
+def gradients(loss: Tensor, *leaves: Tensor | None) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None]))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, TOKENS, 100])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    "head", [{}, {"temperature": 0.6}, {"temperature": 1.7, "scale": 0.25}, {"temperature": 0.6, "softcap": 2.0}], ids=str
+)
+def test_values_and_gradients_are_those_of_the_full_logits(parts, head, with_bias, chunk_tokens):
+    hidden, weight, bias, targets = parts
+    leaves = [hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_() if with_bias else None]
+    expected = naive(*leaves, targets, **head)
+    found = token_logprobs(*leaves, targets, chunk_tokens=chunk_tokens, with_entropy=True, entropy_grad=True, **head)
+    torch.testing.assert_close(found, expected)
+    pull = torch.randn(2, TOKENS, dtype=torch.float64)
+    torch.testing.assert_close(
+        gradients((pull[0] * found[0] + pull[1] * found[1]).sum(), *leaves),
+        gradients((pull[0] * expected[0] + pull[1] * expected[1]).sum(), *leaves),
+    )
+
+
+def test_entropy_carries_a_gradient_only_when_asked(parts):
+    hidden, weight, bias, targets = parts
+    hidden.requires_grad_()
+    assert token_logprobs(hidden, weight, bias, targets)[1] is None
+    logprobs, entropy = token_logprobs(hidden, weight, bias, targets, with_entropy=True)
+    assert logprobs.requires_grad
+    assert not entropy.requires_grad
+    torch.testing.assert_close(entropy, naive(hidden, weight, bias, targets)[1].detach())
+
+
+def test_tied_weights_sum_the_gradients_of_both_uses(parts):
+    _, weight, _, targets = parts
+    weight.requires_grad_()
+    tokens = torch.randint(VOCABULARY, (TOKENS,))
+    found = token_logprobs(weight[tokens], weight, None, targets, chunk_tokens=3)[0]
+    expected = naive(weight[tokens], weight, None, targets)[0]
+    torch.testing.assert_close(gradients(found.sum(), weight), gradients(expected.sum(), weight))
+
+
+@pytest.mark.parametrize("chunk_tokens", [3, 100])
+def test_float32_agrees_with_float64(parts, chunk_tokens):
+    hidden, weight, bias, targets = parts
+    expected = naive(30 * hidden, weight, bias, targets, 0.5)[0]
+    found = token_logprobs(30 * hidden.float(), weight.float(), bias.float(), targets, 0.5, chunk_tokens=chunk_tokens)[0]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk_tokens", [3, 100])
+def test_bfloat16_products_keep_float32_sums(parts, chunk_tokens):
+    hidden, weight, bias, targets = (part.float() if part.is_floating_point() else part for part in parts)
+    leaves = [hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+    expected = naive(*leaves, targets)[0]
+    found = token_logprobs(*leaves, targets, compute_dtype=torch.bfloat16, chunk_tokens=chunk_tokens)[0]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
+    for ours, theirs in zip(gradients(found.sum(), *leaves), gradients(expected.sum(), *leaves), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_autocast_around_it_changes_nothing(parts):
+    hidden, weight, bias, targets = (part.float() if part.is_floating_point() else part for part in parts)
+    hidden.requires_grad_()
+    expected = token_logprobs(hidden, weight, bias, targets)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = token_logprobs(hidden, weight, bias, targets)[0]
+        inside = gradients(found.sum(), hidden)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(inside, gradients(expected.sum(), hidden), rtol=0, atol=0)
+
+
+def test_it_can_be_checkpointed(parts):
+    hidden, weight, bias, targets = parts
+    hidden.requires_grad_()
+    found = checkpoint(lambda h: token_logprobs(h, weight, bias, targets, chunk_tokens=4)[0], hidden, use_reentrant=False)
+    torch.testing.assert_close(gradients(found.sum(), hidden), gradients(naive(hidden, weight, bias, targets)[0].sum(), hidden))
+
+
+def test_frozen_weights_get_no_gradient(parts):
+    hidden, weight, bias, targets = parts
+    token_logprobs(hidden.requires_grad_(), weight, bias, targets)[0].sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+    assert bias.grad is None
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(item, Tensor):
+                self.elements = max(self.elements, item.numel())
+        return result
+
+
+def test_no_more_logits_than_a_chunk_are_ever_held():
+    tokens, vocabulary, chunk = 64, 1000, 4
+    hidden, weight = torch.randn(tokens, 2, requires_grad=True), torch.randn(vocabulary, 2, requires_grad=True)
+    with Largest() as largest:
+        logprobs, entropy = token_logprobs(
+            hidden, weight, None, torch.arange(tokens), chunk_tokens=chunk, with_entropy=True, entropy_grad=True
+        )
+        (logprobs + entropy).sum().backward()
+    assert largest.elements == chunk * vocabulary
+    with Largest() as largest:
+        naive(hidden, weight, None, torch.arange(tokens))[0].sum().backward()
+    assert largest.elements == tokens * vocabulary
