@@ -15,7 +15,6 @@ from rlhf_host.hookspecs import hookimpl
 from rlhf_host.trackers.records import (
     completion_text,
     number,
-    plain,
     prompt_text,
     reward_cell,
     setting,
@@ -23,6 +22,7 @@ from rlhf_host.trackers.records import (
     spread,
     visible,
 )
+from rlhf_host.training.records import plain
 from rlhf_host.types import Outcome, RunContext, Trajectory
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (

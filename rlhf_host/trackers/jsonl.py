@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +12,9 @@ from typing import IO, Any
 from pydantic import BaseModel
 
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.trackers.records import plain, prompt_text, setting
-from rlhf_host.training.records import record
+from rlhf_host.trackers.records import prompt_text, setting
+from rlhf_host.training.records import json_line, record, write_whole
 from rlhf_host.types import Outcome, RunContext, Trajectory
-
-# JSON allows these raw, but many readers split lines at them.
-_LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
 
 
 class JsonLines:
@@ -52,7 +48,7 @@ class JsonLines:
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._metrics is None:
             return
-        self._metrics.write(_line({**metrics, "step": step, "time/wall": round(time.time(), 3)}))
+        self._metrics.write(json_line({**metrics, "step": step, "time/wall": round(time.time(), 3)}))
         self._metrics.flush()
 
     @hookimpl
@@ -64,8 +60,8 @@ class JsonLines:
         rows = trajectories[: self._limit] if self._limit else trajectories
         folder = self._run_dir / "trajectories"
         folder.mkdir(exist_ok=True)
-        lines = [_line({"step": step, "split": split, **self._record(row)}) for row in rows]
-        _write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
+        lines = [json_line({"step": step, "split": split, **self._record(row)}) for row in rows]
+        write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
 
     def _record(self, trajectory: Trajectory) -> dict[str, Any]:
         if trajectory.decode is None:
@@ -80,18 +76,12 @@ class JsonLines:
             self._metrics = None
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
-    # A lone surrogate has no UTF-8; its backslash form is its JSON escape as well.
-    return text.encode("utf-8", "backslashreplace") + b"\n"
-
-
 def _mend(path: Path, last_step: int | None) -> None:
     """Drop a torn last line, and rows after ``last_step``."""
     content = path.read_bytes()
     kept = b"".join(line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _keeps(line, last_step))
     if kept != content:
-        _write_whole(path, kept)
+        write_whole(path, kept)
 
 
 def _keeps(line: bytes, last_step: int | None) -> bool:
@@ -101,13 +91,3 @@ def _keeps(line: bytes, last_step: int | None) -> bool:
         return False
     step = row.get("step") if isinstance(row, dict) else None
     return isinstance(step, int) and (last_step is None or step <= last_step)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write aside, sync, rename: readers see the old file or the new one."""
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,23 +18,6 @@ def number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-
-
-def plain(value: Any) -> Any:
-    """The value in what strict JSON knows: non-finite numbers become ``None``, unknown objects their ``str``."""
-    if value is None or isinstance(value, str | bool):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # tensors and arrays
-        return plain(value.tolist())
-    return str(value)
 
 
 def visible(text: str) -> str:

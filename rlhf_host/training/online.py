@@ -26,7 +26,7 @@ from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.eventloop import EventLoop, Interrupted
 from rlhf_host.training.records import write_records
-from rlhf_host.training.reduction import Metrics, plain
+from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.runtime import Runtime
 from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext, Trajectory
 
@@ -68,8 +68,9 @@ class OnlineLoop:
     resumed: bool = False
     best: dict[str, Any] | None = None
     pending: dict[str, float] | None = None
-    _saved: tuple[int, dict[str, float] | None] | None = None
     """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
+    _saved: tuple[int, dict[str, float] | None] | None = None
+    """Step and pending metrics of the checkpoint written last."""
 
     def run(self) -> Outcome:
         """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
@@ -194,7 +195,7 @@ class OnlineLoop:
         experience.advantages = found.advantages.to(torch.float32)
         experience.returns = None if found.returns is None else found.returns.to(torch.float32)
         kept = experience.advantages[experience.loss_mask].double()
-        metrics = plain(found.metrics)
+        metrics = reduced(found.metrics)
         if kept.numel():
             metrics |= {"advantages/mean": float(kept.mean()), "advantages/std": float(kept.std(correction=0))}
         groups = experience.group_id

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_host.types import Trajectory
+
+# JSON allows these raw, but many readers split lines at them.
+_LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
 
 
 def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
@@ -42,28 +45,40 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
     return row
 
 
-def dumps(value: Any) -> str:
-    """Strict JSON: non-finite numbers become null, what JSON does not know becomes text."""
-    return json.dumps(_strict(value), ensure_ascii=False, default=str)
-
-
 def write_records(path: Path, trajectories: Iterable[Trajectory], *, tokens: bool = False) -> None:
-    """Write ``path`` whole or not at all."""
+    """Trajectories as JSON lines, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, b"".join(json_line(record(trajectory, tokens=tokens)) for trajectory in trajectories))
+
+
+def json_line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
+    # A lone surrogate has no UTF-8; its backslash form is its JSON escape as well.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write aside, sync, rename: readers see the old file or the new one."""
     aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8", errors="backslashreplace") as out:
-        for trajectory in trajectories:
-            out.write(dumps(record(trajectory, tokens=tokens)) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
 
 
-def _strict(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value in what strict JSON knows: non-finite numbers become ``None``, unknown objects their ``str``."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return value
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # tensors and arrays
+        return plain(value.tolist())
+    return str(value)

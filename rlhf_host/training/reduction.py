@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -163,10 +163,8 @@ class Metrics:
         return {**means, **self._totals, **self._low, **self._high}
 
 
-def plain(metrics: Mapping[str, float] | Iterable[Metric]) -> dict[str, float]:
+def reduced(metrics: Iterable[Metric]) -> dict[str, float]:
     """Metrics of one place, reduced."""
-    if isinstance(metrics, Mapping):
-        return dict(metrics)
-    reduced = Metrics()
-    reduced.add(metrics)
-    return reduced.result()
+    found = Metrics()
+    found.add(metrics)
+    return found.result()
