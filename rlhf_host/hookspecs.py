@@ -127,8 +127,14 @@ def compute_advantages(experience: Experience) -> Advantages:
 
 
 @hookspec
-def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """``[B, T]`` detached weights for the sampler-to-trainer gap, row-wise. Controller or worker, multiplied."""
+def importance_weights(
+    logprobs: Tensor, sampler_logprobs: Tensor, current_logprobs: Tensor, advantages: Tensor, mask: Tensor
+) -> Tensor:
+    """``[B, T]`` detached weights for the sampler-to-trainer gap, row-wise. Controller or worker, multiplied.
+
+    ``logprobs`` are the trainer's log π_old, ``current_logprobs`` those of this forward (the same with one update per batch);
+    both are detached, and where ``mask`` (the action tokens) is false every argument may hold anything.
+    """
 
 
 @hookspec

@@ -274,6 +274,8 @@ class RoleNeed:
     head: Literal["lm", "scalar"] = "lm"
     trainable: bool = False
     source: str | None = "actor"
+    lr: float | None = None
+    """Peak learning rate where the configuration sets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,8 @@ class Needs:
     min_group_size: int = 1
     outputs: frozenset[str] = frozenset()
     """Beyond ``logprobs``: ``values``, ``entropy`` (with gradient), ``logits``, ``scores``; ``ROLE.logprobs`` asks for
-    another role's log-probabilities of the experience before advantages, ``ROLE.values`` for its values."""
+    another role's log-probabilities of the experience before advantages, ``ROLE.values`` for its values, ``ROLE.bootstrap`` for
+    its value after the last token (``bootstrap_value``)."""
     unit_rows: bool = False
     """Rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
     forbids: frozenset[str] = frozenset()
@@ -310,6 +313,16 @@ class RunContext:
 
 class RoleHandle(Protocol):
     """A role as a plugin sees it: awaitable forward passes without gradient."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The role's own, loaded when it is first asked for."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Longest row, in tokens."""
+        ...
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Per trajectory, log-probabilities of its completion tokens."""
@@ -379,6 +392,8 @@ class Experience:
     versions: Tensor
     """``[B, T]`` int64: weight version of each action token."""
     reward_names: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each of ``reward_names`` in ``rewards``."""
     shaped: Tensor | None = None
     """``[B, T]``: sum of ``shape_rewards`` (KL); zeros when there is none."""
     old_logprobs: Tensor | None = None
@@ -388,7 +403,7 @@ class Experience:
     values: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B, T]``: the critic before token t."""
     bootstrap_value: Tensor | None = None
-    """``[B]``: the critic after the last token."""
+    """``[B]``: the critic after the last token; only where ``needs().outputs`` has ``ROLE.bootstrap``."""
     advantages: Tensor | None = None
     returns: Tensor | None = None
     step: int = 0
@@ -411,9 +426,9 @@ class Experience:
 
     def select(self, rows: Sequence[int], *, trim: bool = True) -> Experience:
         """The given rows, in that order; ``trim`` cuts ``T`` to the longest of them."""
-        index = list(rows)
+        index = self.group_id.new_tensor(list(rows))
         count, width = len(self), self.completion_ids.shape[1]
-        length = max((int(n) for n in self.completion_mask[index].sum(-1)), default=0) if trim else width
+        length = int(self.completion_mask[index].sum(-1).max()) if trim and len(index) else 0 if trim else width
 
         def cut(value: Any) -> Any:
             if isinstance(value, dict):
@@ -425,8 +440,8 @@ class Experience:
 
         changed = {f.name: cut(getattr(self, f.name)) for f in dataclasses.fields(self)}
         changed["plugin_rewards"] = self.plugin_rewards[index]
-        changed["prompt_ids"] = [self.prompt_ids[i] for i in index]
-        changed["trajectories"] = [self.trajectories[i] for i in index] if self.trajectories else []
+        changed["prompt_ids"] = [self.prompt_ids[i] for i in rows]
+        changed["trajectories"] = [self.trajectories[i] for i in rows] if self.trajectories else []
         return Experience(**changed)
 
 
@@ -451,12 +466,13 @@ class Metric:
     """A number on its way to the step's metrics. ``values`` is any shape; ``mask`` (same shape) says what counts.
 
     ``mean`` and ``sum`` are over all counted elements of the optimizer batch, whatever the split; ``min`` and ``max`` likewise.
+    ``ess`` is the effective sample size of weights as a fraction, ``(Σw)²/(N·Σw²)``: 1 when all are equal, 0 when all are 0.
     """
 
     name: str
     values: Tensor | float
     mask: Tensor | None = None
-    reduce: Literal["mean", "sum", "min", "max"] = "mean"
+    reduce: Literal["mean", "sum", "min", "max", "ess"] = "mean"
 
 
 @dataclass(slots=True)

@@ -17,13 +17,13 @@ from rlhf_host.config.schema import RoleConfig
 def learning_rate(role: RoleConfig, update: int, total_updates: int) -> float:
     """The rate of update ``update`` (from 0): linear warm-up to ``lr``, then the schedule down to ``min_lr_ratio·lr``."""
     if update < role.warmup_steps:
-        return role.lr * (update + 1) / role.warmup_steps
+        return role.peak_lr * (update + 1) / role.warmup_steps
     if role.schedule == "constant":
-        return role.lr
+        return role.peak_lr
     span = max(1, total_updates - role.warmup_steps)
     progress = min(1.0, (update - role.warmup_steps) / span)
     shape = 1.0 - progress if role.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return role.lr * (role.min_lr_ratio + (1.0 - role.min_lr_ratio) * shape)
+    return role.peak_lr * (role.min_lr_ratio + (1.0 - role.min_lr_ratio) * shape)
 
 
 class TorchBackend:
@@ -49,7 +49,7 @@ class TorchBackend:
         plain = [p for p in self.parameters if p.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": role.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=role.lr, betas=role.betas, eps=role.adam_eps, fused=True
+            [group for group in groups if group["params"]], lr=role.peak_lr, betas=role.betas, eps=role.adam_eps, fused=True
         )
 
     def backward(self, loss: Tensor) -> None:

@@ -11,7 +11,7 @@ from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.plan import merge_needs, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.types import RoleNeed
+from rlhf_host.types import Needs, RoleNeed
 
 ROWS = 8
 """Rows read of each data source."""
@@ -26,8 +26,10 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for item in manager.loaded:
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
-    for need in merge_needs(manager).roles:
-        click.echo(f"role {need.name}: {_model(need, config)}, {need.head} head, {'trainable' if need.trainable else 'frozen'}")
+    needs = merge_needs(manager)
+    for need in needs.roles:
+        trained = "trainable" if need.trainable else "frozen"
+        click.echo(f"role {need.name}: {_model(need, config, needs)}, {need.head} head, {trained}")
     tokenizer = _tokenizer(config.roles["actor"])
     for split, data, seed in (("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)):
         for line in _data(data, split, tokenizer, seed):
@@ -40,12 +42,12 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
 
 
-def _model(need: RoleNeed, config: RunConfig) -> str:
+def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     """The role's model, looked for."""
     from rlhf_host.models.loading import find_model
     from rlhf_host.runtimes.local import role_settings
 
-    model = role_settings(config, need, None).model
+    model = role_settings(config, need, None, needs).model
     if model != QUICKSTART:  # looking for that one would build it
         find_model(model)
     return str(model)

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_host.config.messages import fail
 from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.sections import ROLES
+from rlhf_host.config.sections import CONVENTIONAL, ROLES
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.types import Needs
@@ -21,7 +21,7 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
         UserError: one line per reason, each with what to do.
     """
     fail([*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *_forbidden(config, manager)])
-    needed = {need.name for need in needs.roles}
+    needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
     return [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
 
@@ -72,17 +72,28 @@ def _custom_agent(config: RunConfig) -> bool:
 
 def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     needed = {need.name: need for need in needs.roles}
+    sources = {need.source for need in needs.roles}
     for name in config.roles:
-        if name not in needed and name not in ROLES:
+        if name not in needed and name not in sources and name not in ROLES:
             yield f"roles.{name}: no chosen plugin knows this role{near_matches(name, {*needed, *ROLES})}"
     if not config.roles.get("actor", RoleConfig()).model:
         yield "no model to train: give --actor.model PATH"
     if not config.data.sources:
         yield "no training data: give --data PATH"
     for need in needed.values():
-        if need.name != "actor" and need.source is None and not config.roles.get(need.name, RoleConfig()).model:
-            flag = f"--{need.name.replace('_', '-')}.model" if need.name in ROLES else f"--roles.{need.name}.model"
-            yield f"the role {need.name!r} has no model: give {flag} PATH"
+        if need.name == "actor" or config.roles.get(need.name, RoleConfig()).model:
+            continue
+        if need.source is None:
+            yield f"the role {need.name!r} has no model: give {_model_flag(need.name)} PATH"
+            continue
+        is_role = need.source in {*CONVENTIONAL, *config.roles} and need.source not in needed
+        if is_role and not config.roles.get(need.source, RoleConfig()).model:
+            flags = f"{_model_flag(need.source)} PATH, or {_model_flag(need.name)} PATH"
+            yield f"the role {need.name!r} starts from the role {need.source!r}, which has no model: give {flags}"
+
+
+def _model_flag(role: str) -> str:
+    return f"--{role.replace('_', '-')}.model" if role in ROLES else f"--roles.{role}.model"
 
 
 def _setting_refusals(config: RunConfig) -> Iterator[str]:

@@ -206,7 +206,8 @@ def merge_needs(manager: PluginManager) -> Needs:
 
 
 def _spec(need: RoleNeed) -> str:
-    return f"{need.head} head, {'trainable' if need.trainable else 'frozen'}, from {need.source or 'its own model'}"
+    rate = "" if need.lr is None else f", learning rate {need.lr:g}"
+    return f"{need.head} head, {'trainable' if need.trainable else 'frozen'}, from {need.source or 'its own model'}{rate}"
 
 
 def old_logprobs_mode(config: RunConfig) -> str:

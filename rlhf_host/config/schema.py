@@ -36,7 +36,7 @@ class RoleConfig(Section):
     gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
     trust_remote_code: bool = Field(False, description="allow code from the model repository to run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
-    lr: float = Field(1e-6, ge=0, description="peak learning rate")
+    lr: float | None = Field(None, ge=0, description="peak learning rate; default: the algorithm's for the role, or 1e-6")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="floor of the schedule, as a fraction of lr")
     warmup_steps: int = Field(0, ge=0, description="optimizer updates of linear warm-up")
@@ -44,6 +44,11 @@ class RoleConfig(Section):
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas")
     adam_eps: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm clip; 0: off")
+
+    @property
+    def peak_lr(self) -> float:
+        """``lr``, or the default where neither the configuration nor a plugin's needs set one."""
+        return 1e-6 if self.lr is None else self.lr
 
 
 class DataSource(Section):
@@ -120,6 +125,9 @@ class TrainConfig(Section):
         "stop", description="what to do about a non-finite loss or gradient, after the dump"
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0: torch's default")
+    replicas: int = Field(
+        0, ge=0, description="copies of the model that train side by side on the CPU, sharing its weights; 0: one per thread"
+    )
 
 
 class EvalConfig(Section):
@@ -155,7 +163,7 @@ class KLConfig(Section):
         "auto", description="auto: k1 in the reward, unbiased in the loss"
     )
     force: bool = Field(False, description="allow a biased estimator in the reward")
-    controller: Literal["fixed", "adaptive"] = "fixed"
+    controller: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: the coefficient follows target")
     target: float = Field(0.01, gt=0, description="adaptive: KL in nats per token")
     horizon: PositiveInt = Field(10000, description="adaptive: trajectories over which the coefficient may double")
 

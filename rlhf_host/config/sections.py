@@ -24,6 +24,9 @@ REPLACED = frozenset({"reward"})
 ROLES = ("actor", "critic", "reference", "reward_model", "teacher")
 """Role names with a shorthand: ``--critic.lr`` for ``--roles.critic.lr``."""
 
+CONVENTIONAL = (*ROLES, "reward")
+"""Names that mean a role and no path where a role starts from another; ``--reward`` chooses plugins, so it is no shorthand."""
+
 NONE = "none"
 """``ALIAS=none`` takes an extension or tracker of a lower layer away."""
 

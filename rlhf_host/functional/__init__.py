@@ -5,23 +5,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.functional.options import PolicyLossOptions
+from rlhf_host.functional.options import PolicyLossOptions, policy_needs
 
 if TYPE_CHECKING:
     from rlhf_host.functional.kl import kl_estimate, kl_loss
     from rlhf_host.functional.policy import importance_ratio, policy_loss, policy_losses
+    from rlhf_host.functional.returns import discounted_sum, gae, value_loss, whiten
     from rlhf_host.functional.statistics import (
         group_mean,
+        group_normalize,
         group_sizes,
         leave_one_out,
         masked_mean,
         masked_sum,
         on_actions,
         suffix_sum,
+        turn_advantages,
+        with_siblings,
     )
 
 _HOME = {
+    "discounted_sum": "returns",
+    "gae": "returns",
     "group_mean": "statistics",
+    "group_normalize": "statistics",
     "group_sizes": "statistics",
     "importance_ratio": "policy",
     "kl_estimate": "kl",
@@ -33,11 +40,18 @@ _HOME = {
     "policy_loss": "policy",
     "policy_losses": "policy",
     "suffix_sum": "statistics",
+    "turn_advantages": "statistics",
+    "value_loss": "returns",
+    "whiten": "returns",
+    "with_siblings": "statistics",
 }
 
 __all__ = [
     "PolicyLossOptions",
+    "discounted_sum",
+    "gae",
     "group_mean",
+    "group_normalize",
     "group_sizes",
     "importance_ratio",
     "kl_estimate",
@@ -48,7 +62,12 @@ __all__ = [
     "on_actions",
     "policy_loss",
     "policy_losses",
+    "policy_needs",
     "suffix_sum",
+    "turn_advantages",
+    "value_loss",
+    "whiten",
+    "with_siblings",
 ]
 
 

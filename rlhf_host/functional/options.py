@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rlhf_host.types import Needs, RoleNeed
 
 AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "group-mean-token-mean")
 _SUM_OVER = re.compile(r"sequence-mean-token-sum-over\((\d+(?:\.\d+)?)\)")
+_PER_SEQUENCE = "sequence-mean-token-mean"
 
 
 def sum_over_length(aggregation: str) -> float | None:
@@ -22,23 +26,78 @@ class PolicyLossOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    loss: Literal["clip", "pg"] = Field(
-        "clip", description="policy loss: clip (PPO's clipped surrogate) or pg (plain policy gradient)"
+    loss: Literal["clip", "gspo", "cispo", "sapo", "dppo_tv", "pg"] = Field(
+        "clip",
+        description="policy loss: clip (PPO's clipped surrogate), gspo (ratio of the whole sequence), cispo (truncated weight on "
+        "the policy gradient), sapo (soft gate), dppo_tv (kept while probabilities are near) or pg (plain policy gradient)",
     )
     clip_eps: float = Field(0.2, ge=0, lt=1, description="clip: the ratio stays above 1 - clip_eps")
     clip_eps_high: float = Field(0.28, ge=0, description="clip: the ratio stays below 1 + clip_eps_high")
     dual_clip: float | None = Field(
         3.0, gt=1, description="clip: bound on the loss of negative advantages, as a multiple; none: off"
     )
+    gspo_eps: float = Field(3e-4, ge=0, lt=1, description="gspo: the sequence's ratio stays above 1 - gspo_eps")
+    gspo_eps_high: float = Field(4e-4, ge=0, description="gspo: the sequence's ratio stays below 1 + gspo_eps_high")
+    cispo_max: float = Field(5.0, gt=0, description="cispo: upper bound of the ratio as a weight; the clip bounds play no part")
+    sapo_tau: float = Field(1.0, gt=0, description="sapo: temperature of the gate where the advantage is positive")
+    sapo_tau_negative: float = Field(1.05, gt=0, description="sapo: temperature of the gate elsewhere")
+    dppo_delta: float = Field(
+        0.15, ge=0, le=1, description="dppo_tv: how far a token's probability may move the advantage's way before it counts 0"
+    )
+    dppo_max: float = Field(20.0, gt=0, description="dppo_tv: upper bound of the ratio as a weight")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the full-vocabulary entropy bonus")
-    aggregation: str = Field(
-        "token-mean",
-        description=f"how token losses are averaged: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)",
+    aggregation: str | None = Field(
+        None,
+        description=f"how token losses are averaged: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L); "
+        f"default: {_PER_SEQUENCE} for gspo (which takes no other) and sapo, token-mean for the rest",
     )
 
     @field_validator("aggregation")
     @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in AGGREGATIONS and sum_over_length(value) is None:
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and value not in AGGREGATIONS and sum_over_length(value) is None:
             raise ValueError(f"aggregation is one of {', '.join(AGGREGATIONS)}, sequence-mean-token-sum-over(L) with L > 0")
         return value
+
+    @model_validator(mode="after")
+    def _fits_the_loss(self) -> PolicyLossOptions:
+        # A sequence's ratio broadcast over tokens weighs each by 1/length only in this mean.
+        if self.loss == "gspo" and self.reduction != _PER_SEQUENCE:
+            raise ValueError(f"loss gspo needs aggregation {_PER_SEQUENCE}, not {self.reduction}: leave aggregation out")
+        return self
+
+    @property
+    def reduction(self) -> str:
+        """The aggregation in effect: the one given, else the loss's own."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return _PER_SEQUENCE if self.loss in ("gspo", "sapo") else "token-mean"
+
+
+def policy_needs(
+    options: PolicyLossOptions,
+    *,
+    min_group_size: int = 1,
+    roles: Iterable[RoleNeed] = (),
+    outputs: Iterable[str] = (),
+    forbids: Iterable[str] = (),
+) -> Needs:
+    """What an online algorithm with one of the policy losses needs: prompts, a trainable actor, and the loss's own wants.
+
+    Args:
+        options: entropy is an output where its bonus is on; ``gspo`` forbids ``old_logprobs=sampler``.
+        min_group_size: episodes per task that the estimator needs.
+        roles: beyond the actor.
+        outputs: beyond the loss's own.
+        forbids: beyond the loss's own.
+    """
+    own_outputs = {"entropy"} if options.entropy_coef > 0 else set()
+    # The sampler's rounding noise is as large as the sequence ratio's clip range.
+    own_forbids = {"old_logprobs=sampler"} if options.loss == "gspo" else set()
+    return Needs(
+        data="prompts",
+        roles=(RoleNeed("actor", trainable=True, source=None), *roles),
+        min_group_size=min_group_size,
+        outputs=frozenset(own_outputs | set(outputs)),
+        forbids=frozenset(own_forbids | set(forbids)),
+    )

@@ -24,18 +24,73 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Te
 def _clip(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions
 ) -> tuple[Tensor, list[Metric]]:
-    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7) with separate bounds (DAPO, arXiv:2503.14476) and dual clip
-    (arXiv:1912.09729, eq. 5)."""
+    """PPO's clipped surrogate, ``−min(ρA, clip(ρ, 1−ε_lo, 1+ε_hi)·A)`` (arXiv:1707.06347, eq. 7), with separate bounds
+    (DAPO, arXiv:2503.14476, eq. 10) and, for ``A < 0``, dual clip ``−max(min(…), cA)`` (arXiv:1912.09729, eq. 5)."""
     ratio = importance_ratio(logprobs, old_logprobs, mask)
-    clipped = ratio.clamp(1 - options.clip_eps, 1 + options.clip_eps_high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    active = (clipped * advantages < ratio * advantages) & mask
+    surrogate, active = _clipped_surrogate(ratio, advantages, 1 - options.clip_eps, 1 + options.clip_eps_high)
+    metrics: list[Metric] = []
     if options.dual_clip is not None:
         floor = options.dual_clip * advantages
-        negative = (advantages < 0) & mask
-        active = active | (negative & (surrogate < floor))
-        surrogate = torch.where(negative, torch.maximum(surrogate, floor), surrogate)
+        below = (advantages < 0) & (surrogate < floor)
+        surrogate = torch.where(below, floor, surrogate)
+        active = active | below
+        metrics.append(Metric("dual_clip_fraction", below.float(), mask))
+    return -surrogate, [Metric("clip_fraction", active.float(), mask), *metrics]
+
+
+def _gspo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions
+) -> tuple[Tensor, list[Metric]]:
+    """GSPO-token: ``−min(s_it·A, clip(s_it, 1−ε_lo, 1+ε_hi)·A)`` with ``s_i = exp(mean_t(log π − log π_old))`` over the
+    mask's tokens of the row and ``s_it = sg(s_i)·exp(log π − sg(log π))`` (arXiv:2507.18071, eqs. 7, 13 and 14)."""
+    gap = torch.where(mask, logprobs.detach() - old_logprobs, 0.0)
+    mean = gap.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    ratio = mean.clamp(-_MAX_LOG, _MAX_LOG).exp() * (logprobs - logprobs.detach()).exp()
+    surrogate, active = _clipped_surrogate(ratio, advantages, 1 - options.gspo_eps, 1 + options.gspo_eps_high)
     return -surrogate, [Metric("clip_fraction", active.float(), mask)]
+
+
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """``min(ρA, clip(ρ, low, high)·A)`` and where the clip is what counts."""
+    plain, clipped = ratio * advantages, ratio.clamp(low, high) * advantages
+    active = clipped < plain
+    return torch.where(active, clipped, plain), active
+
+
+def _cispo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions
+) -> tuple[Tensor, list[Metric]]:
+    """CISPO: ``−sg(min(ρ, ρ_max))·A·log π``; no token loses its gradient (MiniMax-M1, arXiv:2506.13585, eqs. 4 and 5; the
+    bound and its default as in ScaleRL, arXiv:2510.13786)."""
+    ratio = importance_ratio(logprobs.detach(), old_logprobs, mask)
+    values = -ratio.clamp(max=options.cispo_max) * advantages * logprobs
+    return values, [Metric("clip_fraction", (ratio > options.cispo_max).float(), mask)]
+
+
+def _sapo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions
+) -> tuple[Tensor, list[Metric]]:
+    """SAPO: ``−(4/τ)·σ(τ(ρ−1))·A``, ``τ`` by the advantage's sign (arXiv:2511.20347, section 3).
+
+    The metric ``gate`` is ``4σ(1−σ)`` in ``(0, 1]``: what the gate leaves of the token's gradient.
+    """
+    ratio = importance_ratio(logprobs, old_logprobs, mask)
+    tau = torch.full_like(ratio, options.sapo_tau_negative).masked_fill(advantages > 0, options.sapo_tau)
+    gate = torch.sigmoid(tau * (ratio - 1))
+    return -4 / tau * gate * advantages, [Metric("gate", 4 * (gate * (1 - gate)).detach(), mask)]
+
+
+def _dppo_tv(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions
+) -> tuple[Tensor, list[Metric]]:
+    """DPPO with the binary total variation: ``−sg(min(ρ, C))·A·log π``, kept where ``π − π_old ≤ δ`` for ``A > 0`` and where
+    ``π − π_old ≥ −δ`` otherwise (arXiv:2602.04879; ``C`` in section 5.4)."""
+    current = logprobs.detach()
+    ratio = importance_ratio(current, old_logprobs, mask)
+    moved = current.clamp(max=0.0).exp() - old_logprobs.clamp(max=0.0).exp()
+    kept = torch.where(advantages > 0, moved <= options.dppo_delta, moved >= -options.dppo_delta)
+    values = -ratio.clamp(max=options.dppo_max) * advantages * logprobs
+    return torch.where(kept, values, 0.0), [Metric("clip_fraction", (~kept).float(), mask)]
 
 
 def _pg(
@@ -45,7 +100,14 @@ def _pg(
     return -advantages * logprobs, []
 
 
-policy_losses: dict[str, PolicyLoss] = {"clip": _clip, "pg": _pg}
+policy_losses: dict[str, PolicyLoss] = {
+    "clip": _clip,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "dppo_tv": _dppo_tv,
+    "pg": _pg,
+}
 
 
 def policy_loss(outputs: Outputs, batch: Experience, options: PolicyLossOptions) -> list[LossTerm | Metric]:
@@ -61,12 +123,12 @@ def policy_loss(outputs: Outputs, batch: Experience, options: PolicyLossOptions)
     advantages = torch.where(mask, batch.advantages, 0.0)
     values, metrics = policy_losses[options.loss](logprobs, old, advantages, mask, options)
     items: list[LossTerm | Metric] = [
-        LossTerm("policy", values, aggregation=options.aggregation, corrected=True),
+        LossTerm("policy", values, aggregation=options.reduction, corrected=True),
         *metrics,
     ]
     if options.entropy_coef > 0:
         if outputs.entropy is None:
             raise ValueError("entropy_coef > 0 needs 'entropy' among needs().outputs")
         bonus = -torch.where(mask, outputs.entropy, 0.0)
-        items.append(LossTerm("entropy", bonus, coefficient=options.entropy_coef, aggregation=options.aggregation))
+        items.append(LossTerm("entropy", bonus, coefficient=options.entropy_coef, aggregation=options.reduction))
     return items

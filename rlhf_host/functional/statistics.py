@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlhf_host.types import Experience
+
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of ``values`` where ``mask``; what is masked may be NaN. Same shapes."""
@@ -56,6 +58,12 @@ class _Episodes:
         shifted = self.values - low[self.group_of_episode]
         return low + torch.zeros_like(low).index_add(0, self.group_of_episode, shifted) / self.sizes
 
+    def std(self) -> Tensor:
+        """``[G]``: unbiased; 0 for a group of one."""
+        squares = (self.values - self.mean()[self.group_of_episode]).square()
+        total = torch.zeros_like(self.sizes).index_add(0, self.group_of_episode, squares)
+        return (total / (self.sizes - 1).clamp(min=1)).sqrt()
+
     def constant(self) -> Tensor:
         """``[G]`` bool: zero variance, ``max − min ≤ 1e-6·max(1, max|R|)``; a group of one is constant."""
         low, high = self._extreme("amin"), self._extreme("amax")
@@ -101,3 +109,70 @@ def leave_one_out(values: Tensor, group_id: Tensor, episode_id: Tensor | None = 
     others = (size * episodes.mean()[episodes.group_of_row] - own) / (size - 1).clamp(min=1)
     alone_or_equal = (size < 2) | episodes.constant()[episodes.group_of_row]
     return torch.where(alone_or_equal, 0.0, values.to(torch.float64) - others)
+
+
+def group_normalize(
+    values: Tensor, group_id: Tensor, episode_id: Tensor | None = None, std: str = "group", eps: float = 1e-6
+) -> Tensor:
+    """``[B]`` float64: ``(R_i − mean_g) / (std + eps)`` over the group's episodes (GRPO, arXiv:2402.03300, section 4.1.2).
+
+    Exactly 0 for groups of one and for groups of zero variance. First arguments as in ``group_mean``.
+
+    Args:
+        std: ``group``: the group's unbiased standard deviation; ``batch``: that of the raw values of all episodes
+            (arXiv:2508.08221); ``none``: no division (Dr. GRPO, arXiv:2503.20783).
+        eps: added to the standard deviation.
+
+    Raises:
+        ValueError: for an unknown ``std``.
+    """
+    if std not in ("group", "batch", "none"):
+        raise ValueError(f"unknown std {std!r}: group, batch or none")
+    episodes = _Episodes(values, group_id, episode_id)
+    mean = episodes.mean()
+    centred = torch.where(episodes.constant()[episodes.group_of_row], 0.0, values.double() - mean[episodes.group_of_row])
+    if std == "none":
+        return centred
+    if std == "batch":
+        scale = _Episodes(values, torch.zeros_like(group_id), episodes.episode_of_row).std()
+    else:
+        scale = episodes.std()[episodes.group_of_row]
+    return centred / (scale + eps).clamp(min=torch.finfo(torch.float64).tiny)  # 0/0 without an eps
+
+
+def turn_advantages(
+    token_rewards: Tensor,
+    turn_ids: Tensor,
+    action_mask: Tensor,
+    group_id: Tensor,
+    episode_id: Tensor | None = None,
+) -> Tensor:
+    """``[B, T]`` float32: per-turn credit, the return-to-go of the token's turn minus its mean over the group's trajectories
+    that have that turn. 0 outside ``action_mask``, and exactly 0 where one trajectory alone has the turn or all agree.
+
+    Args:
+        token_rewards: ``[B, T]``; summed per turn.
+        turn_ids: ``[B, T]`` int64, counting from 0 in every row; ignored outside ``action_mask``.
+        action_mask: ``[B, T]`` bool.
+        group_id: ``[B]`` int64.
+        episode_id: ``[B]`` int64; ``None``: every row is an episode.
+    """
+    turn_of_token = torch.where(action_mask, turn_ids, 0)
+    turns = int(turn_of_token.max()) + 1 if turn_of_token.numel() else 1
+    empty = torch.zeros(len(turn_ids), turns, dtype=torch.float64, device=turn_ids.device)
+    present = empty.scatter_add(1, turn_of_token, action_mask.double()) > 0
+    per_turn = empty.scatter_add(1, turn_of_token, torch.where(action_mask, token_rewards, 0.0).double())
+    to_go = per_turn.flip(-1).cumsum(-1).flip(-1)
+    row, turn = present.nonzero(as_tuple=True)
+    group_of_row = torch.unique(group_id, return_inverse=True)[1]
+    of_episode = row if episode_id is None else episode_id[row]
+    credit = group_normalize(to_go[row, turn], group_of_row[row] * turns + turn, of_episode, std="none")
+    advantages = empty.index_put((row, turn), credit).gather(1, turn_of_token)
+    return torch.where(action_mask, advantages, 0.0).to(torch.float32)
+
+
+def with_siblings(experience: Experience) -> Tensor:
+    """``[B, T]`` bool: action tokens of rows whose group has more than one episode, for ``loss_masks`` of estimators that
+    compare within a group."""
+    siblings = group_sizes(experience.group_id, experience.episode_id) > 1
+    return experience.action_mask & siblings.unsqueeze(-1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import socket
 import urllib.request
@@ -14,13 +16,17 @@ from urllib.parse import urlparse
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rlhf_host.config.schema import RoleConfig
@@ -66,6 +72,8 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.requires_grad_(trainable)
     placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
+    if trainable:
+        _align(placed)
     return placed
 
 
@@ -140,7 +148,7 @@ def scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
     """The ``[1, H]`` head of a scalar model."""
     score = getattr(model, "score", None)
     if not isinstance(score, torch.nn.Linear) or score.out_features != 1:
-        raise UserError(f"{type(model).__name__} has no scalar head")
+        raise UserError(f"{type(model).__name__} has no scalar head: give a causal model with one (ForSequenceClassification)")
     return score
 
 
@@ -151,8 +159,10 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         "local_files_only": source.local or not _hub_answers(),
     }
     scalar = {"num_labels": 1} if head == "scalar" else {}
+    # A head of another size is reported with what is missing below, in words of our own.
+    sizes = {"ignore_mismatched_sizes": True} if head == "scalar" else {}
     config = AutoConfig.from_pretrained(source.path, **options, **scalar)
-    model, info = _auto_class(head).from_pretrained(
+    model, info = _model_class(head, config).from_pretrained(
         source.path,
         config=config,
         dtype=_dtype(role, trainable),
@@ -160,6 +170,7 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         use_safetensors=True,
         output_loading_info=True,
         **options,
+        **sizes,
     )
     missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if head == "scalar" and "score.weight" in missing:
@@ -167,6 +178,8 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         missing.remove("score.weight")
     if missing:
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
+    if head == "scalar":
+        scalar_head(model)
     return model
 
 
@@ -179,7 +192,9 @@ def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> 
     if head == "scalar":
         config.num_labels = 1
     dtype = _dtype(role, trainable)
-    model = _auto_class(head).from_config(config, attn_implementation=role.attn_implementation)
+    made = _model_class(head, config)
+    make = getattr(made, "from_config", None) or made._from_config
+    model = make(config, attn_implementation=role.attn_implementation)
     model.load_state_dict(quantized.state_dict(), strict=head == "lm")
     if head == "scalar":
         _new_head(model, role, trainable)
@@ -188,8 +203,21 @@ def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> 
     return model.to(torch.float32 if dtype == "auto" else dtype)
 
 
-def _auto_class(head: str) -> Any:
-    return AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+def _model_class(head: str, config: PreTrainedConfig) -> Any:
+    if head == "lm":
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForSequenceClassification
+    return _scalar_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+
+
+@functools.cache
+def _scalar_class(causal: Any) -> Any:
+    """The sequence classification model that transformers has for most language models, for those it has none for."""
+    base = next(parent for parent in causal.__mro__ if parent.__name__.endswith("PreTrainedModel"))
+    name = base.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
+    named = {"base_model_prefix": causal.base_model_prefix, "config_class": causal.config_class, "__module__": __name__}
+    return type(name, (GenericForSequenceClassification, base), named)
 
 
 def _new_head(model: PreTrainedModel, role: RoleConfig, trainable: bool) -> None:
@@ -198,6 +226,13 @@ def _new_head(model: PreTrainedModel, role: RoleConfig, trainable: bool) -> None
             f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
         )
     torch.nn.init.zeros_(scalar_head(model).weight)
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Move weights that lie at odd addresses: kernels round by alignment, and files, so checkpoints too, differ in theirs."""
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.data_ptr() % 64:
+            tensor.data = tensor.data.clone()
 
 
 def _dtype(role: RoleConfig, trainable: bool) -> Any:

@@ -3,7 +3,38 @@
 from __future__ import annotations
 
 CATALOGUE: dict[str, dict[str, str]] = {
-    "algo": {"rloo": "rlhf-plugin-rloo"},
-    "reward": {"math_verifier": "rlhf-plugin-math-verifier"},
+    "algo": {
+        "dr_grpo": "rlhf-plugin-grpo",
+        "gdpo": "rlhf-plugin-grpo",
+        "grpo": "rlhf-plugin-grpo",
+        "ppo": "rlhf-plugin-ppo",
+        "reinforce_pp": "rlhf-plugin-reinforce-pp",
+        "reinforce_pp_baseline": "rlhf-plugin-reinforce-pp",
+        "rloo": "rlhf-plugin-rloo",
+    },
+    "extension": {
+        "dynamic_filtering": "rlhf-plugin-dapo",
+        "icepop": "rlhf-plugin-off-policy",
+        "off_policy_mask": "rlhf-plugin-off-policy",
+        "overlong_masking": "rlhf-plugin-dapo",
+        "overlong_penalty": "rlhf-plugin-dapo",
+        "sequence_mask": "rlhf-plugin-off-policy",
+        "sequence_truncate": "rlhf-plugin-off-policy",
+        "stop_properly": "rlhf-plugin-dapo",
+        "tis": "rlhf-plugin-off-policy",
+    },
+    "preset": {
+        "cispo": "rlhf-plugin-grpo",
+        "dapo": "rlhf-plugin-dapo",
+        "dr_grpo": "rlhf-plugin-grpo",
+        "grpo": "rlhf-plugin-grpo",
+        "gspo": "rlhf-plugin-grpo",
+        "ppo_instructgpt": "rlhf-plugin-ppo",
+        "reinforce_pp": "rlhf-plugin-reinforce-pp",
+        "rloo": "rlhf-plugin-rloo",
+        "scalerl": "rlhf-plugin-grpo",
+        "vapo": "rlhf-plugin-ppo",
+    },
+    "reward": {"math_verifier": "rlhf-plugin-math-verifier", "reward_model": "rlhf-plugin-reward-model"},
 }
 """Kind → plugin name → distribution."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,8 +14,6 @@ from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.types import Experience, Group, Trajectory
-
-_NOTHING, _OBSERVATION, _ACTION = 0, 1, 2
 
 
 def make_experience(
@@ -27,26 +26,29 @@ def make_experience(
         weights: reward alias → weight, as ``score_group`` used them.
     """
     rows = [trajectory for group in groups for trajectory in group.trajectories]
-    ids, kinds, logs, turns, versions = zip(*(_columns(row) for row in rows), strict=True)
-    width = max(1, *map(len, ids))
-    completion_ids = _padded(ids, width, 0, torch.int64)
-    kind = _padded(kinds, width, _NOTHING, torch.int8)
-    action_mask = kind == _ACTION
-    token_rewards = torch.zeros(len(rows), width, dtype=torch.float32)
     names = list(weights)
     if any(AGENT in row.rewards for row in rows):
         names.append(AGENT)
         weights = {**weights, AGENT: 1.0}
-    turn_ids = _padded(turns, width, -1, torch.int64)
-    _place_rewards(rows, weights, turns, token_rewards)
+    line = _line(rows)
+    width = max(1, *line.lengths)
+    completion_mask = torch.arange(width) < torch.tensor(line.lengths)[:, None]
+
+    def spread(values: Tensor, fill: int) -> Tensor:
+        return values.new_full(completion_mask.shape, fill).masked_scatter_(completion_mask, values)
+
+    turns = torch.repeat_interleave(torch.tensor(line.turns, dtype=torch.int64), torch.tensor(line.sizes, dtype=torch.int64))
+    turn_ids = spread(turns, -1)
+    action_mask = turn_ids >= 0
+    token_rewards = _place_rewards(rows, weights, turn_ids, action_mask)
     group_numbers = {group.group_id: number for number, group in enumerate(groups)}
     episodes: dict[str, int] = {}
     episode_id = torch.tensor([episodes.setdefault(row.episode_id, len(episodes)) for row in rows])
     missing = float("nan")
     return Experience(
         prompt_ids=[row.prompt_ids for row in rows],
-        completion_ids=completion_ids,
-        completion_mask=kind != _NOTHING,
+        completion_ids=spread(torch.tensor(line.ids, dtype=torch.int64), 0),
+        completion_mask=completion_mask,
         action_mask=action_mask,
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
@@ -61,9 +63,10 @@ def make_experience(
         ).reshape(len(rows), len(names)),
         scores=torch.tensor([missing if row.score is None else row.score for row in rows], dtype=torch.float32),
         token_rewards=token_rewards,
-        sampler_logprobs=_padded(logs, width, 0.0, torch.float32),
-        versions=_padded(versions, width, 0, torch.int64),
+        sampler_logprobs=spread(torch.tensor(line.logprobs, dtype=torch.float32), 0),
+        versions=spread(torch.tensor(line.versions, dtype=torch.int64), 0),
         reward_names=tuple(names),
+        reward_weights=tuple(float(weights[name]) for name in names),
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -71,56 +74,63 @@ def make_experience(
     )
 
 
-def _columns(row: Trajectory) -> tuple[list[int], list[int], list[float], list[int], list[int]]:
-    """Per completion token: id, kind, log μ, turn and version."""
-    ids: list[int] = []
-    kinds: list[int] = []
-    logs: list[float] = []
-    turns: list[int] = []
-    versions: list[int] = []
-    turn = 0
-    for segment in row.completion:
-        count = len(segment.token_ids)
-        acts = segment.kind == "action"
-        ids += segment.token_ids
-        kinds += [_ACTION if acts else _OBSERVATION] * count
-        logs += (segment.logprobs or [0.0] * count) if acts else [0.0] * count
-        turns += [turn if acts else -1] * count
-        versions += (segment.versions or [0] * count) if acts else [0] * count
-        turn += acts
-    return ids, kinds, logs, turns, versions
+@dataclass(slots=True)
+class _Line:
+    """All rows' completions, one after the other: per token, per segment and per row."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    """Per segment; -1 for observations."""
+    lengths: list[int] = field(default_factory=list)
 
 
-def _padded(rows: Sequence[list[Any]], width: int, fill: Any, dtype: torch.dtype) -> Tensor:
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], dtype=dtype)
+def _line(rows: Sequence[Trajectory]) -> _Line:
+    line = _Line()
+    for row in rows:
+        before, turn = len(line.ids), 0
+        for segment in row.completion:
+            acts = segment.kind == "action"
+            count = len(segment.token_ids)
+            line.ids += segment.token_ids
+            line.logprobs += (segment.logprobs if acts else None) or [0.0] * count
+            line.versions += (segment.versions if acts else None) or [0] * count
+            line.sizes.append(count)
+            line.turns.append(turn if acts else -1)
+            turn += acts
+        line.lengths.append(len(line.ids) - before)
+    return line
 
 
-def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turns: Sequence[list[int]], into: Tensor) -> None:
-    """The weighted rewards on their tokens: where the plugin said, else on the last action token."""
-    at_row: list[int] = []
-    at_column: list[int] = []
-    values: list[float] = []
+def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_ids: Tensor, action_mask: Tensor) -> Tensor:
+    """``[B, T]``: the weighted rewards on their tokens: where the plugin said, else on the last action token."""
+    whole: list[float] = []
+    placed = torch.zeros(action_mask.shape)
     for i, row in enumerate(rows):
-        actions = [column for column, turn in enumerate(turns[i]) if turn >= 0]
-        if not actions:
-            continue
-        ends = {turn: column for column, turn in enumerate(turns[i]) if turn >= 0}
+        total = 0.0
         for alias, reward in row.rewards.items():
             weight = weights.get(alias, 0.0)
             if reward is None or weight == 0:
                 continue
             if reward.tokens is not None:
-                placed = list(zip(actions, reward.tokens, strict=True))
+                placed[i, action_mask[i]] += weight * torch.tensor([float(value) for value in reward.tokens])
             elif reward.turns is not None:
-                placed = [(ends[turn], value) for turn, value in enumerate(reward.turns) if turn in ends]
+                for turn, value in enumerate(reward.turns):
+                    columns = (turn_ids[i] == turn).nonzero()
+                    if len(columns):
+                        placed[i, columns[-1]] += weight * float(value)
             else:
-                placed = [(actions[-1], reward.total)]
-            for column, value in placed:
-                at_row.append(i)
-                at_column.append(column)
-                values.append(weight * float(value))
-    if values:
-        into.index_put_((torch.tensor(at_row), torch.tensor(at_column)), torch.tensor(values), accumulate=True)
+                total += weight * reward.total
+        whole.append(total)
+    return _on_last_action(torch.tensor(whole), action_mask) + placed
+
+
+def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
+    """``[B]`` → ``[B, T]``: on each row's last action token, where it has one."""
+    last = action_mask.to(torch.int64).cumsum(-1).argmax(-1, keepdim=True)
+    return torch.where(action_mask, torch.zeros(action_mask.shape).scatter(1, last, values.unsqueeze(-1)), 0.0)
 
 
 def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
@@ -133,9 +143,7 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards.clone())
         experience.rewards = _checked(changed, before.shape, key, "transform_rewards").to(torch.float32)
     change = experience.rewards - before
-    last = experience.action_mask.to(torch.int64).cumsum(-1).argmax(-1, keepdim=True)
-    on_last = torch.zeros_like(experience.token_rewards).scatter(1, last, change.unsqueeze(-1))
-    experience.token_rewards = experience.token_rewards + torch.where(experience.action_mask, on_last, 0.0)
+    experience.token_rewards = experience.token_rewards + _on_last_action(change, experience.action_mask)
     shape = experience.action_mask.shape
     shaped = torch.zeros(shape)
     for key, part in hooks.each("shape_rewards", experience=experience):

@@ -42,7 +42,10 @@ async def score_group(
     """
     if not trajectories:
         return
-    verdicts = await asyncio.gather(*(_ask(manager, key, trajectories, context, settings) for key, _ in by.values()))
+    asked = [_ask(manager, key, trajectories, context, settings) for key, _ in by.values()]
+    # A task each only where there is something to do side by side: groups come by the hundred.
+    verdicts = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+    weights = {alias: weight for alias, (_, weight) in by.items()}
     for (alias, (_, weight)), (rewards, problem) in zip(by.items(), verdicts, strict=True):
         for trajectory, reward in zip(trajectories, rewards, strict=True):
             trajectory.rewards[alias] = reward
@@ -51,7 +54,7 @@ async def score_group(
             if reward is not None:
                 trajectory.metrics.update({name: float(value) for name, value in reward.metrics.items()})
     for trajectory in trajectories:
-        _total(trajectory, {alias: weight for alias, (_, weight) in by.items()})
+        _total(trajectory, weights)
 
 
 def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
@@ -82,9 +85,8 @@ async def _ask(
     problem = None
     for _ in range(settings.score_retries + 1):
         try:
-            answer = await asyncio.wait_for(
-                manager.acall(key, "score", trajectories=trajectories, context=context), settings.score_timeout_s
-            )
+            async with asyncio.timeout(settings.score_timeout_s):
+                answer = await manager.acall(key, "score", trajectories=trajectories, context=context)
             return _checked(answer, trajectories), None
         except TimeoutError:
             problem = f"no answer in {settings.score_timeout_s:g} s"

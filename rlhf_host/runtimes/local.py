@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlhf_host.config.schema import PluginChoice, RoleConfig, RunConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models.loading import load_model, quiet_transformers
+from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find, load, read_options
 from rlhf_host.training.worker import Role, Worker
@@ -39,8 +40,9 @@ class LocalRuntime:
         models: Mapping[str, Path],
     ) -> None:
         roles: dict[str, Role] = {}
+        used: dict[str, RoleConfig] = {}
         for need in needs.roles:
-            settings = role_settings(config, need, models.get(need.name))
+            settings = used[need.name] = role_settings(config, need, models.get(need.name), needs)
             model = load_model(settings, head=need.head, trainable=need.trainable)
             backend = None
             if need.trainable:
@@ -53,9 +55,9 @@ class LocalRuntime:
         self.source = actor
         self.targets = [SyncTarget("local", self.engine)]
         self.handles: dict[str, RoleHandle] = {
-            name: LocalRole(self.trainer, name, config.rollout.temperature) for name in roles
+            name: LocalRole(self.trainer, name, config.rollout.temperature, used[name]) for name in roles
         }
-        self.context_length = int(getattr(actor.config, "max_position_embeddings", None) or 2**31)
+        self.context_length = context_length(actor)
 
     def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
         if hasattr(self.engine, "compute_with"):
@@ -89,10 +91,16 @@ class LocalRuntime:
 class LocalRole:
     """A role's forward passes, awaitable, for plugins."""
 
-    def __init__(self, worker: Worker, name: str, temperature: float):
+    def __init__(self, worker: Worker, name: str, temperature: float, settings: RoleConfig):
         self.worker = worker
         self.name = name
         self.temperature = temperature
+        self.settings = settings
+        self.context_length = context_length(worker.roles[name].model)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.settings)
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         return await asyncio.to_thread(self._per_token, self.worker.logprobs, trajectories)
@@ -108,6 +116,11 @@ class LocalRole:
         batch = completions(trajectories, self.temperature)
         found = compute(self.name, batch)
         return [row[:length].tolist() for row, length in zip(found, batch.lengths.tolist(), strict=True)]
+
+
+def context_length(model: Any) -> int:
+    """Longest row of tokens that the model has positions for."""
+    return int(getattr(model.config, "max_position_embeddings", None) or 2**31)
 
 
 def completions(trajectories: Sequence[Trajectory], temperature: float) -> Experience:
@@ -143,19 +156,30 @@ def completions(trajectories: Sequence[Trajectory], temperature: float) -> Exper
     )
 
 
-def role_settings(config: RunConfig, need: RoleNeed, override: Path | None) -> RoleConfig:
-    """The role's own settings, with the model of ``need.source`` (a role's name, or a path) where it names none.
+def role_settings(config: RunConfig, need: RoleNeed, override: Path | None, needs: Needs) -> RoleConfig:
+    """The role's own settings, with the model of ``need.source`` (a role's name, or a path) where it names none, and the
+    learning rate of ``need`` where it sets none.
+
+    Args:
+        override: a checkpoint of the role.
+        needs: of the whole run: the role that ``need.source`` names may have its model from its own source.
 
     Raises:
         UserError: when no model is named anywhere.
     """
     settings = config.roles.get(need.name) or RoleConfig()
-    if override is not None:
-        return settings.model_copy(update={"model": str(override)})
+    if settings.lr is None:
+        settings = settings.model_copy(update={"lr": need.lr})
     if settings.model is None and need.source is not None:
-        origin = config.roles.get(need.source)
-        inherited = {"model": origin.model, "revision": origin.revision} if origin else {"model": need.source}
+        needed = next((other for other in needs.roles if other.name == need.source), None)
+        origin = config.roles.get(need.source) if needed is None else role_settings(config, needed, None, needs)
+        inherited: dict[str, Any] = {"model": origin.model if origin else need.source}
+        if origin:
+            trusted = settings.trust_remote_code or origin.trust_remote_code
+            inherited |= {"revision": origin.revision, "trust_remote_code": trusted}
         settings = settings.model_copy(update=inherited)
+    if override is not None:
+        settings = settings.model_copy(update={"model": str(override)})
     if settings.model is None:
         raise UserError(f"the role {need.name} has no model; give --{need.name}.model DIRECTORY|HUB_NAME|FILE.gguf")
     return settings

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 SYMBOLS = ["<pad>", "<bos>", "<eos>", *"0123456789+-*= \nQA:abcdefghijklmnopqrstuvwxyz?.!,;()[]<>/"]
+
+
+def tiny_tokenizer() -> Any:
+    """The tiny model's tokenizer: one token per character of ``SYMBOLS``; other characters are left out."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(SYMBOLS)}, merges=[]))
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
 
 
 def write_tiny_model(directory: Path, *, hidden: int = 32, layers: int = 2, tied: bool = False, seed: int = 0) -> Path:
@@ -17,12 +28,9 @@ def write_tiny_model(directory: Path, *, hidden: int = 32, layers: int = 2, tied
         seed: of the random weights.
     """
     import torch
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    inner = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(SYMBOLS)}, merges=[]))
-    inner.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+    tokenizer = tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(SYMBOLS),
         hidden_size=hidden,

@@ -59,5 +59,6 @@ def make_batch(
         sampler_logprobs=torch.where(action_mask, logprobs, 0.0),
         versions=torch.zeros((count, width), dtype=torch.int64),
         reward_names=("made_up",),
+        reward_weights=(1.0,),
         max_new_tokens=width,
     )

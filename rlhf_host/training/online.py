@@ -169,6 +169,8 @@ class OnlineLoop:
                 experience.logprobs[role] = trainer.logprobs(role, experience)
             elif role and what == "values":
                 experience.values[role] = trainer.values(role, experience)
+            elif role and what == "bootstrap":
+                experience.bootstrap_value = trainer.scores(role, experience)
         if mode == "recompute":
             known = experience.logprobs.get("actor")
             experience.old_logprobs = trainer.logprobs("actor", experience) if known is None else known

@@ -124,6 +124,8 @@ class Metrics:
     _totals: dict[str, float] = field(default_factory=dict)
     _low: dict[str, float] = field(default_factory=dict)
     _high: dict[str, float] = field(default_factory=dict)
+    _weights: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """``Σw``, ``Σw²`` and count."""
 
     def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
         for metric in metrics:
@@ -141,8 +143,28 @@ class Metrics:
             self._totals[name] = self._totals.get(name, 0.0) + float(kept.sum())
         elif metric.reduce == "min":
             self._low[name] = min(self._low.get(name, math.inf), float(kept.min()))
-        else:
+        elif metric.reduce == "max":
             self._high[name] = max(self._high.get(name, -math.inf), float(kept.max()))
+        else:
+            self._weigh(name, (float(kept.sum()), float(kept.square().sum()), kept.numel()))
+
+    def _weigh(self, name: str, sums: tuple[float, float, float]) -> None:
+        mine = self._weights.get(name, (0.0, 0.0, 0.0))
+        self._weights[name] = (mine[0] + sums[0], mine[1] + sums[1], mine[2] + sums[2])
+
+    def join(self, other: Metrics, prefix: str = "") -> None:
+        """Take in another part of the same optimizer batch: what comes out is as if it had been added here."""
+        for name, (total, count) in other._sums.items():
+            mine = self._sums.get(prefix + name, (0.0, 0.0))
+            self._sums[prefix + name] = (mine[0] + total, mine[1] + count)
+        for name, value in other._totals.items():
+            self._totals[prefix + name] = self._totals.get(prefix + name, 0.0) + value
+        for name, value in other._low.items():
+            self._low[prefix + name] = min(self._low.get(prefix + name, math.inf), value)
+        for name, value in other._high.items():
+            self._high[prefix + name] = max(self._high.get(prefix + name, -math.inf), value)
+        for name, sums in other._weights.items():
+            self._weigh(prefix + name, sums)
 
     def merge(self, other: Metrics) -> None:
         """Take in another optimizer batch's metrics: means weigh by count, a batch's sums become one value each in a mean."""
@@ -157,10 +179,13 @@ class Metrics:
             self._low[name] = min(self._low.get(name, math.inf), value)
         for name, value in other._high.items():
             self._high[name] = max(self._high.get(name, -math.inf), value)
+        for name, sums in other._weights.items():
+            self._weigh(name, sums)
 
     def result(self) -> dict[str, float]:
         means = {name: total / count for name, (total, count) in self._sums.items()}
-        return {**means, **self._totals, **self._low, **self._high}
+        ess = {name: w * w / (count * square) if square else 0.0 for name, (w, square, count) in self._weights.items()}
+        return {**means, **self._totals, **self._low, **self._high, **ess}
 
 
 def reduced(metrics: Iterable[Metric]) -> dict[str, float]:

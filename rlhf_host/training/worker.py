@@ -18,8 +18,9 @@ from rlhf_host.errors import RunError
 from rlhf_host.functional.kl import kl_estimate
 from rlhf_host.models.forward import forward, row_cost
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.training.batching import group_rows, plan_microbatches
+from rlhf_host.training.batching import deal, group_rows, plan_microbatches
 from rlhf_host.training.reduction import Metrics, Reducer
+from rlhf_host.training.replicas import Plan, Replicas, replica_count
 from rlhf_host.types import Experience, LossTerm, Metric, Needs, Outputs
 
 
@@ -45,6 +46,17 @@ class Update:
 
 
 @dataclass(slots=True)
+class Share:
+    """What one replica made of its part of an optimizer batch."""
+
+    metrics: Metrics
+    loss: float = 0.0
+    terms: int = 0
+    refused: str | None = None
+    compute_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Worker:
     """All roles of one process."""
 
@@ -55,20 +67,18 @@ class Worker:
     compute_s: float = 0.0
     """Seconds spent in forward, backward and optimizer steps so far."""
     _autocast: dict[str, torch.dtype | None] = field(default_factory=dict)
+    _teams: dict[str, Replicas] = field(default_factory=dict)
 
     # --- without gradient -------------------------------------------------------------------------
 
-    @torch.no_grad()
     def logprobs(self, role: str, experience: Experience) -> Tensor:
         """``[B, T]`` float32 on the CPU, in the same micro-batches, layout and precision as training."""
         return self._gather(role, experience, "logprobs")
 
-    @torch.no_grad()
     def values(self, role: str, experience: Experience) -> Tensor:
         """``[B, T]`` float32: the scalar head at the position that predicts token t."""
         return self._gather(role, experience, "values")
 
-    @torch.no_grad()
     def scores(self, role: str, experience: Experience) -> Tensor:
         """``[B]`` float32: the scalar head at the last token."""
         return self._gather(role, experience, "scores")
@@ -77,12 +87,21 @@ class Worker:
         role = self.roles[name]
         width = experience.completion_ids.shape[1]
         result = torch.zeros((len(experience),) if what == "scores" else (len(experience), width))
-        for rows in self._plan(role, experience):
-            part = getattr(self._forward(role, experience.select(rows), frozenset({what})), what).float().cpu()
-            if what == "scores":
-                result[rows] = part
-            else:
-                result[rows, : part.shape[1]] = part
+
+        @torch.no_grad()
+        def fill(model: Any, plan: Plan) -> None:
+            for rows in plan:
+                outputs = self._forward(role, _to_device(experience.select(rows), role.device), frozenset({what}), model)
+                part = getattr(outputs, what).float().cpu()
+                if what == "scores":
+                    result[rows] = part
+                else:
+                    result[rows, : part.shape[1]] = part
+
+        started = time.perf_counter()
+        team = self._team(role)
+        team.run(fill, self._shards(role, experience, len(team)))
+        self.compute_s += time.perf_counter() - started
         return result
 
     # --- training ---------------------------------------------------------------------------------
@@ -107,57 +126,79 @@ class Worker:
         assert role.backend is not None
         reducer = Reducer(batch)
         prefix = "" if role.name == "actor" else f"{role.name}/"
-        total, terms = 0.0, 0
-        outputs_needed = frozenset({"logprobs", "entropy"} | {name for name in self.needs.outputs if "." not in name})
-        for rows in self._plan(role, batch):
-            part = _to_device(_part(batch, rows), role.device)
-            outputs = self._forward(role, part, outputs_needed)
-            started = time.perf_counter()
-            items = _flat(self.hooks.each("compute_loss", role=role.name, outputs=outputs, batch=part))
-            corrections = self._corrections(outputs, part)
-            loss: Tensor | None = None
-            for key, item in items:
-                if isinstance(item, Metric):
-                    update.metrics.add([item], prefix)
-                    continue
-                try:
-                    share = reducer.reduce(item, rows, corrections)
-                except ValueError as error:
-                    raise RunError(f"{key}: {error}") from error
-                update.metrics.add([Metric(f"loss/{item.name}", share.detach(), reduce="sum")], prefix)
-                loss = share if loss is None else loss + share
-                terms += 1
-            if role.name == "actor" and outputs.logprobs is not None:
-                update.metrics.add(self._actor_metrics(outputs, part, corrections, first))
-            if loss is None:
-                continue
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                role.backend.discard()
-                update.refused = f"{role.name}: the loss is {value}"
-                return
-            total += value
-            role.backend.backward(loss)
-            self.compute_s += time.perf_counter() - started
-        if not terms:
+        team = self._team(role)
+        shards = self._shards(role, batch, len(team))
+        try:
+            parts = team.run(lambda model, plan: self._accumulate(role, model, batch, plan, reducer, first), shards)
+        except BaseException:
+            team.discard()
+            role.backend.discard()
+            raise
+        for part in parts:
+            update.metrics.join(part.metrics, prefix)
+            update.refused = update.refused or part.refused
+        if update.refused:
+            team.discard()
+            role.backend.discard()
+            return
+        self.compute_s += max(part.compute_s for part in parts)
+        if not any(part.terms for part in parts):
             return
         started = time.perf_counter()
+        team.collect()
         result = role.backend.step()
         self.compute_s += time.perf_counter() - started
         if not result.applied:
             update.refused = f"{role.name}: the gradient norm is {result.grad_norm}"
             return
-        named = {"loss": total, "grad_norm": result.grad_norm, "lr": result.lr}
+        named = {"loss": sum(part.loss for part in parts), "grad_norm": result.grad_norm, "lr": result.lr}
         update.metrics.add((Metric(name, value) for name, value in named.items()), prefix)
+
+    def _accumulate(self, role: Role, model: Any, batch: Experience, plan: Plan, reducer: Reducer, first: bool) -> Share:
+        """Forward and backward passes over micro-batches; the gradients stay in ``model``."""
+        assert role.backend is not None
+        share = Share(Metrics())
+        outputs_needed = frozenset({"logprobs", "entropy"} | {name for name in self.needs.outputs if "." not in name})
+        for rows in plan:
+            part = _to_device(_part(batch, rows), role.device)
+            started = time.perf_counter()
+            outputs = self._forward(role, part, outputs_needed, model)
+            items = _flat(self.hooks.each("compute_loss", role=role.name, outputs=outputs, batch=part))
+            corrections = self._corrections(outputs, part)
+            loss: Tensor | None = None
+            for key, item in items:
+                if isinstance(item, Metric):
+                    share.metrics.add([item])
+                    continue
+                try:
+                    reduced = reducer.reduce(item, rows, corrections)
+                except ValueError as error:
+                    raise RunError(f"{key}: {error}") from error
+                share.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
+                loss = reduced if loss is None else loss + reduced
+                share.terms += 1
+            if role.name == "actor" and outputs.logprobs is not None:
+                share.metrics.add(self._actor_metrics(outputs, part, corrections, first))
+            if loss is not None:
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    share.refused = f"{role.name}: the loss is {value}"
+                    return share
+                share.loss += value
+                role.backend.backward(loss)
+            share.compute_s += time.perf_counter() - started
+        return share
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Experience) -> None:
         if not self.hooks.has("batch_statistics"):
             return
         found = Metrics()
-        for rows in self._plan(role, batch):
+        for rows in self._shards(role, batch, 1)[0]:
             part = _to_device(_part(batch, rows), role.device)
+            started = time.perf_counter()
             outputs = self._forward(role, part, frozenset({"logprobs"}))
+            self.compute_s += time.perf_counter() - started
             items = _flat(self.hooks.each("batch_statistics", role=role.name, outputs=outputs, batch=part))
             found.add((item for _, item in items if isinstance(item, Metric)), "" if role.name == "actor" else f"{role.name}/")
         batch.stats = {**batch.stats, **found.result()}
@@ -168,19 +209,25 @@ class Worker:
         if outputs.logprobs is None or batch.advantages is None or not self.hooks.has("importance_weights"):
             return None
         gates_only = self.settings.old_logprobs == "sampler"
-        fused = batch.old_logprobs is None or gates_only
-        logprobs = outputs.logprobs.detach() if fused else batch.old_logprobs
+        current, mask = outputs.logprobs.detach(), batch.action_mask
+        logprobs = current if batch.old_logprobs is None or gates_only else batch.old_logprobs
         found = self.hooks.each(
             "importance_weights",
             logprobs=logprobs,
             sampler_logprobs=batch.sampler_logprobs,
+            current_logprobs=current,
             advantages=batch.advantages,
-            mask=batch.action_mask,
+            mask=mask,
         )
-        weights = torch.ones_like(outputs.logprobs)
-        for _, weight in found:
+        weights = torch.ones_like(current)
+        for key, weight in found:
+            if not isinstance(weight, Tensor) or weight.shape != mask.shape:
+                given = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+                raise RunError(f"{key} gave {given} from importance_weights, expected a tensor {list(mask.shape)}")
             # With the ratio taken against the sampler the weight is in it already: only its zeros may act.
-            weights = weights * (weight != 0 if gates_only else weight)
+            weight = weight != 0 if gates_only else weight
+            # What the plugin left in masked places would reach the gradient as 0·NaN.
+            weights = weights * torch.where(mask, weight.to(weights.dtype), 1.0)
         return weights
 
     @torch.no_grad()
@@ -206,32 +253,31 @@ class Worker:
             metrics.append(Metric("entropy", outputs.entropy.detach(), mask))
         if corrections is not None:
             metrics += [
-                Metric("correction/mean", corrections, mask),
-                Metric("correction/zeroed", (corrections == 0).float(), mask),
+                Metric("correction/mean", corrections, batch.loss_mask),
+                Metric("correction/max", corrections, batch.loss_mask, reduce="max"),
+                Metric("correction/zeroed", (corrections == 0).float(), batch.loss_mask),
+                Metric("correction/ess", corrections, batch.loss_mask, reduce="ess"),
             ]
         return metrics
 
     # --- shared -----------------------------------------------------------------------------------
 
-    def _forward(self, role: Role, batch: Experience, outputs: frozenset[str]) -> Outputs:
-        started = time.perf_counter()
-        try:
-            return forward(
-                role.model,
-                batch.prompt_ids,
-                batch.completion_ids,
-                batch.completion_mask,
-                batch.group_id,
-                temperature=batch.temperature,
-                outputs=outputs,
-                shared_prefix=self.settings.shared_prefix,
-                entropy_grad="entropy" in self.needs.outputs,
-                autocast_dtype=self._precision(role),
-            )
-        finally:
-            self.compute_s += time.perf_counter() - started
+    def _forward(self, role: Role, batch: Experience, outputs: frozenset[str], model: Any = None) -> Outputs:
+        return forward(
+            role.model if model is None else model,
+            batch.prompt_ids,
+            batch.completion_ids,
+            batch.completion_mask,
+            batch.group_id,
+            temperature=batch.temperature,
+            outputs=outputs,
+            shared_prefix=self.settings.shared_prefix,
+            entropy_grad="entropy" in self.needs.outputs,
+            autocast_dtype=self._precision(role),
+        )
 
-    def _plan(self, role: Role, batch: Experience) -> list[list[int]]:
+    def _shards(self, role: Role, batch: Experience, count: int) -> list[Plan]:
+        """Micro-batches for each of ``count`` replicas, of about equally many tokens; there may be none for some."""
         prompts, completions = batch.prompt_ids, batch.lengths.tolist()
         groups = batch.group_id.tolist()
         together = self.needs.unit_rows
@@ -247,7 +293,16 @@ class Worker:
 
         units = group_rows(batch.unit_id.tolist() if together else groups)
         lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        return plan_microbatches(units, lengths, self.settings.max_tokens_per_microbatch, cost, together)
+        # A unit's prompts are mostly one, which is computed once.
+        sizes = [sum(completions[i] for i in unit) + max(len(prompts[i]) for i in unit) for unit in units]
+        # Replicas hold their activations at the same time, so the budget is theirs together.
+        budget = self.settings.max_tokens_per_microbatch // (1 if together else count)
+        return [plan_microbatches(part, lengths, budget, cost, together) for part in deal(units, sizes, count)]
+
+    def _team(self, role: Role) -> Replicas:
+        if role.name not in self._teams:
+            self._teams[role.name] = Replicas(role.model, replica_count(role.model, self.settings.replicas))
+        return self._teams[role.name]
 
     def _precision(self, role: Role) -> torch.dtype | None:
         if role.name not in self._autocast:

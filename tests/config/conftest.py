@@ -85,7 +85,7 @@ length = made_up.plugins:Length
 mute = made_up.plugins:Mute
 judge = made_up.plugins:Judge
 [rlhf.extensions]
-tis = made_up.plugins:Toy
+sift = made_up.plugins:Toy
 other = made_up.plugins:Other
 [rlhf.tasks]
 sums = made_up.plugins:Sums
@@ -105,7 +105,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "__init__.py").write_text("")
     (package / "plugins.py").write_text(PLUGINS)
     (recipes / "__init__.py").write_text("raise AssertionError('a preset is read without importing its package')\n")
-    (recipes / "paper.yaml").write_text("algo: {name: toy, clip_eps: 0.1, mode: slow}\nrollout:\n  n: 16\nwith: [tis]\n")
+    (recipes / "paper.yaml").write_text("algo: {name: toy, clip_eps: 0.1, mode: slow}\nrollout:\n  n: 16\nwith: [sift]\n")
     return root
 
 

@@ -37,7 +37,7 @@ algo: {name: toy, clip-eps: 0.3}
 reward:
   length:
   strict: {name: length, weight: 0.5, timeout_s: 5}
-with: [tis, again=tis]
+with: [sift, again=sift]
 agent: {max_turns: 4}
 train: {shared-prefix: off}
 """)
@@ -53,13 +53,13 @@ algo: {plugin: toy, options: {clip_eps: 0.3}}
 reward:
   length: {plugin: length}
   strict: {plugin: length, weight: 0.5, options: {timeout_s: 5}}
-extensions: {tis: {plugin: tis}, again: {plugin: tis}}
+extensions: {sift: {plugin: sift}, again: {plugin: sift}}
 agent: {plugin: single_turn, options: {max_turns: 4}}
 train: {shared_prefix: "off"}
 """)
     )
     assert friendly == canonical
-    assert list(friendly.extensions) == ["tis", "again"]
+    assert list(friendly.extensions) == ["sift", "again"]
 
 
 def test_flags_lie_on_the_file_and_the_file_on_presets():
@@ -81,11 +81,11 @@ def test_another_algorithm_leaves_the_options_below_behind():
 
 def test_rewards_and_data_replace_those_below_and_extensions_add():
     path = write("data: d\nreward: {length: {timeout_s: 3}, judge: }\nwith: other\n")
-    config = load_config(path, ["--reward", "length", "--data", "e", "--with", "again=tis"], ["paper"])
+    config = load_config(path, ["--reward", "length", "--data", "e", "--with", "again=sift"], ["paper"])
     assert {alias: choice.options for alias, choice in config.reward.items()} == {"length": {"timeout_s": 3}}
     assert [source.path for source in config.data.sources] == ["e"]
-    assert list(config.extensions) == ["tis", "other", "again"]
-    assert list(load_config(path, ["--with", "tis=none"], ["paper"]).extensions) == ["other"]
+    assert list(config.extensions) == ["sift", "other", "again"]
+    assert list(load_config(path, ["--with", "sift=none"], ["paper"]).extensions) == ["other"]
 
 
 def test_with_neither_model_nor_data_the_quickstart_lies_beneath_and_says_so():

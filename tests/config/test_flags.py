@@ -81,14 +81,14 @@ def test_options_of_a_task_plugin():
 def test_plugins_aliases_weights_and_options():
     config = load(
         *("--algo", "toy", "--algo.clip-eps", "0.3", "--reward", "length", "--reward", "strict=made-up:length"),
-        *("--reward.strict.weight", "0.5", "--reward.strict.timeout-s", "9", "--with", "tis,other", "--tracker", "wandb"),
+        *("--reward.strict.weight", "0.5", "--reward.strict.timeout-s", "9", "--with", "sift,other", "--tracker", "wandb"),
     )
     assert (config.algo.plugin, config.algo.options) == ("toy", {"clip_eps": "0.3"})
     assert {alias: (c.plugin, c.weight, c.options) for alias, c in config.reward.items()} == {
         "length": ("length", 1.0, {}),
         "strict": ("made-up:length", 0.5, {"timeout_s": "9"}),
     }
-    assert list(config.extensions) == ["tis", "other"]
+    assert list(config.extensions) == ["sift", "other"]
     assert list(config.tracker) == ["console", "jsonl", "wandb"]
 
 
@@ -125,7 +125,10 @@ def test_eval_rewards_are_their_own():
             ["--reward.lenght.weight", "1", "--reward", "length"],
             "--reward.lenght.weight: no reward plugin goes by 'lenght' (chosen: length; did you mean 'length'?)",
         ),
-        (["--with.tis.cap", "1"], "--with.tis.cap: no with plugin goes by 'tis' (none is chosen); choose it with --with tis"),
+        (
+            ["--with.sift.cap", "1"],
+            "--with.sift.cap: no with plugin goes by 'sift' (none is chosen); choose it with --with sift",
+        ),
         (["--reward.weight", "1"], "--reward.weight: give the plugin's name and the option: --reward.NAME.weight"),
         (["--reward", "length", "--reward", "length"], "--reward length: 'length' is chosen twice"),
         (["--reward", "1=length"], "--reward: '1' cannot be an alias"),

@@ -90,12 +90,12 @@ def test_print_config_is_the_whole_configuration_and_loads_back(rlhf):
 
 def test_wrong_options_name_the_flag_or_the_line(rlhf):
     Path("run.yaml").write_text("algo:\n  name: toy\n  clip_esp: 1\n  mode: fats\nreward:\n  length:\n    timeout_s: soon\n")
-    assert rlhf.refused("train", "--config", "run.yaml", "--algo.clip-eps", "3", "--with", "tsi", "--tracker", "jsnol") == [
+    assert rlhf.refused("train", "--config", "run.yaml", "--algo.clip-eps", "3", "--with", "sfit", "--tracker", "jsnol") == [
         "run.yaml:3: algo.clip_esp: algo 'toy' has no option 'clip_esp'; did you mean 'clip_eps'?",
         "--algo.clip-eps: should be less than 1, not '3'",
         "run.yaml:4: algo.mode: should be 'fast' or 'slow', not 'fats'; did you mean 'fast'?",
         "run.yaml:7: reward.length.timeout_s: should be a valid number, not 'soon'",
-        "--with: no extension named 'tsi' is installed; did you mean 'tis'?",
+        "--with: no extension named 'sfit' is installed; did you mean 'sift'?",
         "--tracker: no tracker named 'jsnol' is installed; did you mean 'jsonl'?",
     ]
 

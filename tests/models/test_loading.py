@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
@@ -110,6 +118,16 @@ def test_a_frozen_scalar_role_needs_a_trained_head(tiny_model, tmp_path):
     )
     LlamaForSequenceClassification(config).save_pretrained(tmp_path / "reward")
     assert load_model(role(tmp_path / "reward"), head="scalar").score.out_features == 1
+
+
+def test_a_frozen_scalar_role_never_has_a_random_head(tmp_path):
+    size = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForSequenceClassification(LlamaConfig(**size, num_labels=2)).save_pretrained(tmp_path / "classes")
+    with pytest.raises(UserError, match="has no scalar head, and a frozen role cannot learn one"):
+        load_model(role(tmp_path / "classes"), head="scalar")
+    BertForSequenceClassification(BertConfig(**size, num_labels=1)).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(UserError, match="BertForSequenceClassification has no scalar head: give a causal model"):
+        load_model(role(tmp_path / "encoder"), head="scalar")
 
 
 def write_gguf(path: Path, hidden: int = 32, vocabulary: int = 40) -> numpy.ndarray:

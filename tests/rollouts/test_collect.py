@@ -219,7 +219,7 @@ def test_turns_append_tokens_and_rewards_land_where_they_were_earned(collect, to
     where = [int((experience.turn_ids[0] == turn).nonzero()[-1]) for turn in range(3)]
     assert row[where].tolist() == [0.25, 0.25, 1.0]
     assert float(row.sum()) == 1.5
-    assert experience.reward_names == ("agent",)
+    assert (experience.reward_names, experience.reward_weights) == (("agent",), (1.0,))
     assert experience.action_mask[0].sum() == 6
     assert experience.sampler_logprobs[~experience.action_mask].eq(0).all()
 

@@ -127,12 +127,29 @@ def test_metrics_combine_exactly_over_parts():
     whole, parts = Metrics(), Metrics()
     values = torch.arange(10.0)
     mask = values != 3
-    for reduce in ("mean", "sum", "min", "max"):
+    for reduce in ("mean", "sum", "min", "max", "ess"):
         whole.add([Metric(reduce, values, mask, reduce)])
         for part in (slice(0, 1), slice(1, 8), slice(8, 10)):
             parts.add([Metric(reduce, values[part], mask[part], reduce)])
     assert parts.result() == pytest.approx(whole.result())
-    assert whole.result() == {"mean": pytest.approx(42 / 9), "sum": 42.0, "min": 0.0, "max": 9.0}
+    ess = 42**2 / (9 * sum(value**2 for value in (0, 1, 2, 4, 5, 6, 7, 8, 9)))
+    assert whole.result() == {"mean": pytest.approx(42 / 9), "sum": 42.0, "min": 0.0, "max": 9.0, "ess": pytest.approx(ess)}
+    joined = Metrics()
+    joined.join(whole, "critic/")
+    joined.merge(Metrics())
+    assert joined.result()["critic/ess"] == pytest.approx(ess)
+
+
+def test_the_effective_sample_size_of_a_steps_updates_is_that_of_all_their_weights():
+    step = Metrics()
+    for values in ([1.0, 1.0], [3.0], [0.0]):
+        update = Metrics()
+        update.add([Metric("ess", torch.tensor(values), reduce="ess")])
+        step.merge(update)
+    assert step.result() == {"ess": pytest.approx(5**2 / (4 * 11))}
+    nothing = Metrics()
+    nothing.add([Metric("ess", torch.zeros(3), reduce="ess")])
+    assert nothing.result() == {"ess": 0.0}
 
 
 def test_merging_updates_averages_their_sums():

@@ -10,6 +10,7 @@ from rlhf_host import LossTerm, Metric, Needs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.torch import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.errors import RunError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.testing.tensors import make_batch
@@ -209,6 +210,58 @@ def test_corrections_in_sampler_mode_only_gate(tiny_model):
     gated, _ = gradient(tiny_model, data, [HalfAndZero()], settings)
     assert torch.equal(gated, gradient(tiny_model, data, [FirstTokenOut()], settings)[0])
     assert not torch.allclose(gated, gradient(tiny_model, data, [], settings)[0])
+
+
+def test_corrections_see_the_old_and_the_current_policy_and_masked_weights_may_be_anything(tiny_model):
+    seen = []
+
+    class Both:
+        @hookimpl
+        def importance_weights(self, logprobs, current_logprobs, sampler_logprobs, mask):
+            assert not current_logprobs.requires_grad
+            seen.append((logprobs, current_logprobs, sampler_logprobs, mask))
+            return torch.where(mask, 2.0, float("nan"))
+
+    data = batch("recompute")
+    found, metrics = gradient(tiny_model, data, [Both()], TrainConfig(replicas=1))
+    assert close(found, 2 * gradient(tiny_model, data)[0])
+    assert (metrics["correction/mean"], metrics["correction/ess"]) == (2.0, 1.0)
+    for old, current, _, mask in seen:
+        assert not torch.allclose(old[mask], current[mask], atol=0.1)
+    seen.clear()
+    gradient(tiny_model, batch("fused"), [Both()])
+    assert all(torch.equal(old, current) for old, current, _, _ in seen)
+    seen.clear()
+    data.old_logprobs = data.sampler_logprobs
+    gradient(tiny_model, data, [Both()], TrainConfig(old_logprobs="sampler"))
+    assert all(torch.equal(old, current) and not torch.equal(old, sampler) for old, current, sampler, _ in seen)
+
+
+@pytest.mark.parametrize("budget", [1, 24, 10_000])
+def test_correction_metrics_are_over_tokens_in_the_loss_however_they_are_split(tiny_model, budget):
+    class ByLength:
+        @hookimpl
+        def importance_weights(self, mask):
+            return (mask.sum(-1, keepdim=True) / 4.0 * (mask.sum(-1, keepdim=True) > 1)).expand(mask.shape)
+
+    data = batch()
+    _, metrics = gradient(tiny_model, data, [ByLength()], TrainConfig(max_tokens_per_microbatch=budget))
+    lengths, kept = data.action_mask.sum(-1).tolist(), data.loss_mask.sum(-1).tolist()
+    weights = [n / 4 * (n > 1) for n, count in zip(lengths, kept, strict=True) for _ in range(count)]
+    assert metrics["correction/mean"] == pytest.approx(sum(weights) / len(weights))
+    assert metrics["correction/max"] == max(weights)
+    assert metrics["correction/zeroed"] == pytest.approx(weights.count(0) / len(weights))
+    assert metrics["correction/ess"] == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)))
+
+
+def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
+    class PerRow:
+        @hookimpl
+        def importance_weights(self, mask):
+            return torch.ones(len(mask))
+
+    with pytest.raises(RunError, match=r"extension:p1 gave \[8\] from importance_weights, expected a tensor \[8, 12\]"):
+        gradient(tiny_model, batch(), [PerRow()], TrainConfig(replicas=1))
 
 
 # --- batching and backend -----------------------------------------------------------------------

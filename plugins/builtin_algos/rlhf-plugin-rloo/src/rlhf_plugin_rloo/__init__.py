@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, RoleNeed, hookimpl
+from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
 
 
@@ -24,14 +24,12 @@ class RLOO:
 
     @hookimpl
     def needs(self) -> Needs:
-        outputs = {"entropy"} if self.options.entropy_coef > 0 else set()
-        actor = RoleNeed("actor", trainable=True, source=None)
-        return Needs(data="prompts", roles=(actor,), min_group_size=2, outputs=frozenset(outputs))
+        return F.policy_needs(self.options, min_group_size=2)
 
     @hookimpl
     def loss_masks(self, experience: Experience):
         """A sample whose group has no other has no baseline: it leaves the loss."""
-        return experience.action_mask & (F.group_sizes(experience.group_id, experience.episode_id) > 1).unsqueeze(-1)
+        return F.with_siblings(experience)
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:

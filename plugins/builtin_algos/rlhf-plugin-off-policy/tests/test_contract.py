@@ -1,0 +1,12 @@
+"""The host's contract, check by check, for the corrections."""
+
+from rlhf_host.testing import extension_contract
+
+TestTIS = extension_contract("tis")
+TestInterval = extension_contract("tis", {"low": 0.5, "high": 1.5})
+TestIcePop = extension_contract("icepop")
+TestSequenceTruncate = extension_contract("sequence_truncate")
+TestSequenceMask = extension_contract("sequence_mask")
+TestGeometric = extension_contract("sequence_mask", {"statistic": "geometric", "low": 0.5, "high": 2.0, "weight": "one"})
+TestK3 = extension_contract("sequence_mask", {"statistic": "k3", "high": 0.1, "weight": "token_truncated"})
+TestOffPolicyMask = extension_contract("off_policy_mask")

@@ -1,0 +1,99 @@
+"""PPO: a critic's values, generalised advantage estimation, and a clipped value loss (arXiv:1707.06347, arXiv:1506.02438)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, RoleNeed, hookimpl
+from rlhf_host import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Options(F.PolicyLossOptions):
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per action token")
+    lam: float = Field(1.0, ge=0, le=1, description="GAE's lambda for the advantages; below 1 leans on the critic")
+    lam_critic: float | None = Field(None, ge=0, le=1, description="lambda for the critic's targets; none: as lam")
+    whiten: Literal["full", "center", "none"] = Field(
+        "full", description="advantages over the batch's tokens: to mean 0 and variance 1, to mean 0, or as they are"
+    )
+    value_clip: float | None = Field(
+        0.5, gt=0, description="how far a value may move from the batch's own before its loss stops falling; none: anywhere"
+    )
+    critic_warmup: int = Field(0, ge=0, description="first steps in which only the critic learns")
+    critic_from: Literal["actor", "reward"] = Field(
+        "actor", description="role whose model the critic starts from, unless --critic.model names one"
+    )
+    bootstrap_truncated: bool = Field(
+        False, description="count the value after the last token as the future of completions that were cut by length"
+    )
+
+
+class PPO:
+    Options = Options
+
+    def __init__(self, options: Options):
+        self.options = options
+
+    @hookimpl
+    def needs(self) -> Needs:
+        options = self.options
+        critic = RoleNeed("critic", head="scalar", trainable=True, source=options.critic_from, lr=1e-5)
+        bootstrap = ("critic.bootstrap",) if options.bootstrap_truncated else ()
+        # A KL loss would move the actor in the warm-up: its gradient is rounding noise then, which Adam scales up.
+        forbids = ("kl.place=loss",) if options.critic_warmup else ()
+        return F.policy_needs(options, roles=(critic,), outputs=("values", "critic.values", *bootstrap), forbids=forbids)
+
+    @hookimpl
+    def compute_advantages(self, experience: Experience) -> Advantages:
+        """GAE over action tokens of ``r_it = token_reward + shaped``; returns ``G = A + V_old``, ``A`` before whitening.
+
+        With ``lam_critic``, ``G`` has a lambda of its own (VAPO, arXiv:2504.05118, section 4.1).
+        """
+        options, mask = self.options, experience.action_mask
+        values = experience.values["critic"]
+        rewards = experience.token_rewards if experience.shaped is None else experience.token_rewards + experience.shaped
+        bootstrap = None
+        if options.bootstrap_truncated and experience.bootstrap_value is not None:
+            bootstrap = experience.bootstrap_value.where(experience.truncated, 0.0)
+        advantages = F.gae(rewards, values, mask, options.gamma, options.lam, bootstrap)
+        target = advantages
+        if options.lam_critic is not None:
+            target = F.gae(rewards, values, mask, options.gamma, options.lam_critic, bootstrap)
+        values = values.where(mask, 0.0)
+        returns = target + values
+        metrics = _critic_metrics(values, returns, experience.loss_mask)
+        if options.whiten != "none":
+            advantages = F.whiten(advantages, experience.loss_mask, center_only=options.whiten == "center")
+        return Advantages(advantages, returns, metrics)
+
+    @hookimpl
+    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+        warmup = self.options.critic_warmup
+        if role == "critic":
+            return _value_loss(outputs, batch, self.options.value_clip)
+        if role == "actor" and (not warmup or batch.step > warmup):
+            return F.policy_loss(outputs, batch, self.options)
+        return []
+
+
+def _value_loss(outputs: Outputs, batch: Experience, clip: float | None) -> list[LossTerm | Metric]:
+    """The value term of a micro-batch, on the tokens that the policy's terms count too."""
+    if outputs.values is None or batch.returns is None:
+        raise ValueError("the value loss needs outputs.values and batch.returns")
+    mask, old = batch.loss_mask, batch.values["critic"]
+    loss = F.value_loss(outputs.values, old, batch.returns, mask, clip)
+    cut = loss > F.value_loss(outputs.values, old, batch.returns, mask, None)
+    return [LossTerm("value", loss), Metric("clip_fraction", cut.float(), mask)]
+
+
+def _critic_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> list[Metric]:
+    """Means, and explained variance ``1 − Var(G − V) / Var(G)``; that is left out where all returns are the same."""
+    metrics = [Metric("critic/value", values, mask), Metric("critic/return", returns, mask)]
+    if mask.any() and (spread := float(returns[mask].double().var(correction=0))) > 1e-8:
+        error = float((returns - values)[mask].double().var(correction=0))
+        metrics.append(Metric("critic/explained_variance", 1 - error / spread))
+    return metrics

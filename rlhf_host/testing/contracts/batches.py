@@ -1,0 +1,186 @@
+"""Made-up groups and batches for checks, turned into tensors by the host's own code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.rollouts.experience import apply_rewards, make_experience
+from rlhf_host.testing.contracts.subject import Subject, expect
+from rlhf_host.types import Advantages, Experience, Group, Reward, Segment, Task, Trajectory
+
+VOCABULARY = 16
+WEIGHTS = {"first": 1.0, "second": 0.5}
+MAX_NEW_TOKENS = 8
+STEP = 1000
+"""Late enough for schedules and warm-ups to be over."""
+
+
+def make_groups(
+    sizes: Sequence[int], *, turns: int = 1, rewards: Callable[[int, int], float] | None = None, seed: int = 0
+) -> list[Group]:
+    """One group per size, judged by two made-up reward plugins.
+
+    Args:
+        turns: up to so many action segments per trajectory, observations between them.
+        rewards: ``(group, sample)`` → weighted total; default: random, and the plugins disagree.
+        seed: of everything random.
+    """
+    return [_group(number, size, turns, rewards, seed) for number, size in enumerate(sizes)]
+
+
+def _group(number: int, size: int, turns: int, rewards: Callable[[int, int], float] | None, seed: int) -> Group:
+    random = torch.Generator().manual_seed(1000 * seed + number)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (count,), generator=random).tolist()
+
+    task = Task("made up", "4", index=number, source="made_up", prompt_ids=tuple(draw(3 + number % 3)))
+    group_id = f"made-up-{number}"
+    rows = []
+    for sample in range(size):
+        segments = [Segment("prompt", list(task.prompt_ids or ()))]
+        for turn in range(1 + (sample + number) % turns if turns > 1 else 1):
+            if turn:
+                segments.append(Segment("observation", draw(1 + (sample + turn) % 2)))
+            length = 1 + (2 * sample + number + turn) % 5
+            logprobs = (-torch.rand(length, generator=random) - 0.1).tolist()
+            segments.append(Segment("action", draw(length), logprobs, [0] * length))
+        own = torch.randn(2, generator=random).tolist()
+        if rewards is not None:
+            total = rewards(number, sample)
+            own = [total / 2, total]
+        count = sum(segment.kind == "action" for segment in segments)
+        judged: dict[str, Reward | None] = {
+            name: Reward(value, turns=[value / count] * count) for name, value in zip(WEIGHTS, own, strict=True)
+        }
+        total = sum(WEIGHTS[name] * value for name, value in zip(WEIGHTS, own, strict=True))
+        rows.append(
+            Trajectory(
+                f"{group_id}-{sample}",
+                group_id,
+                task,
+                segments,
+                finish_reason="length" if sample == 1 else "stop",
+                sample=sample,
+                rewards=judged,
+                reward=total,
+                score=float(total > 0),
+                decode=lambda ids: " ".join(map(str, ids)),
+            )
+        )
+    return Group(group_id, task, rows)
+
+
+def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
+    """The groups as an experience that also has what the plugin's ``needs().outputs`` asks for, at random per row."""
+    batch = make_experience(groups, WEIGHTS, step=STEP, max_new_tokens=MAX_NEW_TOKENS, temperature=1.0)
+    batch.extra = {}
+    for salt, wanted in enumerate(sorted(subject.needs.outputs)):
+        role, _, what = wanted.rpartition(".")
+        if role and what == "logprobs":
+            batch.logprobs[role] = torch.where(batch.completion_mask, batch.sampler_logprobs + 0.1 * noise(batch, salt), 0.0)
+        elif role and what == "values":
+            batch.values[role] = noise(batch, salt)
+        elif role and what == "bootstrap":
+            batch.bootstrap_value = noise(batch, salt)[:, 0].clone()
+    return batch
+
+
+def noise(batch: Experience, salt: int) -> Tensor:
+    """``[B, T]`` standard normal on real tokens, 0 elsewhere: a row's own, wherever it stands and however wide the batch is."""
+    values = torch.zeros(batch.completion_mask.shape)
+    for row, trajectory in enumerate(batch.trajectories):
+        random = torch.Generator().manual_seed(10_000 * trajectory.task.index + 100 * trajectory.sample + salt)
+        length = int(batch.completion_mask[row].sum())
+        values[row, :length] = torch.randn(length, generator=random)
+    return values
+
+
+def advantages_of(subject: Subject, batch: Experience, *, shaped: bool = True) -> Advantages:
+    """What a fresh instance makes of the batch: transforms, shaping and masks, then advantages; ``batch`` keeps them all.
+
+    Args:
+        shaped: add a small random term to the shaped rewards, as a KL penalty would.
+    """
+    return advantages_by(subject.manager(), batch, shaped=shaped)
+
+
+def advantages_by(manager: PluginManager, batch: Experience, *, shaped: bool = True) -> Advantages:
+    """The same by a given manager."""
+    extra = 0.01 * noise(batch, 99) if shaped else torch.zeros(batch.action_mask.shape)
+    if batch.shaped is not None:
+        extra = batch.shaped
+    apply_rewards(batch, manager)
+    batch.shaped = batch.shaped + torch.where(batch.action_mask, extra, 0.0)  # type: ignore[operator]
+    found = manager.one("compute_advantages", experience=batch)
+    expect(isinstance(found, Advantages), f"compute_advantages gave a {type(found).__name__}, not Advantages")
+    for name, value in (("advantages", found.advantages), ("returns", found.returns)):
+        if value is not None or name == "advantages":
+            expect(isinstance(value, Tensor), f"{name} is a {type(value).__name__}, not a tensor")
+            expected = list(batch.action_mask.shape)
+            expect(list(value.shape) == expected, f"{name} has shape {list(value.shape)}, expected [B, T] = {expected}")
+    batch.advantages, batch.returns = found.advantages, found.returns
+    return found
+
+
+def in_order(batch: Experience, rows: Sequence[int]) -> Experience:
+    """A copy with the rows in that order, of the same width."""
+    return batch.select(list(rows), trim=False)
+
+
+def widen(batch: Experience, by: int, *, fill: float = 0.0) -> Experience:
+    """A copy with ``by`` more columns of padding, float tensors filled with ``fill``."""
+    count, width = batch.completion_mask.shape
+
+    def wider(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: wider(item) for key, item in value.items()}
+        if not isinstance(value, Tensor) or value.shape != (count, width):
+            return value
+        padding = fill if value.is_floating_point() else -1 if name == "turn_ids" else 0
+        return torch.cat([value, torch.full((count, by), padding, dtype=value.dtype)], dim=1)
+
+    return dataclasses.replace(batch, **{f.name: wider(getattr(batch, f.name), f.name) for f in dataclasses.fields(batch)})
+
+
+def spoil(batch: Experience) -> Experience:
+    """A copy whose float tensors ``[B, T]`` are NaN at padding and observations."""
+    shape = batch.action_mask.shape
+
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spoiled(item) for key, item in value.items()}
+        if isinstance(value, Tensor) and value.shape == shape and value.is_floating_point():
+            return torch.where(batch.action_mask, value, float("nan"))
+        return value
+
+    return dataclasses.replace(batch, **{f.name: spoiled(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+
+
+def without_observations(batch: Experience) -> Experience:
+    """A copy in which every row has only its action tokens, moved to the left."""
+    count, width = batch.action_mask.shape
+    order = torch.argsort((~batch.action_mask).to(torch.int8), dim=1, stable=True)
+    kept = torch.gather(batch.action_mask, 1, order)
+
+    def compact(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: compact(item) for key, item in value.items()}
+        if not isinstance(value, Tensor) or value.shape != (count, width):
+            return value
+        empty = -1 if name == "turn_ids" else 0
+        return torch.where(kept, torch.gather(value, 1, order), torch.tensor(empty, dtype=value.dtype))
+
+    fields = {f.name: compact(getattr(batch, f.name), f.name) for f in dataclasses.fields(batch)}
+    return dataclasses.replace(batch, **{**fields, "completion_mask": kept})
+
+
+def close(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
+    """Equal to rounding; NaN equals nothing."""
+    return a.shape == b.shape and bool(torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-5))

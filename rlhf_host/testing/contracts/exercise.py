@@ -1,0 +1,52 @@
+"""Using a plugin a little, as a run would: so that checks of its state have some to look at."""
+
+from __future__ import annotations
+
+import contextlib
+
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.testing.contracts.batches import make_groups
+from rlhf_host.testing.contracts.session import Session
+from rlhf_host.testing.contracts.subject import Subject
+from rlhf_host.testing.contracts.training import online, trainable, training_batch, update
+
+ON_BATCHES = frozenset(
+    {"compute_advantages", "compute_loss", "transform_rewards", "shape_rewards", "loss_masks", "importance_weights"}
+)
+ON_EPISODES = frozenset({"agent_step", "agent_run"})
+
+
+def exercise(subject: Subject, manager: PluginManager) -> None:
+    """One step of a run with every hook the plugin has; what a hook does wrong is for its own checks to report."""
+    for use in (_train, _filter, _run, _finish_steps):
+        with contextlib.suppress(Exception):
+            use(subject, manager)
+
+
+def _train(subject: Subject, manager: PluginManager) -> None:
+    if subject.hooks & ON_BATCHES and online(subject):
+        batch = training_batch(subject, manager)
+        for role in trainable(subject):
+            update(subject, manager, role, batch)
+
+
+def _filter(subject: Subject, manager: PluginManager) -> None:
+    if "keep_group" in subject.hooks:
+        for group in make_groups((2, 3)):
+            manager.one("keep_group", group=group)
+
+
+def _run(subject: Subject, manager: PluginManager) -> None:
+    if subject.hooks & (ON_EPISODES | {"score", "run_started", "run_finished"}):
+        with Session(subject, manager) as session:
+            if "score" in subject.hooks:
+                session.score(session.judged())
+            if subject.hooks & ON_EPISODES:
+                session.play()
+
+
+def _finish_steps(subject: Subject, manager: PluginManager) -> None:
+    if "step_finished" in subject.hooks:
+        for value in (0.5, 0.25):
+            metrics = {"kl": value, "reward/mean": value, "score/mean": value, "length/mean": 10.0, "loss": -value}
+            manager.call(subject.key, "step_finished", metrics=metrics)

@@ -1,0 +1,250 @@
+"""Checks of the hooks that filter, reshape and correct: whichever of them a plugin has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.testing.contracts.batches import close, in_order, make_batch, make_groups, noise, spoil, widen
+from rlhf_host.testing.contracts.subject import Subject, expect
+from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.training import training_batch, weights_of
+from rlhf_host.types import Drop, Experience, Group
+
+SIZES = (4, 2, 3)
+ROWS = [5, 0, 8, 3, 1, 7, 2, 6, 4]
+
+Call = Callable[[Experience], Any]
+
+
+def _batch(subject: Subject) -> Experience:
+    return make_batch(subject, make_groups(SIZES, turns=3, seed=2))
+
+
+def _follows_rows(call: Call, batch: Experience, hook: str) -> None:
+    straight, moved = call(in_order(batch, range(len(batch)))), call(in_order(batch, ROWS))
+    if straight is not None:
+        expect(close(straight[ROWS].float(), moved.float()), f"{hook}: rows in another order get other results")
+
+
+def _ignores_garbage(call: Call, batch: Experience, hook: str) -> None:
+    clean, dirty = call(in_order(batch, range(len(batch)))), call(widen(spoil(batch), 3, fill=float("nan")))
+    if clean is not None:
+        if clean.dim() == 2:
+            clean = clean[batch.action_mask]
+            dirty = dirty[:, : batch.action_mask.shape[1]][batch.action_mask]
+        same = close(clean.float(), dirty.float())
+        expect(same, f"{hook}: NaN at padding and observations changes the result; torch.where(mask, x, 0) first")
+
+
+def _is_tensor(value: Any, shape: torch.Size, hook: str) -> None:
+    given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    expect(isinstance(value, Tensor) and value.shape == shape, f"{hook} gave {given}, expected a tensor {list(shape)}")
+
+
+# --- filters ------------------------------------------------------------------------------------
+
+
+def _groups() -> list[Group]:
+    """All solved, none solved, mixed, without scores, one sample alone, cut by length."""
+    groups = make_groups((4, 4, 4, 4, 1, 3))
+    mixed: list[float | None] = [0.0, 1.0, 1.0, 0.0]
+    known: list[list[float | None]] = [[1.0] * 4, [0.0] * 4, mixed, [None] * 4, [1.0], [0.5, 0.2, 0.9]]
+    for group, scores in zip(groups, known, strict=True):
+        for trajectory, score in zip(group.trajectories, scores, strict=True):
+            trajectory.score = score
+    for trajectory in groups[5].trajectories:
+        trajectory.finish_reason = "length"
+    return groups
+
+
+@check("keep_group")
+def keep_group_gives_true_or_drop(subject: Subject) -> None:
+    """``True`` or ``Drop(reason)`` for every group: solved, unsolved, mixed, without scores, of one sample."""
+    manager = subject.manager()
+    for group in _groups():
+        verdict = manager.one("keep_group", group=group)
+        scores = [trajectory.score for trajectory in group.trajectories]
+        known = verdict is True or isinstance(verdict, Drop)
+        expect(known, f"keep_group gave {verdict!r} for scores {scores}; return True or Drop(reason)")
+        expect(
+            verdict is True or verdict.reason.strip(), "keep_group gave a Drop without a reason; reasons are counted and shown"
+        )
+
+
+@check("keep_group")
+def keep_group_goes_by_the_group(subject: Subject) -> None:
+    """The same group gets the same verdict at every call and with its trajectories in another order."""
+    manager = subject.manager()
+    for group in _groups():
+        first = manager.one("keep_group", group=group)
+        turned = dataclasses.replace(group, trajectories=group.trajectories[::-1])
+        expect(manager.one("keep_group", group=turned) == first, "keep_group depends on the order of the trajectories")
+        expect(manager.one("keep_group", group=group) == first, "keep_group gives another verdict the second time")
+
+
+# --- rewards ------------------------------------------------------------------------------------
+
+
+def _transform(manager: PluginManager) -> Call:
+    return lambda batch: manager.one("transform_rewards", experience=batch, rewards=batch.rewards.clone())
+
+
+@check("transform_rewards")
+def transformed_rewards_have_shape(subject: Subject) -> None:
+    """``[B]`` and finite, for rewards of a million and minus a million too."""
+    extremes = [1e6, -1e6, 0.0, 1.0]
+    batches = [_batch(subject), make_batch(subject, make_groups(SIZES, rewards=lambda group, sample: extremes[sample]))]
+    for batch in batches:
+        found = _transform(subject.manager())(batch)
+        _is_tensor(found, batch.rewards.shape, "transform_rewards")
+        expect(bool(torch.isfinite(found).all()), "transform_rewards gave numbers that are not finite")
+
+
+@check("transform_rewards")
+def transformed_rewards_follow_rows(subject: Subject) -> None:
+    """Rows in another order have the same rewards in that order."""
+    _follows_rows(lambda batch: _transform(subject.manager())(batch), _batch(subject), "transform_rewards")
+
+
+@check("transform_rewards")
+def transformed_rewards_ignore_masked_garbage(subject: Subject) -> None:
+    """Padding, and NaN at padding and observations, change nothing."""
+    _ignores_garbage(lambda batch: _transform(subject.manager())(batch), _batch(subject), "transform_rewards")
+
+
+def _shape(subject: Subject) -> Call:
+    return lambda batch: subject.manager().one("shape_rewards", experience=batch)
+
+
+@check("shape_rewards")
+def shaped_rewards_have_shape(subject: Subject) -> None:
+    """``[B, T]`` and finite on action tokens, or ``None``."""
+    batch = _batch(subject)
+    found = _shape(subject)(batch)
+    if found is not None:
+        _is_tensor(found, batch.action_mask.shape, "shape_rewards")
+        expect(bool(torch.isfinite(found[batch.action_mask]).all()), "shape_rewards gave numbers that are not finite")
+
+
+@check("shape_rewards")
+def shaped_rewards_follow_rows(subject: Subject) -> None:
+    """Rows in another order have the same shaped rewards in that order."""
+    _follows_rows(_shape(subject), _batch(subject), "shape_rewards")
+
+
+@check("shape_rewards")
+def shaped_rewards_ignore_masked_garbage(subject: Subject) -> None:
+    """Padding, and NaN at padding and observations, change nothing."""
+    _ignores_garbage(_shape(subject), _batch(subject), "shape_rewards")
+
+
+# --- masks --------------------------------------------------------------------------------------
+
+
+def _masks(subject: Subject) -> Call:
+    return lambda batch: subject.manager().one("loss_masks", experience=batch)
+
+
+@check("loss_masks")
+def loss_masks_are_bool(subject: Subject) -> None:
+    """``[B, T]`` bool."""
+    batch = _batch(subject)
+    found = _masks(subject)(batch)
+    _is_tensor(found, batch.action_mask.shape, "loss_masks")
+    expect(found.dtype == torch.bool, f"loss_masks gave {found.dtype}; a mask is torch.bool")
+
+
+@check("loss_masks")
+def loss_masks_only_narrow(subject: Subject) -> None:
+    """The hook changes neither the experience's masks nor its rewards: the host joins the masks."""
+    batch = _batch(subject)
+    batch.loss_mask[0] = False
+    before = {name: getattr(batch, name).clone() for name in ("loss_mask", "action_mask", "completion_mask", "rewards")}
+    _masks(subject)(batch)
+    for name, value in before.items():
+        expect(torch.equal(getattr(batch, name), value), f"loss_masks changes experience.{name}; return a mask of your own")
+
+
+@check("loss_masks")
+def loss_masks_follow_rows(subject: Subject) -> None:
+    """Rows in another order have the same masks in that order."""
+    _follows_rows(_masks(subject), _batch(subject), "loss_masks")
+
+
+@check("loss_masks")
+def loss_masks_ignore_masked_garbage(subject: Subject) -> None:
+    """Padding, and NaN at padding and observations, change nothing."""
+    _ignores_garbage(_masks(subject), _batch(subject), "loss_masks")
+
+
+# --- corrections --------------------------------------------------------------------------------
+
+
+def _correction_batch(subject: Subject) -> Experience:
+    batch = training_batch(subject, subject.manager(), sizes=SIZES)
+    batch.advantages = torch.where(batch.action_mask, noise(batch, 80), 0.0)
+    batch.old_logprobs = torch.where(batch.action_mask, batch.sampler_logprobs + 0.5 * noise(batch, 81), 0.0)
+    return batch
+
+
+def _weigh(subject: Subject, grad: bool = False) -> Call:
+    def call(batch: Experience) -> Any:
+        assert batch.old_logprobs is not None
+        return weights_of(subject.manager(), batch.old_logprobs.clone().requires_grad_(grad), batch)
+
+    return call
+
+
+@check("importance_weights")
+def importance_weights_have_shape(subject: Subject) -> None:
+    """``[B, T]``, finite everywhere (a NaN outside the mask spoils gradients) and never negative."""
+    batch = _correction_batch(subject)
+    found = _weigh(subject)(batch)
+    _is_tensor(found, batch.action_mask.shape, "importance_weights")
+    expect(bool(torch.isfinite(found).all()), "importance_weights are not finite everywhere, outside the mask included")
+    expect(bool((found >= 0).all()), "importance_weights are negative")
+
+
+@check("importance_weights")
+def importance_weights_are_detached(subject: Subject) -> None:
+    """No gradient flows through them."""
+    found = _weigh(subject, grad=True)(_correction_batch(subject))
+    expect(not found.requires_grad, "importance_weights carry a gradient; return weights.detach()")
+
+
+@check("importance_weights")
+def importance_weights_are_row_wise(subject: Subject) -> None:
+    """A row has the same weights alone as in the batch: micro-batches may be split anywhere."""
+    batch = _correction_batch(subject)
+    whole = _weigh(subject)(batch)
+    for row in range(len(batch)):
+        alone = _weigh(subject)(batch.select([row]))[0]
+        own = batch.action_mask[row]
+        same = close(whole[row][own], alone[own[: len(alone)]])
+        expect(same, "importance_weights of a row depend on the other rows; statistics of the batch do not belong here")
+
+
+@check("importance_weights")
+def importance_weights_at_extreme_gaps(subject: Subject) -> None:
+    """Finite and not negative where trainer and sampler are 50 nats apart, per token, either way."""
+    batch = _correction_batch(subject)
+    for gap in (50.0, -50.0):
+        far = dataclasses.replace(batch, sampler_logprobs=batch.sampler_logprobs + gap * batch.action_mask)
+        found = _weigh(subject)(far)
+        fine = bool(torch.isfinite(found).all()) and bool((found >= 0).all())
+        expect(fine, f"a gap of {gap:g} nats makes importance_weights that are not finite; clamp before exp")
+
+
+@check("importance_weights")
+def importance_weights_ignore_masked_garbage(subject: Subject) -> None:
+    """NaN at padding and observations changes no weight and leaves none that is not finite."""
+    batch = _correction_batch(subject)
+    _ignores_garbage(_weigh(subject), batch, "importance_weights")
+    dirty = _weigh(subject)(widen(spoil(batch), 3, fill=float("nan")))
+    expect(bool(torch.isfinite(dirty).all()), "importance_weights: NaN outside the mask comes out again; it spoils gradients")

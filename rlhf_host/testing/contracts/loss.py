@@ -1,0 +1,196 @@
+"""Checks of ``compute_loss``: exact under splitting, blind to what is masked, finite at extremes, of the right sign."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.testing.contracts.batches import close, noise, spoil, widen
+from rlhf_host.testing.contracts.subject import Broken, Subject, expect
+from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.training import Bigram, Updated, items_of, online, trainable, training_batch, update
+from rlhf_host.training.reduction import Reducer, named_mask, token_weights
+from rlhf_host.types import Experience, LossTerm, Metric
+
+REDUCTIONS = ("mean", "sum", "min", "max", "ess")
+
+
+def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
+    """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
+    if not online(subject):
+        return
+    for choice in subject.choices:
+        controller = subject.manager(**choice)
+        for role in trainable(subject):
+            name = "".join(f"loss={value}: " for value in choice.values()) + ("" if role == "actor" else f"{role}: ")
+            # Workers have instances of their own, which never saw the advantages being computed.
+            yield name, subject.manager(**choice), role, training_batch(subject, controller)
+
+
+def _agree(a: Updated, b: Updated) -> bool:
+    gradients = all(close(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
+    return gradients and close(a.loss, b.loss)
+
+
+@check("compute_loss")
+def loss_items_are_well_formed(subject: Subject) -> None:
+    """Loss terms name masks and aggregations that exist and have the batch's shape; metrics are finite numbers."""
+    for name, manager, role, batch in _cases(subject):
+        part = batch.select(range(len(batch)))
+        outputs = Bigram()(trainable(subject)[role], part, subject.needs.outputs)
+        for item in items_of(manager, role, outputs, part):
+            if isinstance(item, Metric):
+                _metric_is_well_formed(name, item)
+            else:
+                _term_is_well_formed(name, item, part)
+
+
+def _metric_is_well_formed(name: str, metric: Metric) -> None:
+    who = f"{name}metric {metric.name!r}"
+    expect(metric.reduce in REDUCTIONS, f"{who} has reduce={metric.reduce!r}: {', '.join(REDUCTIONS)}")
+    values = torch.as_tensor(metric.values, dtype=torch.float64)
+    if metric.mask is not None:
+        shapes = f"mask {list(metric.mask.shape)} and values {list(values.shape)}"
+        expect(metric.mask.dtype == torch.bool and metric.mask.shape == values.shape, f"{who} has {shapes}; give a bool mask")
+        values = values[metric.mask]
+    expect(bool(torch.isfinite(values).all()), f"{who} is not finite where it counts")
+
+
+def _term_is_well_formed(name: str, term: LossTerm, batch: Experience) -> None:
+    who = f"{name}loss term {term.name!r}"
+    expect(math.isfinite(term.coefficient), f"{who} has coefficient {term.coefficient}")
+    try:
+        Reducer(batch).reduce(term, list(range(len(batch))), None)
+        token_weights(term.aggregation, named_mask(batch, term.mask), batch.group_id, batch.episode_id)
+    except ValueError as error:
+        raise Broken(f"{name}{error}") from error
+    counted = term.values if term.values.dim() == 1 else term.values[named_mask(batch, term.mask)]
+    expect(bool(torch.isfinite(counted).all()), f"{who} is not finite where its mask counts")
+
+
+@check("compute_loss")
+def loss_is_pure(subject: Subject) -> None:
+    """The same batch gives the same loss twice, on instances that did and did not compute its advantages."""
+    if not online(subject):
+        return
+    controller = subject.manager()
+    batch = training_batch(subject, controller)
+    for role in trainable(subject):
+        runs = [update(subject, manager, role, batch) for manager in (controller, subject.manager())]
+        runs.append(update(subject, controller, role, batch))
+        expect(
+            all(_agree(runs[0], run) for run in runs[1:]),
+            f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra",
+        )
+
+
+@check("compute_loss")
+def loss_is_the_same_however_split(subject: Subject) -> None:
+    """Loss and gradient are the same for the whole batch at once, row by row, and in uneven parts."""
+    for name, manager, role, batch in _cases(subject):
+        rows = list(range(len(batch)))
+        whole = update(subject, manager, role, batch)
+        for split in ([[row] for row in rows], [rows[5:], rows[:1], rows[1:5]]):
+            expect(
+                _agree(whole, update(subject, manager, role, batch, split)),
+                f"{name}the gradient depends on how the batch is split into micro-batches; return unreduced values",
+            )
+
+
+@check("compute_loss")
+def loss_ignores_masked_garbage(subject: Subject) -> None:
+    """NaN at padding and observations, in outputs and batch, changes neither loss, gradient nor metrics."""
+    for name, manager, role, batch in _cases(subject):
+        clean = update(subject, manager, role, batch)
+        dirty = update(subject, manager, role, widen(spoil(batch), 3, fill=float("nan")), spoiled=True)
+        expect(_agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
+        for metric, value in clean.metrics.items():
+            found = dirty.metrics.get(metric, math.nan)
+            expect(
+                math.isclose(found, value, rel_tol=1e-4, abs_tol=1e-6),
+                f"{name}NaN at masked positions changes the metric {metric!r}; give it a mask",
+            )
+
+
+@check("compute_loss")
+def loss_is_finite_at_extreme_gaps(subject: Subject) -> None:
+    """Log-probabilities 50 nats apart from the old policy's, the sampler's or the reference's give finite gradients."""
+    for name, manager, role, batch in _cases(subject):
+        gap = torch.where(noise(batch, 60) > 0, 50.0, -50.0) * batch.action_mask
+        assert batch.old_logprobs is not None
+        far = dataclasses.replace(
+            batch,
+            old_logprobs=batch.old_logprobs + gap,
+            sampler_logprobs=batch.sampler_logprobs - gap,
+            logprobs={other: value + gap for other, value in batch.logprobs.items()},
+            extra=dict(batch.extra),
+        )
+        done = update(subject, manager, role, far)
+        expect(
+            done.finite, f"{name}log-probabilities 50 nats apart make a loss or gradient that is not finite; clamp before exp"
+        )
+
+
+@check("compute_loss")
+def loss_is_finite_when_masked_out(subject: Subject) -> None:
+    """Rows without a token in the loss, and a micro-batch of nothing else, give a finite loss and gradient."""
+    for name, manager, role, batch in _cases(subject):
+        for emptied in ([0, 4], list(range(len(batch)))):
+            masks = {what: getattr(batch, what).clone() for what in ("action_mask", "loss_mask")}
+            for mask in masks.values():
+                mask[emptied] = False
+            empty = dataclasses.replace(batch, **masks, extra=dict(batch.extra))
+            for split in (None, [[row] for row in range(len(batch))]):
+                done = update(subject, manager, role, empty, split)
+                expect(
+                    done.finite, f"{name}fully masked rows make a loss or gradient that is not finite; divide by max(count, 1)"
+                )
+
+
+@check("compute_loss")
+def loss_choices_are_finite(subject: Subject) -> None:
+    """Every loss on offer trains: some term for a trainable role, finite, with the old log-probabilities and without."""
+    expect(subject.choices, "no value of the option loss is accepted with these options")
+    for name, manager, role, batch in _cases(subject):
+        for old in (batch.old_logprobs, None):
+            now = dataclasses.replace(batch, old_logprobs=old, extra=dict(batch.extra))
+            expect(update(subject, manager, role, now).finite, f"{name}the loss or its gradient is not finite")
+
+
+@check("compute_advantages")
+def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
+    """On policy, the loss falls as the log-probability of a token with positive advantage rises, and the other way round."""
+    if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm":
+        return
+    for name, manager, role, batch in _cases(subject):
+        if role != "actor":
+            continue
+        sign = torch.where(noise(batch, 61) > 0, 1.0, -1.0)
+        batch = dataclasses.replace(batch, advantages=sign * batch.action_mask, old_logprobs=None, extra=dict(batch.extra))
+        gradient = _logprob_gradient(subject, manager, batch)
+        counted = batch.loss_mask & (batch.loss_mask.sum(-1, keepdim=True) > 0)
+        pulled = -gradient.sign() == sign
+        expect(
+            bool(pulled[counted].all()),
+            f"{name}where the advantage is positive the loss must fall as the log-probability rises; check the loss's sign",
+        )
+
+
+def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experience) -> Tensor:
+    """``[B, T]``: the loss's derivative by each log-probability."""
+    part = batch.select(range(len(batch)))
+    outputs = Bigram()("lm", part, subject.needs.outputs)
+    assert outputs.logprobs is not None
+    leaf = outputs.logprobs.detach().requires_grad_()
+    outputs.logprobs = leaf
+    reducer, rows = Reducer(batch), list(range(len(batch)))
+    terms = [item for item in items_of(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
+    expect(terms, "compute_loss gives no loss term for the actor")
+    total = torch.stack([reducer.reduce(term, rows, None) for term in terms]).sum()
+    (gradient,) = torch.autograd.grad(total, [leaf], allow_unused=True)
+    return torch.zeros_like(leaf) if gradient is None else gradient

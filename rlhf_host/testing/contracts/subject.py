@@ -1,0 +1,142 @@
+"""The plugin under contract: found, loaded and built as a run would, with what its checks may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host import hookspecs
+from rlhf_host.errors import PluginError
+from rlhf_host.types import Needs, Task
+
+if TYPE_CHECKING:
+    from rlhf_host.plugins.discovery import PluginInfo
+    from rlhf_host.plugins.manager import PluginManager
+
+
+class Broken(AssertionError):
+    """The plugin breaks its contract; the message says how, and what the host expects."""
+
+
+class Unusable(Exception):
+    """The plugin could not be brought to where a check begins: ``stage`` is ``find``, ``load``, ``options`` or ``hooks``."""
+
+    def __init__(self, stage: str, message: str):
+        super().__init__(message)
+        self.stage = stage
+
+
+@dataclass
+class Subject:
+    """One plugin, with the options its checks run under.
+
+    Args:
+        kind: ``algo``, ``reward``, ``agent`` or ``extension``.
+        name: as ``--algo NAME`` would have it; ``distribution:name`` where two provide it.
+        options: as a run would give them.
+        group_relative: equal rewards in a group must give advantages of 0; ``None``: when it needs groups of two or more.
+        tasks: what rewards judge against and agents play.
+        texts: what the policy says to them.
+        max_turns: bound on an agent's turns; ``None``: its option of that name, else 64.
+        deadline_s: bound on one call of ``score`` and on one episode.
+    """
+
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    group_relative: bool | None = None
+    tasks: Sequence[Task] = ()
+    texts: Sequence[str] = ()
+    max_turns: int | None = None
+    deadline_s: float = 60.0
+
+    @cached_property
+    def info(self) -> PluginInfo:
+        """Raises ``Unusable`` at stage ``find``."""
+        from rlhf_host.plugins.selection import find
+
+        try:
+            return find(self.kind, self.name)
+        except PluginError as error:
+            raise Unusable("find", str(error)) from error
+
+    @cached_property
+    def cls(self) -> type:
+        """Raises ``Unusable`` at stage ``load``."""
+        from rlhf_host.plugins.selection import load
+
+        try:
+            return load(self.info)
+        except PluginError as error:
+            raise Unusable("load", str(error)) from error
+
+    @cached_property
+    def hooks(self) -> frozenset[str]:
+        """Names of the hooks that its class implements; empty when it cannot be loaded."""
+        import pluggy
+
+        try:
+            cls = self.cls
+        except Unusable:
+            return frozenset()
+        pluggies = pluggy.PluginManager(hookspecs.PROJECT)
+        marked = {name: pluggies.parse_hookimpl_opts(cls, name) for name in dir(cls)}  # type: ignore[arg-type]
+        return frozenset((marks.get("specname") or name) for name, marks in marked.items() if marks is not None)
+
+    def build(self, **changes: Any) -> object:
+        """A fresh instance; ``changes`` over the options. Raises ``Unusable`` at stage ``options``."""
+        from rlhf_host.plugins.selection import build
+
+        _ = self.cls  # what cannot be loaded fails at that stage
+        try:
+            return build(self.info, {**self.options, **changes})
+        except PluginError as error:
+            raise Unusable("options", str(error)) from error
+
+    def manager(self, **changes: Any) -> PluginManager:
+        """A fresh instance, alone in a manager of its own. Raises ``Unusable`` at stage ``hooks``."""
+        from rlhf_host.plugins.manager import Loaded, PluginManager
+
+        plugin = self.build(**changes)
+        try:
+            return PluginManager([Loaded(self.kind, self.info.name, self.info, plugin)])
+        except PluginError as error:
+            raise Unusable("hooks", str(error)) from error
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}:{self.info.name}"
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the plugin says it needs under these options; nothing where it does not say."""
+        found = self.manager().one("needs")
+        return found if isinstance(found, Needs) else Needs()
+
+    @cached_property
+    def choices(self) -> list[dict[str, Any]]:
+        """The option ``loss`` at each value it can have; no change where there is no such option or it is given."""
+        import typing
+
+        from rlhf_host.plugins.selection import options_model
+
+        loss = options_model(self.cls).model_fields.get("loss")
+        names = typing.get_args(loss.annotation) if loss and typing.get_origin(loss.annotation) is typing.Literal else ()
+        if not names or "loss" in self.options:
+            return [{}]
+        accepted = []
+        for name in names:
+            try:
+                self.build(loss=name)
+            except Unusable:
+                continue  # not with these options; that some loss works is the first instance's proof
+            accepted.append({"loss": name})
+        return accepted
+
+
+def expect(condition: Any, message: str) -> None:
+    """Raises ``Broken`` with ``message`` unless ``condition``."""
+    if not condition:
+        raise Broken(message)

@@ -1,0 +1,152 @@
+"""Every algorithm and every policy loss climbs a task with a known optimum, and sinks when its sign is wrong.
+
+A tiny random model is paid for the share of digits among four tokens: a fifth by chance, all of it at best. Each run is a real
+one, from the task to the optimizer, in about a second; two passes over each batch take the ratio away from 1.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlhf_host import LossTerm, Needs, hookimpl
+from rlhf_host import functional as F
+from rlhf_host.config.plan import build_plugins, complete
+from rlhf_host.config.schema import (
+    CheckpointConfig,
+    DataConfig,
+    DataSource,
+    PluginChoice,
+    RoleConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.selection import build
+from rlhf_host.testing.models import write_tiny_model
+from rlhf_host.training.run import train
+
+STEPS = 16
+
+
+def online_algorithms() -> dict[str, Needs]:
+    """All that are installed, learn from prompts and need no option."""
+    found = {info.name: build(info, {}).needs() for info in discover() if info.kind == "algo" and info.status == "ok"}
+    return {name: needs for name, needs in sorted(found.items()) if needs.data == "prompts"}
+
+
+ALGORITHMS = online_algorithms()
+CRITICS = [name for name, needs in ALGORITHMS.items() if any(role.trainable and role.name == "critic" for role in needs.roles)]
+LOSSES = sorted(F.policy_losses)
+
+
+class Digits:
+    """Pays for the share of digits among the sampled tokens, and keeps each step's metrics."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    @hookimpl
+    def score(self, trajectories):
+        return [sum(map(str.isdigit, row.text)) / row.action_length for row in trajectories]
+
+    @hookimpl
+    def log_metrics(self, metrics):
+        self.steps.append(dict(metrics))
+
+
+class Negated:
+    """The mistake that must not go unnoticed."""
+
+    @hookimpl(wrapper=True)
+    def compute_advantages(self):
+        (found,) = yield
+        return [replace(found, advantages=-found.advantages)]
+
+
+class NegatedCritic:
+    """The same mistake in a critic's loss."""
+
+    @hookimpl(wrapper=True)
+    def compute_loss(self, role):
+        (items,) = yield
+        if role != "critic":
+            return [items]
+        return [[replace(item, coefficient=-item.coefficient) if isinstance(item, LossTerm) else item for item in items]]
+
+
+@pytest.fixture(scope="module")
+def bandit(tmp_path_factory):
+    """Train; gives the mean reward, or another metric, of every step."""
+    root = tmp_path_factory.mktemp("bandit")
+    model = write_tiny_model(root / "model", hidden=16, layers=1)
+    tasks = root / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"prompt": f"{letter}:", "label": "any"}) + "\n" for letter in "abcdefgh"))
+
+    def run(algorithm: str, *hooks: object, metric: str = "reward/mean", **options: str) -> list[float]:
+        config = RunConfig(
+            run_dir=str(root / f"run-{len(list(root.iterdir()))}"),
+            algo=PluginChoice(plugin=algorithm, options=options),
+            roles={"actor": RoleConfig(model=str(model), lr=2e-2), "critic": RoleConfig(lr=2e-2)},
+            data=DataConfig(sources=[DataSource(path=str(tasks))]),
+            rollout=RolloutConfig(n=8, max_new_tokens=4),
+            train=TrainConfig(steps=STEPS, batch_size=8, epochs=2, threads=1),
+            checkpoint=CheckpointConfig(final=False),
+            tracker={},
+        )
+        own, digits = build_plugins(complete(config)).loaded, Digits()
+        kinds = [("reward", digits), *(("extension", hook) for hook in hooks)]
+        added = [Loaded(kind, type(hook).__name__, own[0].info, hook) for kind, hook in kinds]
+        assert train(config, PluginManager([*own, *added])).step == STEPS
+        return [metrics[metric] for metrics in digits.steps]
+
+    return run
+
+
+def climbs(means: list[float]) -> bool:
+    """From chance to near the optimum of 1."""
+    return means[0] < 0.25 and sum(means[-3:]) / 3 > 0.9
+
+
+def sinks(means: list[float]) -> bool:
+    return sum(means[-3:]) / 3 < means[0] / 4
+
+
+def test_the_installed_algorithms_are_found():
+    assert "rloo" in ALGORITHMS
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_climbs(bandit, algorithm):
+    means = bandit(algorithm)
+    assert climbs(means), means
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_with_negated_advantages_every_algorithm_sinks(bandit, algorithm):
+    means = bandit(algorithm, Negated())
+    assert sinks(means), means
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_policy_loss_climbs(bandit, loss):
+    means = bandit("rloo", loss=loss)
+    assert climbs(means), means
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_with_negated_advantages_every_policy_loss_sinks(bandit, loss):
+    means = bandit("rloo", Negated(), loss=loss)
+    assert sinks(means), means
+
+
+@pytest.mark.parametrize("algorithm", CRITICS)
+def test_every_critic_comes_to_know_the_reward_unless_its_loss_is_negated(bandit, algorithm):
+    right = bandit(algorithm, metric="critic/loss")
+    assert abs(right[-1]) < right[0] / 4, right
+    wrong = bandit(algorithm, NegatedCritic(), metric="critic/loss")
+    assert abs(wrong[-1]) > abs(wrong[0]), wrong

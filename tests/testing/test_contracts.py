@@ -1,0 +1,578 @@
+"""The contract suites against plugins that break each rule on purpose: every check reports its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from rlhf_host import UserError
+from rlhf_host.testing import algorithm_contract, run_contract
+from rlhf_host.testing.contracts import common
+from rlhf_host.testing.contracts.suite import all_checks
+
+HEAD = '''"""A plugin for tests."""
+from typing import Literal
+from pydantic import BaseModel, ConfigDict, Field
+from rlhf_host import Advantages, Drop, LossTerm, Metric, Needs, Reward, RoleNeed, Segment, Step, Trajectory, hookimpl
+from rlhf_host import functional as F
+
+
+class Base:
+    """Options and state."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        loss: Literal["plain", "ratio"] = Field("plain", description="which loss")
+        max_turns: int = Field(3, description="turns of an episode")
+
+    def __init__(self, options):
+        self.options = options
+        self.seen = 0
+
+    @hookimpl
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    @hookimpl
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class Plugin(Base):
+    """What the tests are about."""
+'''
+
+ALGO = (
+    HEAD
+    + """
+    @hookimpl
+    def needs(self):
+        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), min_group_size=2)
+
+    @hookimpl
+    def compute_advantages(self, experience):
+        import torch
+
+        self.seen += len(experience)
+        mask, rewards, groups = experience.action_mask, experience.rewards, experience.group_id
+        level = rewards.double() - F.group_mean(rewards, groups)
+        advantages = F.on_actions(level, mask) + F.suffix_sum(experience.shaped, mask)
+        return Advantages(advantages)
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        import torch
+
+        mask = batch.loss_mask
+        logprobs = torch.where(mask, outputs.logprobs, 0.0)
+        advantages = torch.where(mask, batch.advantages, 0.0)
+        old = logprobs.detach() if batch.old_logprobs is None else torch.where(mask, batch.old_logprobs, 0.0)
+        ratio = (logprobs - old).clamp(-20, 20).exp()
+        values = -advantages * (logprobs if self.options.loss == "plain" else ratio)
+        yield Metric("gap", (logprobs - old).detach().abs(), mask)
+        yield LossTerm("policy", values)
+"""
+)
+
+REWARD = (
+    HEAD
+    + """
+    @hookimpl
+    def score(self, trajectories, context):
+        self.seen += len(trajectories)
+        return [self.judge(trajectory) for trajectory in trajectories]
+
+    def judge(self, trajectory):
+        text, label = trajectory.last_text, trajectory.task.ground_truth
+        if not isinstance(label, str):
+            return None
+        right = float(label in text)
+        return Reward(right, score=right, metrics={"length": float(len(text))})
+"""
+)
+
+AGENT = (
+    HEAD
+    + """
+    @hookimpl
+    def agent_reset(self, episode):
+        episode.state = {"turns": 0}
+        return Step()
+
+    @hookimpl
+    def agent_step(self, episode, action):
+        self.seen += 1
+        episode.state["turns"] += 1
+        right = "4" in action.text
+        done = right or episode.state["turns"] >= self.options.max_turns
+        return Step(None if done else "again: ", reward=float(right), done=done, score=float(right))
+
+    @hookimpl
+    def agent_close(self, episode):
+        episode.state = None
+"""
+)
+
+OWN_LOOP = (
+    HEAD
+    + """
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        tokens, segments = [5, 6, 7], [Segment("prompt", [5, 6, 7])]
+        for turn in range(self.options.max_turns):
+            made = await policy.generate(tokens)
+            segments.append(Segment("action", made.token_ids, made.logprobs, made.versions))
+            tokens = [*tokens, *made.token_ids]
+        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)]
+"""
+)
+
+FILTER = (
+    HEAD
+    + """
+    @hookimpl
+    def keep_group(self, group):
+        scores = [trajectory.score for trajectory in group.trajectories]
+        return True if len(set(scores)) > 1 else Drop("no variance")
+"""
+)
+
+TRANSFORM = (
+    HEAD
+    + """
+    @hookimpl
+    def transform_rewards(self, experience, rewards):
+        return rewards.clamp(-5, 5)
+"""
+)
+
+SHAPE = (
+    HEAD
+    + """
+    @hookimpl
+    def shape_rewards(self, experience):
+        import torch
+
+        shaped = torch.where(experience.action_mask, -0.1 * experience.sampler_logprobs, 0.0)
+        return shaped
+"""
+)
+
+MASKS = (
+    HEAD
+    + """
+    @hookimpl
+    def loss_masks(self, experience):
+        mask = experience.action_mask & ~experience.truncated.unsqueeze(-1)
+        return mask
+"""
+)
+
+WEIGHTS = (
+    HEAD
+    + """
+    @hookimpl
+    def importance_weights(self, logprobs, sampler_logprobs, mask):
+        import torch
+
+        gap = torch.where(mask, logprobs - sampler_logprobs, 0.0)
+        weights = gap.clamp(-20, 20).exp().clamp(max=2.0).detach()
+        return weights
+"""
+)
+
+GOOD = {
+    "algorithm": ("algo", ALGO),
+    "reward": ("reward", REWARD),
+    "agent": ("agent", AGENT),
+    "agent with its own loop": ("agent", OWN_LOOP),
+    "filter": ("extension", FILTER),
+    "transform": ("extension", TRANSFORM),
+    "shaping": ("extension", SHAPE),
+    "masks": ("extension", MASKS),
+    "weights": ("extension", WEIGHTS),
+}
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """A good plugin with ``old`` replaced by ``new`` breaks the rule ``check``, and with it those in ``also``."""
+
+    check: str
+    plugin: tuple[str, str]
+    old: str
+    new: str
+    also: frozenset[str] = frozenset()
+    settings: dict = field(default_factory=dict)
+
+
+def breaks(check, plugin, old, new, *also, **settings):
+    return Breaks(check, GOOD[plugin], old, new, frozenset(also), settings)
+
+
+LEVEL = "advantages = F.on_actions(level, mask)"
+LAST = "        return Advantages(advantages)"
+VALUES = '        yield Metric("gap"'
+JUDGE = "        right = float(label in text)"
+
+TABLE = [
+    # --- any plugin -----------------------------------------------------------------------------
+    breaks("entry_point_loads", "algorithm", "from typing", "import no_such_module\nfrom typing"),
+    breaks("import_is_light", "filter", "from typing", "import torch\nfrom typing"),
+    breaks("options_are_described", "filter", ', description="turns of an episode"', ""),
+    breaks("options_are_typed", "filter", "max_turns: int", "max_turns: object"),
+    breaks("defaults_are_valid", "filter", "Field(3,", 'Field("3",'),
+    breaks("defaults_are_valid", "filter", "Field(3,", "Field(3, gt=3,"),
+    breaks("unknown_options_are_refused", "filter", 'extra="forbid"', 'extra="allow"'),
+    breaks(
+        "hooks_are_known",
+        "filter",
+        "    @hookimpl\n",
+        "    @hookimpl\n    def keep_groups(self, group): ...\n\n    @hookimpl\n",
+    ),
+    breaks("hooks_are_known", "filter", "keep_group(self, group)", "keep_group(self, grp, group=None)"),
+    breaks("hooks_of_its_kind_are_there", "algorithm", "    @hookimpl\n    def needs", "    def needs"),
+    breaks(
+        "needs_are_pure",
+        "algorithm",
+        'return Needs(data="prompts"',
+        'self.seen += 1\n        return Needs(forbids=frozenset({str(self.seen)}), data="prompts"',
+    ),
+    breaks("state_survives_a_checkpoint", "algorithm", '{"seen": self.seen}', '{"seen": self.seen, "options": self.options}'),
+    breaks("state_survives_a_checkpoint", "reward", 'self.seen = state["seen"]', "pass"),
+    breaks("instances_share_nothing", "reward", "self.seen += len", "Base.total = getattr(Base, 'total', 0) + len"),
+    breaks(
+        "instances_share_nothing", "algorithm", "self.options = options", "self.options = options\n        self.cache = CACHE"
+    ),
+    breaks(
+        "nothing_outlives_the_run",
+        "reward",
+        "self.seen += len",
+        "import threading, time\n        threading.Thread(target=time.sleep, args=(2,), daemon=False).start()\n"
+        "        self.seen += len",
+    ),
+    breaks(
+        "nothing_outlives_the_run",
+        "agent",
+        "self.seen += 1",
+        "import subprocess\n        subprocess.Popen(['sleep', '2'])\n        self.seen += 1",
+    ),
+    # --- algorithms -----------------------------------------------------------------------------
+    breaks("advantages_have_shape_and_dtype", "algorithm", LAST, "        return Advantages(advantages.double())"),
+    breaks(
+        "advantages_are_zero_outside_actions",
+        "algorithm",
+        LAST,
+        "        return Advantages(torch.where(mask, advantages, 1.0))",
+    ),
+    breaks("advantages_follow_permuted_groups", "algorithm", LEVEL, LEVEL.replace("level", "level * (1 + groups)")),
+    breaks(
+        "advantages_of_unequal_groups",
+        "algorithm",
+        "F.group_mean(rewards, groups)",
+        "F.group_mean(rewards, torch.unique_consecutive(groups, return_inverse=True)[1])",
+    ),
+    breaks(
+        "advantages_of_single_samples",
+        "algorithm",
+        LEVEL,
+        "level = torch.where(F.group_sizes(groups) > 1, level, float('nan'))\n        " + LEVEL,
+    ),
+    breaks("advantages_of_single_samples", "algorithm", LEVEL, LEVEL.replace("level", "level + (F.group_sizes(groups) == 1)")),
+    breaks(
+        "advantages_of_equal_rewards",
+        "algorithm",
+        LEVEL,
+        LEVEL.replace("level", "level + 1e-7 * rewards * (F.group_sizes(groups) > 1)"),
+    ),
+    breaks("advantages_of_extreme_rewards", "algorithm", LEVEL, LEVEL.replace("level", "level + 0 * (-rewards / 1e4).exp()")),
+    breaks("advantages_ignore_padding", "algorithm", LEVEL, LEVEL.replace("level", "level / mask.shape[1]")),
+    breaks(
+        "advantages_ignore_masked_garbage",
+        "algorithm",
+        LEVEL,
+        LEVEL.replace("level", "level + 0 * experience.token_rewards.sum(-1)"),
+    ),
+    breaks(
+        "advantages_skip_observations", "algorithm", LEVEL, LEVEL.replace("level", "level / experience.completion_mask.sum(-1)")
+    ),
+    breaks(
+        "advantages_are_deterministic", "algorithm", LEVEL, LEVEL.replace("level", "level * (1 + torch.initial_seed() % 2)")
+    ),
+    breaks("advantages_leave_the_batch_alone", "algorithm", LEVEL, f"experience.scores.zero_()\n        {LEVEL}"),
+    breaks("loss_items_are_well_formed", "algorithm", ".abs(), mask)", ".abs(), mask, 'average')"),
+    breaks("loss_is_pure", "algorithm", 'LossTerm("policy", values)', 'LossTerm("policy", values * (1 + self.seen))'),
+    breaks("loss_is_the_same_however_split", "algorithm", VALUES, f"        values = values * len(batch)\n{VALUES}"),
+    breaks(
+        "loss_ignores_masked_garbage", "algorithm", "(logprobs - old).clamp(-20, 20).exp()", "(outputs.logprobs - old).exp()"
+    ),
+    breaks("loss_ignores_masked_garbage", "algorithm", ".abs(), mask)", ".abs() + 0 * outputs.logprobs.detach())"),
+    breaks(
+        "loss_is_finite_at_extreme_gaps", "algorithm", "(logprobs - old).clamp(-20, 20).exp()", "(2 * (logprobs - old)).exp()"
+    ),
+    breaks(
+        "loss_is_finite_when_masked_out",
+        "algorithm",
+        'LossTerm("policy", values)',
+        'LossTerm("policy", values / mask.sum(-1, keepdim=True), "completion_mask")',
+    ),
+    breaks(
+        "loss_choices_are_finite",
+        "algorithm",
+        "else ratio)",
+        "else ratio / (batch.old_logprobs is not None))",
+    ),
+    breaks("raising_a_good_token_lowers_the_loss", "algorithm", "values = -advantages", "values = advantages"),
+    # --- rewards --------------------------------------------------------------------------------
+    breaks(
+        "score_gives_one_result_each",
+        "reward",
+        "for trajectory in trajectories]",
+        "for trajectory in trajectories if len(trajectories) > 1 or trajectory.last_text != 'i do not know']",
+    ),
+    breaks("results_are_rewards", "reward", "float(len(text))", "text"),
+    breaks("rewards_are_finite", "reward", "score=right", "score=2.0"),
+    breaks("placed_rewards_fit", "reward", "Reward(right, ", "Reward(turns=[right], "),
+    breaks("any_text_is_judged", "reward", JUDGE, f"        assert '{{' not in text or len(text) > 100\n{JUDGE}"),
+    breaks(
+        "odd_trajectories_leave_their_neighbours",
+        "reward",
+        JUDGE,
+        f"        assert len(text) != 300\n{JUDGE}",
+        "any_text_is_judged",
+    ),
+    breaks(
+        "odd_trajectories_leave_their_neighbours",
+        "reward",
+        "return [self.judge(trajectory) for",
+        "most = max(1, *(len(t.text) for t in trajectories), 1)\n        return [len(trajectory.text) / most for",
+    ),
+    breaks("odd_labels_are_survived", "reward", "            return None", "            raise SystemExit(1)"),
+    breaks(
+        "score_keeps_its_deadline",
+        "reward",
+        JUDGE,
+        f"        import time\n        time.sleep(20 * text.startswith('1+1+1+'))\n{JUDGE}",
+        deadline_s=5.0,
+    ),
+    breaks(
+        "score_keeps_its_deadline",
+        "reward",
+        "def score(self, trajectories, context):",
+        "async def score(self, trajectories, context):\n        import time\n"
+        "        time.sleep(20 * any(t.text.startswith('1+1+1+') for t in trajectories))",
+        deadline_s=5.0,
+    ),
+    breaks(
+        "order_of_trajectories_does_not_matter",
+        "reward",
+        "return [self.judge(trajectory)",
+        "return [0.5 if trajectories[0].sample > trajectories[-1].sample else self.judge(trajectory)",
+    ),
+    breaks(
+        "groups_at_once_are_as_one_after_another",
+        "reward",
+        "def score(self, trajectories, context):",
+        "async def score(self, trajectories, context):\n        import asyncio\n        self.group = trajectories\n"
+        "        await asyncio.sleep(0)\n        trajectories = self.group",
+    ),
+    breaks("trajectories_are_left_alone", "reward", JUDGE, f"        trajectory.metrics['seen'] = 1.0\n{JUDGE}"),
+    # --- agents ---------------------------------------------------------------------------------
+    breaks("episodes_give_trajectories", "agent with its own loop", "episode.task, segments,", "episode.task, segments[:1],"),
+    breaks("tokens_are_only_appended", "agent", "self.seen += 1", "action.token_ids[:] = [5]"),
+    breaks("tokens_are_only_appended", "agent with its own loop", "tokens = [*tokens, *made", "tokens = [*tokens[:-1], *made"),
+    breaks("agent_rewards_are_valid", "agent", "score=float(right)", "score=2.0"),
+    breaks("agent_rewards_are_valid", "agent", "reward=float(right)", "reward='much'"),
+    breaks("episodes_end", "agent", ">= self.options.max_turns", ">= 9"),
+    breaks("episodes_end", "agent with its own loop", "in range(self.options.max_turns)", "in range(9)"),
+    breaks(
+        "episodes_do_not_see_each_other",
+        "agent",
+        'episode.state["turns"] += 1\n        right = "4" in action.text\n        done = right or episode.state["turns"]',
+        'self.turns = 1 + (episode.turn and self.turns)\n        right = "4" in action.text\n        done = right or self.turns',
+    ),
+    breaks(
+        "episodes_are_deterministic",
+        "agent",
+        '"again: ", reward=float(right)',
+        '"again: ", metrics={"luck": self.luck}, reward=float(right)',
+    ),
+    breaks("close_follows_every_failure", "agent", "episode.state = None", "episode.state.clear()"),
+    breaks(
+        "failures_of_the_engine_come_out",
+        "agent with its own loop",
+        "made = await policy.generate(tokens)",
+        "try:\n                made = await policy.generate(tokens)\n            except Exception:\n                break",
+    ),
+    # --- extensions -----------------------------------------------------------------------------
+    breaks("keep_group_gives_true_or_drop", "filter", 'Drop("no variance")', "False"),
+    breaks("keep_group_gives_true_or_drop", "filter", 'Drop("no variance")', 'Drop("")'),
+    breaks("keep_group_goes_by_the_group", "filter", "len(set(scores)) > 1", "scores[0] != 0.5"),
+    breaks("transformed_rewards_have_shape", "transform", "rewards.clamp(-5, 5)", "rewards / (rewards.abs() < 1e5)"),
+    breaks("transformed_rewards_follow_rows", "transform", "rewards.clamp(-5, 5)", "rewards - rewards[0]"),
+    breaks(
+        "transformed_rewards_ignore_masked_garbage",
+        "transform",
+        "rewards.clamp(-5, 5)",
+        "rewards + experience.token_rewards.sum(-1)",
+    ),
+    breaks("shaped_rewards_have_shape", "shaping", "return shaped", "return shaped.sum(-1)"),
+    breaks("shaped_rewards_follow_rows", "shaping", "return shaped", "return shaped * torch.arange(len(shaped)).unsqueeze(-1)"),
+    breaks(
+        "shaped_rewards_ignore_masked_garbage",
+        "shaping",
+        "return shaped",
+        "return shaped - experience.sampler_logprobs.mean(-1, keepdim=True)",
+    ),
+    breaks("loss_masks_are_bool", "masks", "return mask", "return mask.float()"),
+    breaks("loss_masks_only_narrow", "masks", "return mask", "experience.loss_mask |= mask\n        return mask"),
+    breaks("loss_masks_follow_rows", "masks", "return mask", "mask[0] = False\n        return mask"),
+    breaks(
+        "loss_masks_ignore_masked_garbage",
+        "masks",
+        "return mask",
+        "return mask & (experience.sampler_logprobs.sum(-1, keepdim=True) < 0)",
+    ),
+    breaks(
+        "importance_weights_have_shape",
+        "weights",
+        "return weights",
+        "return weights * (1 - 2 * (weights > 1).float())",
+        "importance_weights_at_extreme_gaps",
+    ),
+    breaks("importance_weights_are_detached", "weights", ".detach()", ""),
+    breaks("importance_weights_are_row_wise", "weights", "return weights", "return weights / weights[mask].mean()"),
+    breaks("importance_weights_at_extreme_gaps", "weights", "gap.clamp(-20, 20).exp().clamp(max=2.0)", "(gap * 2).exp()"),
+    breaks(
+        "importance_weights_ignore_masked_garbage",
+        "weights",
+        "torch.where(mask, logprobs - sampler_logprobs, 0.0)",
+        "logprobs - sampler_logprobs",
+    ),
+]
+
+INSTALLED_APART = {"entry_point_is_unique", "host_dependency_is_bounded", "has_a_summary"}
+"""Broken in the metadata or by what is missing: in tests of their own below."""
+
+
+def failed(results):
+    return {result.name for result in results if result.passed is False}
+
+
+def broken_source(case):
+    source = case.plugin[1]
+    assert case.old in source, f"{case.check}: the table's old text is not in the plugin"
+    source = source.replace(case.old, case.new)
+    if "self.luck" in source:
+        source = source.replace(
+            "self.options = options", "self.options = options\n        import random\n        self.luck = random.random()"
+        )
+    return source.replace("class Base:", "CACHE = []\n\n\nclass Base:") if "CACHE" in source else source
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_plugin_passes_every_check(name, install):
+    kind, source = GOOD[name]
+    install(kind, source)
+    results = run_contract(kind, "made_up")
+    assert [result for result in results if not result.passed] == []
+    assert len(results) >= 15
+
+
+@pytest.mark.parametrize("case", TABLE, ids=[f"{case.check}-{number}" for number, case in enumerate(TABLE)])
+def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, install, monkeypatch):
+    monkeypatch.setattr(common, "PATIENCE_S", 0.3)
+    install(case.plugin[0], broken_source(case))
+    results = run_contract(case.plugin[0], "made_up", **case.settings)
+    assert failed(results) == {case.check, *case.also}
+    assert all(result.message for result in results if not result.passed)
+
+
+def test_every_check_is_broken_by_some_plugin():
+    names = [check.name for check in all_checks()]
+    assert len(set(names)) == len(names)
+    assert {case.check for case in TABLE} | INSTALLED_APART == set(names)
+
+
+def test_every_check_states_its_rule():
+    assert [check.name for check in all_checks() if not check.rule] == []
+
+
+def test_two_distributions_of_one_name_are_reported(install):
+    install("extension", FILTER)
+    install("extension", FILTER, distribution="another-plugin")
+    assert failed(run_contract("extension", "made_up")) == {"entry_point_is_unique"}
+    assert failed(run_contract("extension", "another-plugin:made_up")) == {"entry_point_is_unique"}
+
+
+def test_a_plugin_that_is_not_installed_fails_one_check_and_leaves_the_rest_unjudged():
+    results = run_contract("algo", "never_heard_of")
+    assert failed(results) == {"entry_point_is_unique"}
+    assert {result.passed for result in results} == {False, None}
+
+
+@pytest.mark.parametrize("requires", ["rlhf-host>=1", "rlhf-host", "torch"])
+def test_a_dependency_without_an_upper_bound_is_reported(requires, install):
+    install("extension", FILTER, requires=requires)
+    assert failed(run_contract("extension", "made_up")) == {"host_dependency_is_bounded"}
+
+
+def test_a_plugin_without_a_word_about_itself_is_reported(install):
+    install("extension", FILTER.replace('"""A plugin for tests."""\n', "").replace('    """What the tests are about."""\n', ""))
+    assert failed(run_contract("extension", "made_up")) == {"has_a_summary"}
+
+
+# --- the pytest class ---------------------------------------------------------------------------
+
+
+def test_one_line_gives_a_class_with_a_test_per_check(install):
+    install("algo", ALGO)
+    contract = algorithm_contract("made_up")
+    tests = {name.removeprefix("test_") for name in dir(contract) if name.startswith("test_")}
+    assert tests == {result.name for result in run_contract("algo", "made_up")}
+    assert contract.test_needs_are_pure.__doc__
+
+
+def test_a_plugin_that_is_not_installed_fails_one_test_and_skips_the_rest():
+    tests = algorithm_contract("never_heard_of")()
+    with pytest.raises(AssertionError, match="no algo named 'never_heard_of' is installed"):
+        tests.test_entry_point_is_unique()
+    with pytest.raises(pytest.skip.Exception, match="a more basic check fails"):
+        tests.test_import_is_light()
+
+
+def test_pytest_names_the_broken_rule(install, tmp_path):
+    site = install("algo", ALGO.replace("values = -advantages", "values = advantages"))
+    file = tmp_path / "test_it.py"
+    file.write_text('from rlhf_host.testing import algorithm_contract\n\nTestContract = algorithm_contract("made_up")\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "TestContract::test_raising_a_good_token_lowers_the_loss" in done.stdout
+    assert "check the loss's sign" in done.stdout
+    assert "1 failed" in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
+def test_a_missing_test_library_is_named_with_the_way_to_get_it(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UserError, match=rf"^contract suites need {missing}: pip install 'rlhf-host\[testing\]'$"):
+        algorithm_contract("rloo")
+
+
+def test_importing_the_testing_package_is_light():
+    program = (
+        "import sys, rlhf_host.testing; from rlhf_host.testing import algorithm_contract, run_contract\n"
+        "print([name for name in ('torch', 'transformers', 'pytest', 'hypothesis') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
