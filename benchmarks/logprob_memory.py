@@ -5,7 +5,7 @@
 
 Each way runs in a process of its own, on the same model and tokens: ``full`` is the model's logits, log-softmax, gather and
 backward; ``chunked`` is ``rlhf_host.models.forward``. Memory is what the process needed beyond the loaded model and its
-gradients. Linux only.
+gradients. Linux only; ``--device cuda`` measures the GPU's memory instead.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
         vocab_size=options.vocabulary, hidden_size=options.hidden, intermediate_size=2 * options.hidden, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval().to(options.device)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     prompts = torch.randint(options.vocabulary, (options.rows, options.prompt))
     completions = torch.randint(options.vocabulary, (options.rows, options.completion))
+    on_gpu = options.device == "cuda"
 
     def full(prompts: Any, completions: Any) -> torch.Tensor:
+        prompts, completions = prompts.to(options.device), completions.to(options.device)
         whole = torch.cat([prompts, completions], 1)
         logits = model(input_ids=whole, use_cache=False).logits[:, prompts.shape[1] - 1 : -1].float()
         return torch.log_softmax(logits, -1).gather(-1, completions[..., None]).squeeze(-1)
@@ -63,10 +65,16 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     compute = {"full": full, "chunked": chunked}[way]
     compute(prompts[:1, :2], completions[:1, :2]).sum().backward()  # what libraries allocate once
     forget_peak()
-    before, start = memory_mb("VmRSS"), time.perf_counter()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() / 2**20 if on_gpu else memory_mb("VmRSS")
+    start = time.perf_counter()
     logprobs = compute(prompts, completions)
     logprobs.sum().backward()
-    seconds, peak = time.perf_counter() - start, memory_mb("VmHWM") - before
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    peak = (torch.cuda.max_memory_allocated() / 2**20 if on_gpu else memory_mb("VmHWM")) - before
     gradient = sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None) ** 0.5
     return {
         "peak_mb": round(peak),
@@ -84,6 +92,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--completion", type=int, default=64, help="tokens")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--way", choices=["full", "chunked"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:

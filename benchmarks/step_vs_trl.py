@@ -35,11 +35,14 @@ class Case:
     steps: int
     ragged: bool
     model: str | None = None
+    size: tuple[int, int, int] = (128, 4, 4)
+    """Width, blocks and heads of the model that is made."""
 
 
 CASES = {
     "tiny-fixed": Case(16, 8, 32, 12, ragged=False),
     "tiny-ragged": Case(16, 8, 32, 12, ragged=True),
+    "1b": Case(16, 8, 256, 5, ragged=False, size=(2048, 28, 16)),
     "smollm2": Case(4, 8, 64, 3, ragged=False, model="models/SmolLM2-135M-Instruct"),
 }
 
@@ -65,6 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side, in turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--model", help="model directory for the case smollm2")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: bfloat16 autocast on both sides")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     peak = matmul_gflops(options.threads)
@@ -84,7 +88,7 @@ def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, pe
     phases: list[dict[str, float]] = []
     for number in range(options.rounds):
         peers.append(run_peer(case, inputs, options))
-        rows = run_ours(case, inputs, folder / f"run-{number}", options.threads)
+        rows = run_ours(case, inputs, folder / f"run-{number}", options)
         ours.append(statistics.median(row["time/step"] for row in rows))
         phases += rows
         print(
@@ -125,7 +129,7 @@ def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: flo
         print(f"  {phase:<10} {row.get(f'time/{phase}', 0.0):.3f} s{note}")
 
 
-def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, threads: int) -> list[dict[str, float]]:
+def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     command = [sys.executable, "-m", "rlhf_host.cli.main", "train", "--algo", "rloo", "--reward", "sevens"]
     settings = {
         "reward.sevens.length": case.new_tokens,
@@ -136,7 +140,8 @@ def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, threads: int) ->
         "rollout.max-new-tokens": case.new_tokens,
         "train.batch-size": case.prompts,
         "train.steps": case.steps,
-        "train.threads": threads,
+        "train.threads": options.threads,
+        "actor.device": options.device,
         "checkpoint.final": "false",
         "run-dir": run_dir,
     }
@@ -144,7 +149,7 @@ def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, threads: int) ->
         command += [f"--{key}", str(value)]
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(options.threads),
         "PYTHONPATH": f"{inputs['plugin']}:{ROOT}",
         "HF_HUB_OFFLINE": "1",
     }
@@ -166,6 +171,7 @@ def run_peer(case: Case, inputs: dict[str, Any], options: argparse.Namespace) ->
         "new-tokens": case.new_tokens,
         "steps": case.steps,
         "threads": options.threads,
+        "device": options.device,
     }
     for key, value in settings.items():
         command += [f"--{key}", str(value)]
@@ -190,7 +196,8 @@ def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
         rows = [json.loads(line) for line in (ROOT / "examples/data/gsm8k_sample.jsonl").read_text().splitlines()]
         prompts = [row["question"] for row in rows][: case.prompts * case.steps]
     else:
-        write_tiny_model(peer, hidden=128, layers=4)
+        hidden, layers, heads = case.size
+        write_tiny_model(peer, hidden=hidden, layers=layers, heads=heads)
         dice = random.Random(0)
         prompts = ["".join(dice.choices("0123456789", k=8)) for _ in range(case.prompts * case.steps)]
     data = folder / "prompts.jsonl"

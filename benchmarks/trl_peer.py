@@ -14,6 +14,7 @@ parser.add_argument("--model", required=True)
 parser.add_argument("--data", required=True)
 for name, default in (("prompts", 16), ("samples", 8), ("new-tokens", 32), ("steps", 8), ("threads", 2)):
     parser.add_argument(f"--{name}", type=int, default=default)
+parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 parser.add_argument("--ragged", action="store_true", help="completions may end by themselves")
 options = parser.parse_args()
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", OMP_NUM_THREADS=str(options.threads))
@@ -55,8 +56,8 @@ GRPOTrainer(
     callbacks=[Clock()],
     args=GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=options.device == "cpu",
+        bf16=options.device == "cuda",
         per_device_train_batch_size=options.prompts * options.samples,
         num_generations=options.samples,
         max_completion_length=options.new_tokens,
@@ -71,4 +72,5 @@ GRPOTrainer(
         generation_kwargs={} if options.ragged else {"min_new_tokens": options.new_tokens},
     ),
 ).train()
-print(json.dumps({"seconds": stamps[1:], "tokens": counted[1:]}))
+memory = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else 0.0
+print(json.dumps({"seconds": stamps[1:], "tokens": counted[1:], "cuda_gb": memory}))

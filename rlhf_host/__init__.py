@@ -1,5 +1,10 @@
 """rlhf-host: a minimal host for post-training language models; algorithms, rewards and environments are plugins."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.types import (
@@ -30,7 +35,12 @@ from rlhf_host.types import (
     Trajectory,
 )
 
+if TYPE_CHECKING:
+    from rlhf_host.api import Run, evaluate, replay, rollout, train
+
 __version__ = "1.0.0"
+
+_FROM_API = ("Run", "evaluate", "replay", "rollout", "train")
 
 __all__ = [
     "Action",
@@ -51,6 +61,7 @@ __all__ = [
     "Policy",
     "Reward",
     "RoleNeed",
+    "Run",
     "RunContext",
     "RunError",
     "Sampling",
@@ -61,5 +72,16 @@ __all__ = [
     "Task",
     "Trajectory",
     "UserError",
+    "evaluate",
     "hookimpl",
+    "replay",
+    "rollout",
+    "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Runs from Python, imported when they are first asked for: plugins import this package, and must stay light."""
+    if name in _FROM_API:
+        return getattr(importlib.import_module("rlhf_host.api"), name)
+    raise AttributeError(f"module 'rlhf_host' has no attribute {name!r}")

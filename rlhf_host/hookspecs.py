@@ -162,7 +162,8 @@ def sync_connect(targets: Sequence[SyncTarget]) -> Awaitable[None] | None:
 
 @hookspec
 def sync_weights(source: Any, version: int) -> Awaitable[None] | None:
-    """Bring ``source`` (the trainer's actor) to every connected engine, which then holds ``version``. Controller, one."""
+    """Bring the weights of ``source`` (the trainer's actor, ``rlhf_host.weight_sync.access.Source``) to every connected engine,
+    which then holds ``version``. Controller, one."""
 
 
 @hookspec

@@ -112,6 +112,8 @@ class Trajectory:
     unjudged_reason: str | None = None
     decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False, compare=False)
     """Set by the host: token ids to text, special tokens left out."""
+    advantage: float | None = None
+    """Mean over the tokens in the loss, once advantages are computed; ``None`` where no token is."""
 
     @property
     def prompt_ids(self) -> list[int]:

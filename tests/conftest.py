@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import sysconfig
+import textwrap
+import venv
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import rlhf_host
 from rlhf_host.testing.models import write_tiny_model
+
+ROOT = Path(rlhf_host.__file__).parent.parent
 
 REWARDS = '''"""Rewards for tests."""
 from pydantic import BaseModel
@@ -135,3 +144,148 @@ def rlhf_here(reward_plugins: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(reward_plugins))
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+# --- installed distributions: folders with a module and the metadata that pip would have left --------------------
+
+
+class Site:
+    """A folder that stands for site-packages."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def install(
+        self, distribution, entry_points, modules=None, requires=("rlhf-host>=1,<2",), version="1.0", summary="A summary."
+    ):
+        """``entry_points``: group → ``name = module:attribute`` lines; ``modules``: path → source."""
+        info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
+        head = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\nSummary: {summary}\n"
+        (info / "METADATA").write_text(f"{head}{needs}\nLong description.\n")
+        points = "".join(f"[{group}]\n{lines}\n\n" for group, lines in entry_points.items())
+        (info / "entry_points.txt").write_text(points)
+        for path, source in (modules or {}).items():
+            file = self.folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(source))
+        importlib.invalidate_caches()
+        return info
+
+    def rlhf(self, *arguments, python=(), stdout=subprocess.PIPE, **environment):
+        """The real command line in a process of its own, this folder on its path."""
+        return subprocess.run(
+            [sys.executable, *python, "-m", "rlhf_host.cli.main", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]), "COLUMNS": "80", **environment},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    def listed(self, *arguments):
+        """``rlhf plugins --json``: name → object of what the test installed."""
+        done = self.rlhf("plugins", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return {row["name"]: row for row in json.loads(done.stdout) if row["distribution"].startswith("cmd-")}
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path / "site")
+
+
+@pytest.fixture
+def here(site, monkeypatch):
+    """The same, importable in this process too."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(site.folder))
+    yield site
+    for name in set(sys.modules) - before:
+        if str(site.folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+# --- wheels and clean environments ----------------------------------------------------------------
+
+OWN_VARIABLES = ("PYTHON", "VIRTUAL_ENV", "COV_")
+"""Beginnings of the environment variables in which this process's Python is described."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of its own, over the third-party packages that all of these share."""
+
+    home: Path
+
+    def __call__(self, program: str, *arguments: str | Path, cwd: Path, code: int = 0, **variables: str) -> str:
+        """What one of its programs prints."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith(OWN_VARIABLES)}
+        command = [self.home / "bin" / program, *arguments]
+        return _printed(command, code, cwd=cwd, env={**env, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **variables})
+
+    def pip(self, *arguments: str | Path) -> None:
+        # This environment's pip: one thing less to install, and nothing of it can be seen in there.
+        _printed([sys.executable, "-m", "pip", "--python", self.home / "bin/python", "--disable-pip-version-check", *arguments])
+
+    def install(self, *wheels: Path) -> None:
+        """Install just these, in place of what is there of them."""
+        self.pip("install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--force-reinstall", *wheels)
+
+
+def _printed(command: Sequence[str | Path], code: int = 0, **settings: Any) -> str:
+    """Standard output; what went wrong is shown where the command fails."""
+    found = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **settings)
+    assert found.returncode == code, f"{command} gave {found.returncode}\n{found.stdout}\n{found.stderr}"
+    return found.stdout
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Distribution name → wheel, each built from its own source distribution, as a release would be."""
+    out = tmp_path_factory.mktemp("dist")
+    projects = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
+
+    def build(project: Path) -> tuple[str, Path]:
+        name = "rlhf-host" if project == ROOT else project.name
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out / name, project]
+        _printed(command, env={**os.environ, "PYTHONPATH": ""})
+        (wheel,) = (out / name).glob("*.whl")
+        return name, wheel
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(pool.map(build, projects))
+
+
+@pytest.fixture(scope="session")
+def third_party(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """This environment's packages without whatever of ours is among them: torch and all, read-only, nothing copied."""
+    folder = tmp_path_factory.mktemp("third-party")
+    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(site).iterdir():
+            ours = "rlhf" in entry.name or entry.suffix == ".pth"
+            if not ours and not (folder / entry.name).exists():
+                (folder / entry.name).symlink_to(entry)
+    folder.chmod(0o555)
+    yield folder
+    folder.chmod(0o755)
+
+
+@pytest.fixture(scope="session")
+def new_environment(third_party: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
+    """``new_environment(*wheels)``: a clean environment in which just these are installed."""
+
+    def make(*installed: Path) -> Environment:
+        home = tmp_path_factory.mktemp("clean") / "venv"
+        venv.create(home, with_pip=False, symlinks=True)
+        (site,) = home.glob("lib/python*/site-packages")
+        (site / "third-party.pth").write_text(f"{third_party}\n")
+        environment = Environment(home)
+        environment.install(*installed)
+        return environment
+
+    return make

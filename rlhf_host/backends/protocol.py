@@ -1,12 +1,15 @@
-"""What the host asks of a backend: backward, one optimizer step, and its state."""
+"""What the host asks of a backend: backward, one optimizer step, its state, and the weights it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor, nn
+
+from rlhf_host.backends.weights import Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,22 @@ class StepResult:
 
 
 class Backend(Protocol):
-    """Owns one trainable role's optimizer and schedule."""
+    """Owns one trainable role's optimizer and schedule. Made as ``Backend(options, model=, role=, total_updates=, ranks=)``.
+
+    With several ranks all but ``backward`` and ``discard`` are collective.
+    """
 
     model: nn.Module
+    even_passes: bool
+    """Every rank must run equally many forward and backward passes, because parameters or gradients move in them."""
 
-    def backward(self, loss: Tensor) -> None: ...
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """Accumulate. ``loss`` is a share of the whole batch's loss, so gradients sum over passes and ranks.
+
+        Args:
+            last: no other backward comes before ``step``.
+        """
+        ...
 
     def step(self) -> StepResult: ...
 
@@ -31,6 +45,16 @@ class Backend(Protocol):
         """Forget the gradients accumulated so far."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def save(self, directory: Path) -> None:
+        """Write the optimizer's and schedule's state into a directory that all ranks see."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load(self, directory: Path) -> None: ...
+
+    def save_model(self, directory: Path) -> None:
+        """Write the model in Hugging Face format."""
+        ...
+
+    def gathered(self, bucket_bytes: int) -> Iterator[Bucket]:
+        """All weights, a bucket at a time; whole on rank 0, perhaps empty on others."""
+        ...

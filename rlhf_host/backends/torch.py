@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from rlhf_host.backends.protocol import StepResult
+from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.weights import Bucket, in_buckets, named_weights
 from rlhf_host.config.schema import RoleConfig
 
 
@@ -26,38 +29,46 @@ def learning_rate(role: RoleConfig, update: int, total_updates: int) -> float:
     return role.peak_lr * (role.min_lr_ratio + (1.0 - role.min_lr_ratio) * shape)
 
 
+def decayed_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Optimizer groups. Norms and biases are vectors: decaying them is never meant."""
+    decayed = [p for p in parameters if p.dim() > 1]
+    plain = [p for p in parameters if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
 class TorchBackend:
-    """One process, plain PyTorch.
+    """Plain PyTorch; with several ranks every one holds the whole model, and gradients are summed before the step.
 
     Args:
         model: trainable parameters in fp32 (bf16 weights would swallow small updates).
         role: learning rate, schedule, clipping.
         total_updates: optimizer updates of the whole run, for the schedule.
+        ranks: the processes that share the batch.
     """
+
+    even_passes = False
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-    def __init__(self, options: Options, *, model: nn.Module, role: RoleConfig, total_updates: int):
+    def __init__(self, options: Options, *, model: nn.Module, role: RoleConfig, total_updates: int, ranks: Ranks | None = None):
+        self.ranks = ranks or Ranks()
         self.model = model
         self.role = role
         self.total_updates = total_updates
         self.updates = 0
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # Norms and biases are vectors: decaying them is never meant.
-        decayed = [p for p in self.parameters if p.dim() > 1]
-        plain = [p for p in self.parameters if p.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": role.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=role.peak_lr, betas=role.betas, eps=role.adam_eps, fused=True
-        )
+        groups = decayed_groups(self.parameters, role.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=role.peak_lr, betas=role.betas, eps=role.adam_eps, fused=True)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, last: bool = True) -> None:
         loss.backward()
 
     def step(self) -> StepResult:
         """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
         rate = learning_rate(self.role, self.updates, self.total_updates)
+        self._sum_gradients()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm_tensor = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
         norm = float(norm_tensor)
@@ -76,12 +87,34 @@ class TorchBackend:
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+    def _sum_gradients(self) -> None:
+        if self.ranks.size == 1:
+            return
+        # A parameter that no rank used keeps no gradient, so that the optimizer leaves it alone.
+        used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.int32, device=self.parameters[0].device)
+        self.ranks.sum_([used])
+        summed = [p for p, count in zip(self.parameters, used.tolist(), strict=True) if count]
+        for parameter in summed:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.ranks.sum_([p.grad for p in summed if p.grad is not None])
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def save(self, directory: Path) -> None:
+        if self.ranks.rank == 0:
+            state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+            torch.save(state, directory / "optimizer.pt")
+
+    def load(self, directory: Path) -> None:
+        state: dict[str, Any] = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
             group.update(settings)  # what this run's configuration says, not the one that wrote the checkpoint
         self.updates = int(state["updates"])
+
+    def save_model(self, directory: Path) -> None:
+        if self.ranks.rank == 0:
+            self.model.save_pretrained(directory)  # type: ignore[operator]
+
+    def gathered(self, bucket_bytes: int) -> Iterator[Bucket]:
+        return in_buckets(named_weights(self.model), bucket_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +12,12 @@ from rlhf_host.config.flags import Flag
 from rlhf_host.config.layers import DEFAULT, Layer
 from rlhf_host.config.load import assemble
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SINGLE, spelled
+from rlhf_host.config.sections import MANY, ROLES, SINGLE, role_flag, spelled
 from rlhf_host.plugins.options import Option, describe_options
 from rlhf_host.plugins.selection import find, load, options_model
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 PLUGINS = {
     "with": "[ALIAS=]NAME: an extension (filters, shaping, corrections); repeatable, in order; ALIAS=none takes one away",
@@ -24,16 +27,29 @@ PLUGINS = {
     "engine": "NAME: what generates tokens (default transformers)",
     "backend": "NAME: what makes optimizer steps (default torch)",
     "runtime": "NAME: where roles live (default local)",
-    "sync": "NAME: how weights reach the engines (default in_process)",
+    "sync": "NAME: how weights reach the engines (default in_process; broadcast with --runtime ray)",
 }
 
 
 class RawCommand(click.Command):
-    """Hands its arguments over as typed: its flags are those of the configuration and of the chosen plugins."""
+    """Hands its arguments over as typed: its flags are those of the configuration and of the chosen plugins.
+
+    ``control`` names the command's own flags beside these; ``takes_file``: the first word is a file.
+    """
+
+    def __init__(self, *args: Any, control: Sequence[str] = (), takes_file: bool = False, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.control = control
+        self.takes_file = takes_file
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.params["argv"] = list(args)
         return []
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from rlhf_host.cli.complete_flags import complete
+
+        return complete(ctx.params.get("argv", []), incomplete, self.control, self.takes_file)
 
 
 def show_help(
@@ -55,8 +71,8 @@ def show_help(
     formatter.write_text(about)
     _write(formatter, "Start here", ((f"--{flag}", text) for flag, text in start.items()))
     layer, _ = assemble(config, flags, presets, [])
-    for title, rows in _chosen(layer):
-        _write(formatter, title, rows)
+    for kind, spec, prefix in chosen_plugins(layer):
+        _write(formatter, *_plugin(kind, spec, prefix))
     _write(
         formatter,
         "Plugins (name one beside --help to see its options)",
@@ -77,8 +93,8 @@ def _write(formatter: click.HelpFormatter, title: str, rows: Iterable[tuple[str,
 def _section(key: str) -> Iterator[tuple[str, str]]:
     if key == "roles":
         yield from _rows("actor", describe_options(RoleConfig))
-        others = ", ".join(f"--{role.replace('_', '-')}.*" for role in ROLES if role != "actor")
-        yield f"{others}, --roles.NAME.*", "the same for other roles"
+        others = ", ".join(f"--{role_flag(role)}.*" for role in ROLES if role != "actor")
+        yield f"{others}, --roles.NAME.*", "the same for other roles (--reward-model.* is the role 'reward')"
         return
     if key == "data":
         yield from _rows("data", (option for option in describe_options(DataConfig) if option.name != "sources"))
@@ -101,15 +117,15 @@ def _rows(prefix: str, options: Iterable[Option]) -> Iterator[tuple[str, str]]:
         yield f"--{prefix}.{option.name.replace('_', '-')}", f"{option.description} ({facts})".strip()
 
 
-def _chosen(layer: Layer) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Options of the plugins that somebody chose, not of the defaults."""
+def chosen_plugins(layer: Layer) -> Iterator[tuple[str, str, str]]:
+    """Kind, name and the options' prefix (``algo``, ``reward.strict``) of plugins that somebody chose, not of the defaults."""
     for key, kind in SINGLE.items():
         if "plugin" in layer.get(key, {}) and layer[key]["plugin"].where != DEFAULT:
-            yield _plugin(kind, layer[key]["plugin"].value, key)
+            yield kind, layer[key]["plugin"].value, key
     for key, kind in MANY.items():
         for alias, choice in layer.get(key, {}).items():
             if choice["plugin"].where != DEFAULT:
-                yield _plugin(kind, choice["plugin"].value, f"{spelled(key)}.{alias}")
+                yield kind, choice["plugin"].value, f"{spelled(key)}.{alias}"
 
 
 def _plugin(kind: str, spec: str, prefix: str) -> tuple[str, list[tuple[str, str]]]:

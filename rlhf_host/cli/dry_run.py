@@ -30,8 +30,17 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for need in needs.roles:
         trained = "trainable" if need.trainable else "frozen"
         click.echo(f"role {need.name}: {_model(need, config, needs)}, {need.head} head, {trained}")
+    if config.runtime.plugin != "local":
+        click.echo(f"placement: {_placement(config, needs)}")
     tokenizer = _tokenizer(config.roles["actor"])
-    for split, data, seed in (("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)):
+    splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
+    if config.from_trajectories is not None:
+        from rlhf_host.training.trajectories import SavedRollouts
+
+        splits = []
+        for line in SavedRollouts(config).report:
+            click.echo(line)
+    for split, data, seed in splits:
         for line in _data(data, split, tokenizer, seed):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
@@ -40,6 +49,14 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         f" {updates_per_batch(config)}, old log-probabilities {old_logprobs_mode(config)}"
     )
     click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
+
+
+def _placement(config: RunConfig, needs: Needs) -> str:
+    """Who would share which devices; whether a cluster has them is seen when the run starts."""
+    from rlhf_host.runtimes.placement import describe, devices_per_engine, parse_placement, plan_places
+
+    roles = [need.name for need in needs.roles]
+    return describe(plan_places(parse_placement(config.placement), roles, per_engine=devices_per_engine(config.engine.options)))
 
 
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
@@ -17,7 +18,7 @@ from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 
-CONTROL = ("config", "preset", "checkpoint", "json", "help")
+CONTROL = ("config", "preset", "checkpoint", "json", "disable", "help")
 
 START = {
     "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
@@ -29,6 +30,7 @@ START = {
     "rollout.max-new-tokens": "per turn (int, default 256)",
     "config": "FILE.yaml: settings; flags lie on top",
     "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }
 
@@ -37,10 +39,12 @@ SECTIONS = {"eval": "Evaluation", "rollout": "Rollouts", "roles": "Models", "dat
 ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets. Flags and files are those of rlhf train."
 
 
-@click.command(cls=RawCommand, name="eval")
-def evaluate(argv: Sequence[str]) -> None:
+@click.command(cls=RawCommand, control=CONTROL, name="eval")
+@click.pass_context
+def evaluate(ctx: click.Context, argv: Sequence[str]) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""
     control, flags = take(parse(argv), CONTROL)
+    leave_out(ctx, control.get("disable", ()))
     config_path = control.get("config", [None])[0]
     presets = [preset for preset in control.get("preset", []) if preset]
     if "help" in control:
@@ -51,13 +55,13 @@ def evaluate(argv: Sequence[str]) -> None:
         clashes += [flag.text for flag in flags if flag.parts[-2:] == ["actor", "model"]]
         if clashes:
             raise UserError(f"--checkpoint brings the run's own model and settings: leave {clashes[0]} out")
-        config_path = str(require_run(_run_of(Path(checkpoint))))
+        config_path = str(require_run(run_of(Path(checkpoint))))
     loaded = read_config(config_path, flags, presets, CONTROL)
     for notice in loaded.notices:
         click.echo(notice, err=True)
-    config = complete(_with_defaults(loaded.config, checkpoint), loaded.origins, evaluation=True)
+    config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
     check_evaluation(config)
-    manager = build_plugins(config, evaluation=True)
+    manager = build_plugins(config, "evaluate")
     try:
         manager.require("score", "nothing judges the answers; give --reward NAME")
         from rlhf_host.training.evaluate import evaluate as run
@@ -72,25 +76,26 @@ def evaluate(argv: Sequence[str]) -> None:
     return None
 
 
-def _with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
+def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
+    """The configuration with the model that is meant, and with the training data where there is no other."""
     config = config.model_copy(deep=True)
     actor = config.roles["actor"]
     if checkpoint is not None:
-        actor.model, actor.revision = str(_model_of(Path(checkpoint))), None
+        actor.model, actor.revision = str(model_of(Path(checkpoint))), None
     elif actor.model and Path(actor.model).is_dir():
-        actor.model = str(_model_of(Path(actor.model)))
+        actor.model = str(model_of(Path(actor.model)))
     if not config.eval.data.sources:
         config.eval.data = config.data
     return config
 
 
-def _run_of(path: Path) -> Path:
+def run_of(path: Path) -> Path:
     """The run directory of a checkpoint, or the path itself."""
     parents = [path, *path.absolute().parents[:2]]
     return next((parent for parent in parents if (parent / "config.yaml").is_file()), path)
 
 
-def _model_of(path: Path) -> Path:
+def model_of(path: Path) -> Path:
     """The model directory that ``path`` is or holds; of a run directory its newest checkpoint's, else ``model/``."""
     from rlhf_host.training.checkpoints import checkpoint_dirs
 

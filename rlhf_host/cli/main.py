@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
 
 from rlhf_host import __version__
-from rlhf_host.errors import RunError, UserError, near_matches
+from rlhf_host.cli.lazy import LazyGroup
+from rlhf_host.errors import RunError, UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlhf_host.cli.train:train", "Train a model: algorithm, rewards, data and all settings as flags or YAML."),
     "eval": ("rlhf_host.cli.eval:evaluate", "Evaluate a model: pass@k and rewards on one or more task sets."),
-    "plugins": ("rlhf_host.cli.plugins:plugins", "List installed plugins; 'plugins show NAME' looks inside one."),
+    "rollout": ("rlhf_host.cli.rollout:rollout", "Sample and score without training, into a file."),
+    "replay": ("rlhf_host.cli.replay:replay", "Score saved trajectories again with other plugins; show what changes."),
+    "plugins": ("rlhf_host.cli.plugins:plugins", "List installed plugins; show, check, bench, install or uninstall one."),
+    "doctor": ("rlhf_host.cli.doctor:doctor", "Look at this machine and its libraries: what is wrong and what to do."),
+    "completion": ("rlhf_host.cli.completion:completion", "Print the script for completion in bash, zsh or fish."),
 }
 """Name → (``module:attribute`` of the command, its line in ``rlhf --help``)."""
 
@@ -26,26 +30,8 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
 
-class LazyGroup(click.Group):
-    """Commands from ``COMMANDS``; turns the project's errors into a message and an exit code, without a traceback."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        return getattr(importlib.import_module(module), attribute)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise UserError(f"no command {args[0]!r}{near_matches(args[0], COMMANDS) or '; rlhf --help lists them'}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+class Main(LazyGroup):
+    """Turns the project's errors into a message and an exit code, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -63,7 +49,7 @@ class LazyGroup(click.Group):
             ctx.exit(130)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rlhf")
 def main() -> None:
     """Post-training for language models: algorithms, rewards and environments are plugins."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.check import check
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
@@ -17,7 +18,7 @@ from rlhf_host.config.yaml_file import dump_yaml
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.types import Outcome
 
-CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "help")
+CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "disable", "help")
 
 START = {
     "algo": "NAME: the algorithm",
@@ -29,8 +30,12 @@ START = {
     "preset": "NAME or FILE.yaml: settings beneath; repeatable",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
     "resume": "RUN_DIR: go on from its newest checkpoint, with its settings; flags may change some, as --train.steps",
+    "from-trajectories": "FILE: train on what rlhf rollout saved, or a run with --trajectories.tokens; nothing is sampled",
+    "debug": "run everything in this process and thread, so that a debugger works in any plugin",
+    "placement": "ROLE+ROLE=DEVICES: with --runtime ray, these roles share devices (rollout: the engines); repeatable",
     "seed": "fixes data order, sampling and initial heads (int, default 0)",
     "name": "the run's name (default <algorithm>-<first reward>)",
+    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
     "dry-run": "check everything, train and write nothing",
     "print-config": "print the whole configuration as YAML, with plugins' options, and stop",
 }
@@ -44,17 +49,19 @@ SECTIONS = {
     "kl": "KL to the reference model",
     "checkpoint": "Checkpoints",
     "trajectories": "Trajectory files",
+    "ray": "The Ray cluster",
 }
 
 ABOUT = """Train a language model. Every setting is a flag, a key of the YAML file, or both: --rollout.n 4 is 'rollout: {n: 4}'.
 Lists are given by repetition or commas; a flag without a value is true."""
 
 
-@click.command(cls=RawCommand)
+@click.command(cls=RawCommand, control=CONTROL)
 @click.pass_context
 def train(ctx: click.Context, argv: Sequence[str]) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
     control, flags = take(parse(argv), CONTROL)
+    leave_out(ctx, control.get("disable", ()))
     config_path = control.get("config", [None])[0]
     presets = [preset for preset in control.get("preset", []) if preset]
     if "help" in control:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_host.config.messages import fail
-from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, updates_per_batch
+from rlhf_host.config.plan import EVAL_REWARD, EXTRAS, kl_estimator, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.sections import CONVENTIONAL, ROLES
+from rlhf_host.config.sections import ROLES, role_flag
 from rlhf_host.errors import PluginError, near_matches
-from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.types import Needs
 
 
@@ -38,6 +38,32 @@ def check_evaluation(config: RunConfig) -> None:
     fail(lines)
 
 
+def check_rollout(config: RunConfig, manager: PluginManager) -> None:
+    """Refuse rollouts that cannot be made. Raises ``UserError``, one line per reason."""
+    lines = []
+    if not config.roles["actor"].model:
+        lines.append("no model to sample from: give --actor.model PATH")
+    if not config.data.sources:
+        lines.append("no data: give --data PATH")
+    if "agent" in config.reward:
+        lines.append("the reward alias 'agent' stands for the agent's own rewards: choose another")
+    lines += [f"{item} has no score hook, so it judges nothing" for item in _judging_nothing(manager)]
+    fail(lines)
+
+
+def check_replay(config: RunConfig) -> None:
+    """Refuse replays that would change nothing. Raises ``UserError``, one line per reason."""
+    if not (config.reward or config.algo or config.extensions):
+        fail(["nothing is chosen to replay with: give --reward NAME, --algo NAME or --with NAME"])
+    if "agent" in config.reward:
+        fail(["the reward alias 'agent' stands for the agent's own rewards: choose another"])
+
+
+def _judging_nothing(manager: PluginManager) -> list[Loaded]:
+    rewards = [item for item in manager.loaded if item.kind in ("reward", EVAL_REWARD)]
+    return [item for item in rewards if item.key not in manager.names("score")]
+
+
 def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     if config.algo is None:
         yield "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)"
@@ -45,18 +71,18 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         who = config.algo.plugin if config.algo else "a plugin"
         yield f"{who} trains on {needs.data} data, which is not supported by this version"
         return
-    if not config.reward and not _custom_agent(config):
+    saved = config.from_trajectories is not None
+    if not saved and not config.reward and not _custom_agent(config):
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
     if "agent" in config.reward or "agent" in config.eval.reward:
         yield "the reward alias 'agent' stands for the agent's own rewards: choose another"
-    for item in manager.loaded:
-        if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
-            yield f"{item} has no score hook, so it judges nothing"
+    for item in _judging_nothing(manager):
+        yield f"{item} has no score hook, so it judges nothing"
     if config.algo is not None:
         for hooks in (("compute_advantages",), ("compute_loss",)):
             if not any(manager.has(hook) for hook in hooks):
                 yield f"no chosen plugin implements {' or '.join(hooks)}: algorithm {config.algo.plugin!r} is incomplete"
-    if not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
+    if not saved and not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
         yield f"agent {config.agent.plugin!r} implements neither agent_run nor agent_reset and agent_step"
     yield from _role_refusals(config, needs)
     for key, own in manager.each("needs"):
@@ -78,7 +104,7 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
             yield f"roles.{name}: no chosen plugin knows this role{near_matches(name, {*needed, *ROLES})}"
     if not config.roles.get("actor", RoleConfig()).model:
         yield "no model to train: give --actor.model PATH"
-    if not config.data.sources:
+    if not config.data.sources and config.from_trajectories is None:
         yield "no training data: give --data PATH"
     for need in needed.values():
         if need.name == "actor" or config.roles.get(need.name, RoleConfig()).model:
@@ -86,14 +112,14 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         if need.source is None:
             yield f"the role {need.name!r} has no model: give {_model_flag(need.name)} PATH"
             continue
-        is_role = need.source in {*CONVENTIONAL, *config.roles} and need.source not in needed
+        is_role = need.source in {*ROLES, *config.roles} and need.source not in needed
         if is_role and not config.roles.get(need.source, RoleConfig()).model:
             flags = f"{_model_flag(need.source)} PATH, or {_model_flag(need.name)} PATH"
             yield f"the role {need.name!r} starts from the role {need.source!r}, which has no model: give {flags}"
 
 
 def _model_flag(role: str) -> str:
-    return f"--{role.replace('_', '-')}.model" if role in ROLES else f"--roles.{role}.model"
+    return f"--{role_flag(role)}.model"
 
 
 def _setting_refusals(config: RunConfig) -> Iterator[str]:
@@ -117,6 +143,13 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             f"train.minibatches {train.minibatches} is more than train.batch_size {train.batch_size}:"
             " a batch is split between groups, so there can be at most one minibatch per prompt"
         )
+    if config.placement and config.runtime.plugin == "local":
+        yield "placement says which devices roles share, and the local runtime has one process: add --runtime ray, or leave it out"
+    if config.sync.plugin == "in_process" and config.runtime.plugin in EXTRAS:
+        yield (
+            f"sync in_process reaches engines in the trainer's own process, and runtime {config.runtime.plugin} has none there:"
+            " leave --sync out, or set it to broadcast, ipc or checkpoint"
+        )
     if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
         yield (
             "train.old_logprobs fused holds for one update per batch, and"
@@ -129,8 +162,11 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
         yield f"kl.estimator {kl.estimator} is biased in the reward: set --kl.estimator k1, or --kl.force to have it anyway"
     if "kl" in config.extensions:
         yield "the extension kl is configured at kl: leave --with kl out and set --kl.coef"
-    if config.checkpoint.best and config.checkpoint.best.startswith("eval/") and not config.eval.data.sources:
-        yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
+    if config.checkpoint.best and config.checkpoint.best.startswith("eval/"):
+        if config.from_trajectories is not None:
+            yield f"checkpoint.best is {config.checkpoint.best}, and from_trajectories evaluates nothing: set another metric"
+        elif not config.eval.data.sources:
+            yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
     yield from _eval_refusals(config)
 
 

@@ -16,12 +16,15 @@ from rlhf_host.config.fieldtypes import Repeated, coerce, section_model, takes_b
 from rlhf_host.config.friendly import choose, source
 from rlhf_host.config.layers import Layer
 from rlhf_host.config.schema import DataConfig, DataSource, RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SINGLE, SPELLINGS, spelled
+from rlhf_host.config.sections import MANY, ROLES, SHORTHANDS, SINGLE, SPELLINGS, spelled
 from rlhf_host.config.yaml_file import At
 from rlhf_host.errors import UserError, near_matches
 
 SWITCHES = ("help", "print-config", "dry-run", "json")
 """Control flags that take no value."""
+
+REPEATED = ("preset", "disable")
+"""Control flags that may be given several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def take(flags: Sequence[Flag], control: Collection[str]) -> tuple[dict[str, lis
                 raise UserError(f"--{name} takes no value")
         elif None in values:
             raise UserError(f"--{name} needs a value")
-        elif len(values) > 1 and name != "preset":
+        elif len(values) > 1 and name not in REPEATED:
             raise UserError(f"--{name} can be given once")
     return found, others
 
@@ -93,7 +96,7 @@ def known_flags(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterato
         if name in SINGLE or name in MANY:
             yield prefix + spelled(name)
         elif name == "roles":
-            yield from (f"{role.replace('_', '-')}.{key}" for role in ROLES for key in known_flags(RoleConfig))
+            yield from (f"{name.replace('_', '-')}.{key}" for name in SHORTHANDS for key in known_flags(RoleConfig))
         elif inner is DataConfig:
             yield flag
             yield from (f"{flag}.{key}" for key in known_flags(DataConfig) if key != "sources")
@@ -141,8 +144,8 @@ def _place(flag: Flag, layer: Layer, errors: list[str], control: Collection[str]
     """Where the flag's value goes and its annotation (``None``: a plugin's option); ``()`` when it is dealt with."""
     parts = flag.parts
     parts[0] = SPELLINGS.get(parts[0], parts[0])
-    if parts[0] in ROLES:
-        parts.insert(0, "roles")
+    if parts[0] in SHORTHANDS:
+        parts[:1] = ["roles", SHORTHANDS[parts[0]]]
     head, depth = parts[0], 1
     if head == "eval" and len(parts) > 1 and parts[1] in ("data", "reward"):
         head, depth = parts[1], 2

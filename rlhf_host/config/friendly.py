@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rlhf_host.config.fieldtypes import section_model, takes_bool
 from rlhf_host.config.layers import Layer
 from rlhf_host.config.schema import DataConfig, DataSource, RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SINGLE, SPELLINGS
+from rlhf_host.config.sections import MANY, SHORTHANDS, SINGLE, SPELLINGS
 from rlhf_host.config.yaml_file import At, plain
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.selection import parse_choice
@@ -25,13 +25,13 @@ def _section(model: type[BaseModel], tree: At, errors: list[str], top: bool = Fa
     layer: Layer = {}
     if not _is_mapping(tree, errors):
         return layer
-    known = [*model.model_fields, *(ROLES if top else ()), *(SPELLINGS if top else ())]
+    known = [*model.model_fields, *(SHORTHANDS if top else ()), *(SPELLINGS if top else ())]
     for key, value in tree.value.items():
         name = key.replace("-", "_")
         if top:
             name = SPELLINGS.get(name, name)
-        if top and name in ROLES:
-            _role(layer, name, value, errors)
+        if top and name in SHORTHANDS:
+            _role(layer, SHORTHANDS[name], value, errors)
             continue
         if name not in model.model_fields:
             errors.append(f"{value.where}: no such key{near_matches(key, known)}")

@@ -14,7 +14,7 @@ from rlhf_host.config.layers import Layer, defaults, lay, unwrap
 from rlhf_host.config.messages import Origins, fail, validation_lines, where
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.sections import SINGLE
-from rlhf_host.config.yaml_file import read_yaml
+from rlhf_host.config.yaml_file import At, read_yaml
 from rlhf_host.errors import PluginError, UserError
 from rlhf_host.plugins.discovery import preset_file
 from rlhf_host.plugins.selection import find
@@ -41,14 +41,25 @@ def load_config(path: str | Path | None = None, flags: Sequence[str] = (), prese
 
 
 def read_config(
-    path: str | Path | None = None, flags: Sequence[Flag] = (), presets: Sequence[str] = (), control: Collection[str] = ()
+    path: str | Path | None = None,
+    flags: Sequence[Flag] = (),
+    presets: Sequence[str] = (),
+    control: Collection[str] = (),
+    *,
+    settings: At | None = None,
+    quickstart: bool = True,
 ) -> Loaded:
-    """As ``load_config``, keeping the places. ``control``: the command's own flags, for near matches.
+    """As ``load_config``, keeping the places.
 
     With neither a model nor data, the preset ``quickstart`` goes under everything, and a notice says so.
+
+    Args:
+        control: the command's own flags, for near matches.
+        settings: from Python, in the form of a file; they lie on top.
+        quickstart: whether a run without model and data gets the preset.
     """
     errors: list[str] = []
-    layer, notices = assemble(path, flags, presets, errors, control)
+    layer, notices = assemble(path, flags, presets, errors, control, settings, quickstart)
     values, origins = unwrap(layer)
     try:
         config = RunConfig.model_validate(values)
@@ -60,7 +71,13 @@ def read_config(
 
 
 def assemble(
-    path: str | Path | None, flags: Sequence[Flag], presets: Sequence[str], errors: list[str], control: Collection[str] = ()
+    path: str | Path | None,
+    flags: Sequence[Flag],
+    presets: Sequence[str],
+    errors: list[str],
+    control: Collection[str] = (),
+    settings: At | None = None,
+    quickstart: bool = True,
 ) -> tuple[Layer, tuple[str, ...]]:
     """All layers as one, and notices. Mistakes are appended to ``errors``."""
     layers = [defaults()]
@@ -69,8 +86,10 @@ def assemble(
     if path is not None:
         layers.append(from_tree(read_yaml(path), errors))
     layers.append(from_flags(flags, errors, control))
+    if settings is not None:
+        layers.append(from_tree(settings, errors))
     notices: tuple[str, ...] = ()
-    if not any(_has(layer, "roles", "actor", "model") or _has(layer, "data", "sources") for layer in layers):
+    if quickstart and not any(_has(layer, "roles", "actor", "model") or _has(layer, "data", "sources") for layer in layers):
         layers.insert(1, _preset(QUICKSTART, errors))
         notices = (f"Neither --actor.model nor --data is given: using the preset {QUICKSTART!r}, a tiny model on arithmetic.",)
     result: Layer = {}

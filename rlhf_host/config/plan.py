@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
@@ -15,8 +15,9 @@ from rlhf_host.config.sections import MANY, SINGLE
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.discovery import HOST, PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.objects import Given, build_given, describe, look_up
 from rlhf_host.plugins.options import describe_options
-from rlhf_host.plugins.selection import build, find, load, options_model, parse_choice, read_options
+from rlhf_host.plugins.selection import build, find, is_given, load, options_model, parse_choice, read_options
 from rlhf_host.types import Needs, RoleNeed
 
 EXTRAS = {"vllm": "vllm", "deepspeed": "deepspeed", "ray": "ray"}
@@ -27,6 +28,8 @@ PROTOCOLS = ("engine", "backend", "runtime")
 
 
 EVAL_REWARD = "eval_reward"
+
+NOTHING: Given = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,25 @@ class Chosen:
     path: Path
 
 
-def chosen(config: RunConfig, evaluation: bool = False) -> list[Chosen]:
+Use: TypeAlias = Literal["train", "evaluate", "rollout", "replay"]
+
+KEYS: dict[Use, tuple[str, ...]] = {
+    "train": ("agent", "algo", "reward", "extensions", "tracker", "sync"),
+    "evaluate": ("agent", "reward"),
+    "rollout": ("agent", "reward", "extensions"),
+    "replay": ("algo", "reward", "extensions"),
+}
+"""What takes part in each use of a configuration."""
+
+
+def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
     """The run's plugins in the manager's order: agent, algorithm, rewards, extensions (``kl`` last), trackers, weight sync.
 
-    Rewards of ``eval.reward`` have the kind ``eval_reward``. ``evaluation``: only what evaluating needs.
+    Rewards of ``eval.reward`` have the kind ``eval_reward``. Training on saved trajectories plays and scores nothing.
     """
-    keys = ("agent", "reward") if evaluation else ("agent", "algo", "reward", "extensions", "tracker", "sync")
+    keys = KEYS[use]
+    if use == "train" and config.from_trajectories is not None:
+        keys = tuple(key for key in keys if key not in ("agent", "reward"))
     found: list[Chosen] = []
     for key in keys:
         if key in SINGLE:
@@ -53,34 +69,47 @@ def chosen(config: RunConfig, evaluation: bool = False) -> list[Chosen]:
             if choice is not None:
                 found.append(Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.plugin)[0], choice, (key,)))
             continue
-        if not (evaluation and config.eval.reward):
+        if not (use == "evaluate" and key == "reward" and config.eval.reward):
             for alias, choice in getattr(config, key).items():
                 found.append(Chosen(MANY[key], MANY[key], alias, choice, (key, alias)))
-        if key == "reward":
+        if key == "reward" and use in ("train", "evaluate"):
             for alias, choice in config.eval.reward.items():
                 found.append(Chosen(EVAL_REWARD, "reward", alias, choice, ("eval", "reward", alias)))
-        if key == "extensions" and config.kl.coef > 0:
+        if key == "extensions" and config.kl.coef > 0 and use != "rollout":
             kl = PluginChoice(plugin=f"{HOST}:kl", options=config.kl.model_dump())
             found.append(Chosen("extension", "extension", "kl", kl, ("kl",)))
     return found
 
 
-def complete(config: RunConfig, origins: Origins | None = None, evaluation: bool = False) -> RunConfig:
+def complete(config: RunConfig, origins: Origins | None = None, use: Use = "train", given: Given = NOTHING) -> RunConfig:
     """The configuration with every chosen plugin found and its options validated and filled in.
 
-    Engines, backends and runtimes are imported only if options are set for them, because they may be heavy.
+    Engines, backends and runtimes are imported only if options are set for them, because they may be heavy. With ``debug``
+    those that live in other processes give way to the host's own.
+
+    Args:
+        use: what the configuration is for.
+        given: plugins that are Python objects.
 
     Raises:
         PluginError: one line per plugin that is missing or misconfigured, with the place it was chosen.
     """
     config = config.model_copy(deep=True)
+    if config.debug:
+        _stay_here(config)
     places = origins or {}
+    if config.runtime.plugin.rpartition(":")[2] in EXTRAS and not {("sync",), ("sync", "plugin")} & set(places):
+        _leave_home(config)
     errors: list[str] = []
     known = discover()
     plain = [Chosen(SINGLE[key], SINGLE[key], getattr(config, key).plugin, getattr(config, key), (key,)) for key in PROTOCOLS]
-    for item in [*chosen(config, evaluation), *plain]:
+    for item in [*chosen(config, use), *plain]:
         try:
-            info = find(item.group, item.choice.plugin, known)
+            if is_given(item.choice.plugin):
+                plugin = look_up(given, item.group, item.choice.plugin)
+                info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
+            else:
+                info, cls = find(item.group, item.choice.plugin, known), None
             if item.kind in PROTOCOLS:
                 _require_library(item, info.distribution)
         except PluginError as error:
@@ -88,7 +117,7 @@ def complete(config: RunConfig, origins: Origins | None = None, evaluation: bool
             continue
         if item.kind not in PROTOCOLS or item.choice.options:
             root = (*item.path, "options") if item.path != ("kl",) else item.path
-            item.choice.options = _filled(info, item.choice.options, item.alias, root, places, errors)
+            item.choice.options = _filled(info, item.choice.options, item.alias, root, places, errors, cls)
     tasks = {info.name for info in known if info.kind == "tasks"}
     for path, data in ((("data",), config.data), (("eval", "data"), config.eval.data)):
         for number, source in enumerate(data.sources):
@@ -100,12 +129,34 @@ def complete(config: RunConfig, origins: Origins | None = None, evaluation: bool
     return config
 
 
+def _stay_here(config: RunConfig) -> None:
+    """Debugging: one process, and no replicas or deadlines."""
+    for key in PROTOCOLS:
+        if getattr(config, key).plugin.rpartition(":")[2] in EXTRAS:
+            setattr(config, key, getattr(RunConfig(), key))
+            config.sync = RunConfig().sync
+    config.train.replicas = 1
+    config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, 7 * 24 * 3600.0)
+
+
+def _leave_home(config: RunConfig) -> None:
+    """Engines in other processes have weights of their own: what nobody chose becomes what reaches them."""
+    if config.sync == RunConfig().sync:
+        config.sync = PluginChoice(plugin="broadcast")
+
+
 def _filled(
-    info: PluginInfo, options: dict[str, Any], alias: str, root: Path, origins: Origins, errors: list[str]
+    info: PluginInfo,
+    options: dict[str, Any],
+    alias: str,
+    root: Path,
+    origins: Origins,
+    errors: list[str],
+    cls: type | None = None,
 ) -> dict[str, Any]:
-    """The plugin's options, validated and with defaults; mistakes are appended to ``errors``."""
+    """The plugin's options, validated and with defaults; mistakes are appended to ``errors``. ``cls``: where it is at hand."""
     try:
-        cls = load(info)
+        cls = cls or load(info)
         model = options_model(cls)
     except PluginError as error:
         errors.append(_at(root, origins, str(error)))
@@ -116,7 +167,7 @@ def _filled(
     for key in unknown:
         hint = near_matches(key, fields) or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
         errors.append(f"{where((*root, key), origins)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
-    given = _coerced(model, {key: value for key, value in given.items() if key not in unknown})
+    given = coerced(model, {key: value for key, value in given.items() if key not in unknown})
     try:
         parsed = read_options(info, cls, given, alias)
     except PluginError as error:
@@ -134,13 +185,13 @@ def _at(path: Path, origins: Origins, message: str) -> str:
     return message if place == ".".join(map(str, path)) else f"{place}: {message}"
 
 
-def _coerced(model: Any, options: dict[str, Any]) -> dict[str, Any]:
+def coerced(model: Any, options: dict[str, Any]) -> dict[str, Any]:
     result = {}
     for key, value in options.items():
         field = model.model_fields.get(key)
         inner = section_model(field.annotation) if field else None
         if inner is not None and isinstance(value, dict):
-            result[key] = _coerced(inner, value)
+            result[key] = coerced(inner, value)
         else:
             result[key] = coerce(field.annotation if field else Any, value)
     return result
@@ -160,15 +211,20 @@ def _require_library(item: Chosen, distribution: str) -> None:
         raise PluginError(f"{item.kind} {item.choice.plugin!r} needs {extra}: pip install '{HOST}[{extra}]'")
 
 
-def build_plugins(config: RunConfig, evaluation: bool = False) -> PluginManager:
-    """The run's plugins, built from their options. ``complete`` the configuration first."""
+def build_plugins(config: RunConfig, use: Use = "train", given: Given = NOTHING) -> PluginManager:
+    """The run's plugins, built from their options. ``complete`` the configuration first, with the same arguments."""
     known = discover()
     loaded = []
-    for item in chosen(config, evaluation):
-        info = find(item.group, item.choice.plugin, known)
-        plugin = build(info, item.choice.options, item.alias)
+    for item in chosen(config, use):
+        if is_given(item.choice.plugin):
+            found = look_up(given, item.group, item.choice.plugin)
+            info = describe(item.group, item.alias, found)
+            plugin = build_given(info, found, item.choice.options)
+        else:
+            info = find(item.group, item.choice.plugin, known)
+            plugin = build(info, item.choice.options, item.alias)
         loaded.append(Loaded(item.kind, item.alias, info, plugin, item.choice.weight))
-    return PluginManager(loaded)
+    return PluginManager(loaded, threads=not config.debug)
 
 
 # --- needs --------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+
+from rlhf_host.functional.options import AGGREGATIONS, check_aggregation
 
 
 class Section(BaseModel):
@@ -40,9 +42,9 @@ class RoleConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="floor of the schedule, as a fraction of lr")
     warmup_steps: int = Field(0, ge=0, description="optimizer updates of linear warm-up")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas")
-    adam_eps: float = Field(1e-8, gt=0)
+    adam_eps: float = Field(1e-8, gt=0, description="AdamW epsilon")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm clip; 0: off")
 
     @property
@@ -89,10 +91,10 @@ class DataConfig(Section):
 
 class RolloutConfig(Section):
     n: PositiveInt = Field(8, description="samples per prompt")
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, description="0: off")
-    min_p: float = Field(0.0, ge=0, lt=1)
+    temperature: float = Field(1.0, ge=0, description="above 0 in training; log-probabilities are taken at it too")
+    top_p: float = Field(1.0, gt=0, le=1, description="1: off; training refuses others, as it could not correct for them")
+    top_k: int = Field(0, ge=0, description="0: off; likewise")
+    min_p: float = Field(0.0, ge=0, lt=1, description="0: off; likewise")
     max_new_tokens: PositiveInt = Field(256, description="per turn")
     max_tokens: PositiveInt | None = Field(
         None, description="longest whole trajectory, prompt included; default: the model's context"
@@ -133,17 +135,17 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     data: DataConfig = Field(default_factory=DataConfig)
     every: int = Field(0, ge=0, description="steps between evaluations; 0: only before the first and after the last step")
-    at_start: bool = True
-    at_end: bool = True
+    at_start: bool = Field(True, description="evaluate before the first step")
+    at_end: bool = Field(True, description="evaluate after the last step")
     reward: dict[str, PluginChoice] = Field(
         default_factory=dict, description="rewards for evaluation; default: the training rewards"
     )
     n: PositiveInt = Field(1, description="samples per prompt")
     k: list[PositiveInt] = Field(default_factory=list, description="pass@k to report besides 1 and n")
     temperature: float = Field(1.0, ge=0, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0, lt=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="1: off")
+    top_k: int = Field(0, ge=0, description="0: off")
+    min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     max_new_tokens: PositiveInt | None = Field(None, description="default: as in training")
     seed: int = Field(0, description="fixes the evaluation samples, whatever the run's seed")
 
@@ -152,8 +154,23 @@ class CheckpointConfig(Section):
     every: int = Field(0, ge=0, description="steps between checkpoints; 0: only the last one and on Ctrl-C")
     keep: int = Field(2, ge=0, description="newest checkpoints kept; 0: all")
     best: str | None = Field(None, description="metric whose best checkpoint is kept too, such as eval/pass@1")
-    best_mode: Literal["max", "min"] = "max"
+    best_mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
     final: bool = Field(True, description="write a checkpoint and model/ at the end")
+
+
+class RayConfig(Section):
+    address: str | None = Field(None, description="cluster to join, such as auto or HOST:PORT; default: one made for this run")
+    temp_dir: str | None = Field(
+        None, description="where a cluster made here keeps its sockets and logs; default: the system's"
+    )
+    num_cpus: PositiveInt | None = Field(None, description="CPUs a cluster made here counts; default: the machine's")
+    num_gpus: int | None = Field(None, ge=0, description="GPUs a cluster made here counts; default: the machine's")
+    object_store_mb: int | None = Field(None, ge=80, description="shared memory for batches; default: Ray's own choice")
+    runtime_env: dict[str, Any] = Field(
+        default_factory=dict, description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir"
+    )
+    wait_s: float = Field(60.0, gt=0, description="longest wait for devices that other work holds")
+    max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
 
 
 class KLConfig(Section):
@@ -163,9 +180,17 @@ class KLConfig(Section):
         "auto", description="auto: k1 in the reward, unbiased in the loss"
     )
     force: bool = Field(False, description="allow a biased estimator in the reward")
+    aggregation: str = Field(
+        "token-mean", description=f"in the loss: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)"
+    )
     controller: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: the coefficient follows target")
     target: float = Field(0.01, gt=0, description="adaptive: KL in nats per token")
     horizon: PositiveInt = Field(10000, description="adaptive: trajectories over which the coefficient may double")
+
+    @field_validator("aggregation")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return check_aggregation(value)
 
 
 class TrajectoryLog(Section):
@@ -178,7 +203,7 @@ class TrajectoryLog(Section):
 class RunConfig(Section):
     """Everything a run is."""
 
-    seed: int = 0
+    seed: int = Field(0, description="fixes data order, sampling and initial heads")
     name: str | None = Field(None, description="the run's name; default: from algorithm and reward")
     run_dir: str | None = Field(None, description="default: runs/<time>-<name>")
     roles: dict[str, RoleConfig] = Field(
@@ -199,9 +224,18 @@ class RunConfig(Section):
     engine: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="transformers"))
     backend: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="torch"))
     runtime: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="local"))
+    placement: list[str] = Field(
+        default_factory=list,
+        description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: these share devices; repeatable; for runtimes with several",
+    )
+    ray: RayConfig = Field(default_factory=RayConfig)
     sync: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="in_process"))
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     kl: KLConfig = Field(default_factory=KLConfig)
     trajectories: TrajectoryLog = Field(default_factory=TrajectoryLog)
+    from_trajectories: str | None = Field(
+        None, description="train on the rollouts of this file, or of a run's trajectories/, and sample nothing"
+    )
+    debug: bool = Field(False, description="everything in this process and thread, so that a debugger works in any plugin")

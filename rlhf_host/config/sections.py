@@ -21,14 +21,25 @@ SPELLINGS = {"with": "extensions"}
 REPLACED = frozenset({"reward"})
 """Selections that replace those of the layers below; the others add to them."""
 
-ROLES = ("actor", "critic", "reference", "reward_model", "teacher")
-"""Role names with a shorthand: ``--critic.lr`` for ``--roles.critic.lr``."""
+SHORTHANDS = {
+    "actor": "actor",
+    "critic": "critic",
+    "reference": "reference",
+    "reward_model": "reward",  # --reward chooses what judges
+    "teacher": "teacher",
+}
+"""Shorthand → role: ``--critic.lr`` for ``--roles.critic.lr``, ``--reward-model.dtype`` for ``--roles.reward.dtype``."""
 
-CONVENTIONAL = (*ROLES, "reward")
-"""Names that mean a role and no path where a role starts from another; ``--reward`` chooses plugins, so it is no shorthand."""
+ROLES = tuple(SHORTHANDS.values())
+"""Roles with a shorthand; where a role starts from another, these names mean a role and no path."""
 
 NONE = "none"
 """``ALIAS=none`` takes an extension or tracker of a lower layer away."""
+
+
+def role_flag(role: str) -> str:
+    """The role's section as flags spell it, without dashes: ``critic``, ``reward-model``, ``roles.helper``."""
+    return next((name.replace("_", "-") for name, known in SHORTHANDS.items() if known == role), f"roles.{role}")
 
 
 def spelled(key: str) -> str:

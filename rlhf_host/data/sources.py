@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.chat import check_template, render_prompts
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.plugins.selection import is_given
 from rlhf_host.types import Task
 
 __all__ = ["TaskSet", "TaskStream", "load_tasks"]
@@ -25,10 +26,25 @@ SPLITS: dict[str, tuple[str, ...]] = {"train": ("train",), "eval": ("test", "val
 """Which split of a directory or hub dataset is read when none is named: the first of these it has."""
 
 
-def load_tasks(data: DataConfig, *, split: Split, tokenizer: Any, seed: int, max_prompt_tokens: int | None = None) -> TaskSet:
+GivenRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
+"""A source's path, ``python:NAME`` → its rows."""
+
+NO_ROWS: GivenRows = {}
+
+
+def load_tasks(
+    data: DataConfig,
+    *,
+    split: Split,
+    tokenizer: Any,
+    seed: int,
+    max_prompt_tokens: int | None = None,
+    given: GivenRows = NO_ROWS,
+) -> TaskSet:
     """The tasks of all sources, in file order, with prompts rendered and tokenised.
 
-    Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset.
+    Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset; or it is
+    among ``given``.
     ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first rows of
     each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
     smaller, are left out or cut as ``data.long_prompts`` says, and counted in the report.
@@ -42,7 +58,7 @@ def load_tasks(data: DataConfig, *, split: Split, tokenizer: Any, seed: int, max
     read: dict[str, list[Task]] = {}
     for name, source in _named(data.sources):
         limit = min((limit for limit in (source.max_samples, data.max_samples) if limit is not None), default=None)
-        tasks, said = _read_source(data, source, name, split, seed, limit)
+        tasks, said = _read_source(data, source, name, split, seed, limit, given)
         if not tasks:
             raise UserError(f"{source.path} has no rows")
         read[name] = tasks
@@ -97,9 +113,18 @@ def _stem(path: str) -> str:
 
 
 def _read_source(
-    data: DataConfig, source: DataSource, name: str, split: Split, seed: int, limit: int | None
+    data: DataConfig, source: DataSource, name: str, split: Split, seed: int, limit: int | None, given: GivenRows
 ) -> tuple[list[Task], str]:
     """A source's first ``limit`` tasks and a line that says what was read."""
+    if source.path in given:
+        reader = _RowReader(data, source, name, Rows(given[source.path], lambda i: f"{name}[{i}]"))
+        tasks = list(islice(reader, limit))
+        return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns})"
+    if is_given(source.path):
+        raise UserError(
+            f"the data {name!r} was given in Python, and is in no file: go on from Python with "
+            "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"
+        )
     path = Path(source.path).expanduser()
     if not path.exists():
         plugin = _find_plugin(source.path)
@@ -119,12 +144,7 @@ def _read_source(
     )
     reader = _RowReader(data, source, name, rows)
     tasks = list(islice(reader, limit))
-    columns = (
-        f"prompt {reader.prompt_key!r}, label {reader.label_key!r}"
-        if reader.label_key
-        else f"prompt {reader.prompt_key!r}, no label"
-    )
-    return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({columns}{', ' if rows.note else ''}{rows.note})"
+    return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({reader.columns}{', ' if rows.note else ''}{rows.note})"
 
 
 class _RowReader:
@@ -136,6 +156,11 @@ class _RowReader:
         self.prompt_key = source.prompt_key or data.prompt_key
         self.label_key = source.label_key or data.label_key
         self.agent_key = data.agent_key
+
+    @property
+    def columns(self) -> str:
+        """Which columns were read, once the first row is."""
+        return f"prompt {self.prompt_key!r}, " + (f"label {self.label_key!r}" if self.label_key else "no label")
 
     def __iter__(self) -> Iterator[Task]:
         for index, row in enumerate(self.rows.rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -14,11 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
 from rlhf_host.engines.decoders import Twin, fast_path_problem, make_decoder
+from rlhf_host.engines.loading import Buckets, ModuleLoader, call_by_path, copy_weights
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.sampling import Sampler
 from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.plugins.threads import Threads
 from rlhf_host.types import FinishReason, Generation, SampleKey, Sampling
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,8 @@ log = logging.getLogger(__name__)
 class TransformersEngine:
     """Generates with ``model``, any causal language model of transformers; a request's tokens depend on its key alone.
 
-    The module is shared with the trainer, so new weights need no copying: ``set_version`` says that they changed.
+    Where the module is the trainer's own, new weights need no copying: ``set_version`` says that they changed. An engine with
+    a module to itself starts with ``version=-1`` and generates once ``load_weights`` has brought it some.
     """
 
     class Options(BaseModel):
@@ -44,6 +48,9 @@ class TransformersEngine:
             "auto", description="auto: bfloat16 where the hardware has it (CUDA)"
         )
 
+    waves = True
+    """It decodes a batch to its end before the next, so whoever feeds it does well to wait for all that may come."""
+
     def __init__(self, options: Options, *, model: nn.Module, tokenizer: Any, version: int = 0):
         self.options, self.model, self.tokenizer, self.version = options, model, tokenizer, version
         self._twin: Twin | None = None
@@ -51,6 +58,8 @@ class TransformersEngine:
         self.busy_s = 0.0  # seconds spent generating so far
         self._lock = threading.Lock()
         self._waves = Waves(self._run, options.max_wait_s)
+        self._threads = Threads(4)
+        self._loader = ModuleLoader("transformers", model, self._replace_weights)
         config = model.config.get_text_config()  # type: ignore[operator,union-attr]
         self._max_positions: int | None = getattr(config, "max_position_embeddings", None)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
@@ -69,19 +78,39 @@ class TransformersEngine:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         request = Request(tuple(token_ids), sampling, key)
         self._validate(request)
+        self._require_weights()
         return await self._waves.submit(request)
 
     def set_version(self, version: int) -> None:
         self.version = version
+
+    async def load_weights(self, buckets: Buckets, version: int) -> None:
+        """Copy into the module by name, then hold ``version``; a failure leaves an engine that refuses to generate."""
+        await asyncio.wrap_future(self._threads.submit(lambda: self._replace_weights(buckets, version)))
+
+    async def run(self, function: str, **arguments: Any) -> Any:
+        """``"package.module:function"(loader, **arguments)``, in a thread; loader as in ``rlhf_host.engines.loading``."""
+        return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self._loader, arguments)))
 
     def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
         """Let ``execute(work)`` choose the thread that generates (it returns when the work is done); default: one of its own."""
         self._waves.execute = execute
 
     async def close(self) -> None:
+        self._threads.close()
         await self._waves.close()
 
     # The work.
+
+    def _replace_weights(self, buckets: Buckets, version: int) -> None:
+        with self._lock:
+            self.version = -1
+            copy_weights(self.model, buckets)
+            self.version = version
+
+    def _require_weights(self) -> None:
+        if self.version < 0:
+            raise RunError("engine transformers has no weights of this run (never synced, or a sync failed): sync it first")
 
     def generate_batch(self, requests: Sequence[Request]) -> list[Generation]:
         """Sample every request, in this thread. Raises ``UserError`` for one that cannot be served."""
@@ -125,6 +154,7 @@ class TransformersEngine:
 
     def _run_batches(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
         with self._lock, torch.inference_mode():
+            self._require_weights()
             twin, dtype = self._prepare()
             with torch.autocast(twin.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext():
                 for rows in self._batches(requests):

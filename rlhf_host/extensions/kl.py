@@ -57,7 +57,8 @@ class KL:
         if self.options.place == "loss":
             estimator = "unbiased" if self.options.estimator == "auto" else self.options.estimator
             values = F.kl_loss(outputs.logprobs, reference, mask, estimator, batch.sampler_logprobs)
-            yield LossTerm("kl", values, coefficient=batch.extra["kl"]["coef"])
+            coef, aggregation = batch.extra["kl"]["coef"], self.options.aggregation
+            yield LossTerm("kl", values, coefficient=coef, aggregation=aggregation)
 
     @hookimpl
     def step_finished(self, metrics: Mapping[str, float]) -> None:

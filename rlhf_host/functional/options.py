@@ -21,6 +21,13 @@ def sum_over_length(aggregation: str) -> float | None:
     return float(match[1]) if match and float(match[1]) > 0 else None
 
 
+def check_aggregation(value: str) -> str:
+    """The value. Raises ``ValueError`` when it is no aggregation."""
+    if value not in AGGREGATIONS and sum_over_length(value) is None:
+        raise ValueError(f"aggregation is one of {', '.join(AGGREGATIONS)}, sequence-mean-token-sum-over(L) with L > 0")
+    return value
+
+
 class PolicyLossOptions(BaseModel):
     """How advantages become a policy loss; an algorithm's ``Options`` inherits this."""
 
@@ -55,9 +62,7 @@ class PolicyLossOptions(BaseModel):
     @field_validator("aggregation")
     @classmethod
     def _known(cls, value: str | None) -> str | None:
-        if value is not None and value not in AGGREGATIONS and sum_over_length(value) is None:
-            raise ValueError(f"aggregation is one of {', '.join(AGGREGATIONS)}, sequence-mean-token-sum-over(L) with L > 0")
-        return value
+        return None if value is None else check_aggregation(value)
 
     @model_validator(mode="after")
     def _fits_the_loss(self) -> PolicyLossOptions:

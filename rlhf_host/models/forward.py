@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,43 +87,50 @@ def forward(
         layout = padded_layout(prompt_ids, completions, lengths)
     layout, mask, targets = to_device(layout, device), mask.to(device), completions.to(device)
 
-    result = Outputs()
-    places = None
-    with _evaluation(model), torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-        if traits.scalar is None and traits.head is None:
-            places = model(**layout.inputs(), use_cache=False).logits.flatten(0, 1)
-        else:
-            places = traits.decoder(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
+    def read(places: Tensor) -> dict[str, Tensor]:
+        """What the head makes of the hidden states (or logits, where there is no head) of all places."""
+        predicting = places.index_select(0, layout.predicts)
+        found: dict[str, Tensor] = {}
+        if traits.scalar is not None:
+            if "values" in outputs:
+                found["values"] = _scalars(traits.scalar, predicting)
+            if "scores" in outputs:
+                found["scores"] = _scalars(traits.scalar, places.index_select(0, layout.last))
+            return found
+        with_entropy = "entropy" in outputs
+        if outputs & {"logprobs", "entropy"}:
+            if traits.head is None:
+                logprobs, entropy = logprobs_of_logits(predicting, targets, temperature, with_entropy, entropy_grad)
+            else:
+                logprobs, entropy = token_logprobs(
+                    predicting,
+                    traits.head.weight,
+                    traits.head.bias,
+                    targets,
+                    temperature,
+                    scale=traits.head.scale,
+                    softcap=traits.head.softcap,
+                    compute_dtype=autocast_dtype,
+                    with_entropy=with_entropy,
+                    entropy_grad=entropy_grad,
+                )
+            found["logprobs"] = logprobs
+            if entropy is not None:
+                found["entropy"] = entropy
+        if "logits" in outputs:
+            found["logits"] = predicting.float() if traits.head is None else traits.head(predicting, autocast_dtype)
+        return found
 
-    predicting = places.index_select(0, layout.predicts)
-    if traits.scalar is not None:
-        if "values" in outputs:
-            result.values = _spread(_scalars(traits.scalar, predicting), mask)
-        if "scores" in outputs:
-            result.scores = _scalars(traits.scalar, places.index_select(0, layout.last))
-        return result
-    with_entropy = "entropy" in outputs
-    if outputs & {"logprobs", "entropy"}:
-        if traits.head is None:
-            logprobs, entropy = logprobs_of_logits(predicting, targets, temperature, with_entropy, entropy_grad)
-        else:
-            logprobs, entropy = token_logprobs(
-                predicting,
-                traits.head.weight,
-                traits.head.bias,
-                targets,
-                temperature,
-                scale=traits.head.scale,
-                softcap=traits.head.softcap,
-                compute_dtype=autocast_dtype,
-                with_entropy=with_entropy,
-                entropy_grad=entropy_grad,
-            )
-        result.logprobs = _spread(logprobs, mask)
-        result.entropy = None if entropy is None else _spread(entropy, mask)
-    if "logits" in outputs:
-        result.logits = _spread(predicting.float() if traits.head is None else traits.head(predicting, autocast_dtype), mask)
-    return result
+    def run() -> dict[str, Tensor]:
+        with _evaluation(model), torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            if traits.scalar is None and traits.head is None:
+                places = model(**layout.inputs(), use_cache=False).logits.flatten(0, 1)
+            else:
+                places = traits.decoder(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
+        return traits.route.head(read, places)
+
+    found = traits.route.passes(run)
+    return Outputs(**{name: value if name == "scores" else _spread(value, mask) for name, value in found.items()})
 
 
 def row_cost(
@@ -141,6 +148,41 @@ def row_cost(
     return padded_tokens(prompt_ids, completion_lens)
 
 
+# --- weights that lie elsewhere -----------------------------------------------------------------
+
+
+def _plainly(compute: Callable[..., dict[str, Tensor]], *inputs: Tensor) -> dict[str, Tensor]:
+    return compute(*inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What passes go through where a model's weights are spread over ranks (ZeRO) and come only for the modules that run.
+
+    Each is given ``(compute, *inputs)`` and returns ``compute(*inputs)``, called inside a module that brings what it needs.
+    Every pass goes once through ``passes`` and once through ``head``, whatever its outputs, so that ranks stay in step.
+    """
+
+    passes: Callable[..., dict[str, Tensor]] = _plainly
+    """Around the whole pass."""
+    head: Callable[..., dict[str, Tensor]] = _plainly
+    """Around the head, whose weights are used outside of its own module's forward."""
+
+
+def examine(model: Any) -> list[nn.Parameter]:
+    """Find out what passes over a model need now, while its weights are whole, and return its head's parameters."""
+    traits = _traits_of(model)
+    if traits.cannot_share is None:
+        traits.cannot_share = _why_not_share(model, traits)
+    head = traits.scalar if traits.head is None else traits.head.linear
+    return [] if head is None else list(head.parameters())
+
+
+def set_route(model: Any, route: Route) -> None:
+    """Have all passes over an ``examine``d model go this way from now on."""
+    _traits_of(model).route = route
+
+
 # --- what a model can do ------------------------------------------------------------------------
 
 
@@ -156,6 +198,7 @@ class _Traits:
     """Longest row in which every token sees all before it."""
     cannot_share: str | None = None
     """Why prompts cannot be shared; empty once tried and found right."""
+    route: Route = Route()
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, _Traits] = weakref.WeakKeyDictionary()

@@ -152,12 +152,26 @@ def scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
     return score
 
 
-def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
-    options: dict[str, Any] = {
+def vocabulary_size(role: RoleConfig) -> int | None:
+    """How many tokens the role's model knows, read from its configuration; ``None`` for GGUF."""
+    source = find_model(role.model)
+    if source.gguf:
+        return None
+    with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
+        config = AutoConfig.from_pretrained(source.path, **_options(source, role))
+    return getattr(config.get_text_config(), "vocab_size", None)
+
+
+def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
+    return {
         "revision": None if source.local else role.revision,
         "trust_remote_code": role.trust_remote_code,
         "local_files_only": source.local or not _hub_answers(),
     }
+
+
+def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
+    options = _options(source, role)
     scalar = {"num_labels": 1} if head == "scalar" else {}
     # A head of another size is reported with what is missing below, in words of our own.
     sizes = {"ignore_mismatched_sizes": True} if head == "scalar" else {}
@@ -303,6 +317,9 @@ def _first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars or load reports: what they say and matters is an error here."""
+    if not torch.cuda.is_available():
+        # Saving imports DeepSpeed where it is installed, which otherwise warns that it finds no accelerator.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

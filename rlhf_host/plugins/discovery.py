@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import defaultdict
@@ -34,7 +35,10 @@ GROUPS: dict[str, str] = {
 }
 """Kind → entry-point group."""
 
-Status: TypeAlias = Literal["ok", "incompatible", "conflict", "missing", "broken"]
+DISABLE = "RLHF_DISABLE_PLUGINS"
+"""Environment variable: plugins to leave out, ``name`` or ``distribution:name``, with commas between."""
+
+Status: TypeAlias = Literal["ok", "incompatible", "conflict", "missing", "broken", "disabled"]
 
 _REQUIREMENT = re.compile(
     r"[\w.-]+\s*(\[[^\]]*\])?\s*(\((?P<bracketed>[^)]*)\)|@\s*\S+|(?P<bare>[^;@]*))\s*(;(?P<marker>.*))?$"
@@ -71,14 +75,22 @@ class PluginInfo:
         """``distribution version``."""
         return f"{self.distribution} {self.version}"
 
+    def goes_by(self, spec: str) -> bool:
+        """Whether ``spec``, a ``name`` or ``distribution:name``, could mean this plugin."""
+        distribution, _, name = spec.rpartition(":")
+        return name == self.name and (not distribution or normalised(distribution) == normalised(self.distribution))
+
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r} from {self.source}"
 
 
-def discover() -> list[PluginInfo]:
+def discover(disabled: bool = False) -> list[PluginInfo]:
     """Every installed plugin, sorted by kind (in the order of ``GROUPS``), name and distribution.
 
     A distribution whose metadata cannot be read is left out: it must not take the command line down.
+
+    Args:
+        disabled: have those too that ``RLHF_DISABLE_PLUGINS`` leaves out, with that status.
     """
     found: list[PluginInfo] = []
     seen: set[str] = set()
@@ -92,8 +104,13 @@ def discover() -> list[PluginInfo]:
         if infos and name not in seen:
             seen.add(name)
             found += infos
+    out = [spec.strip() for spec in os.environ.get(DISABLE, "").split(",")]
+    off = [info for info in found if any(info.goes_by(spec) for spec in out)]
+    found = list(_with_conflicts([info for info in found if info not in off]))
+    if disabled:
+        found += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
     kinds = list(GROUPS)
-    return sorted(_with_conflicts(found), key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
+    return sorted(found, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
 
 
 def normalised(distribution: str) -> str:

@@ -61,10 +61,10 @@ class PluginManager:
     """Calls hooks of the plugins of one run. Usable from any thread; ``acall`` and ``aone`` belong on the run's event loop.
 
     Raises ``PluginError`` at once when a plugin implements a hook that does not exist, names arguments a hook does not have, or
-    when two plugins implement a hook that has one implementation.
+    when two plugins implement a hook that has one implementation. Without ``threads`` every hook runs on its caller's thread.
     """
 
-    def __init__(self, loaded: Sequence[Loaded]):
+    def __init__(self, loaded: Sequence[Loaded], *, threads: bool = True):
         self.loaded = tuple(loaded)
         self.by_key: dict[str, Loaded] = {}
         self._pluggy = _Hooks(hookspecs.PROJECT)
@@ -82,7 +82,7 @@ class PluginManager:
         self._direct = self._unwrapped()
         self._blocking = {
             (key, hook)
-            for hook in THREADED
+            for hook in (THREADED if threads else ())
             for key, part in self._parts[hook].items()
             if not inspect.iscoroutinefunction(part.functions[hook])
         }
@@ -219,6 +219,8 @@ class PluginManager:
     def _raise_named(self, error: BaseException, key: str, hook: str) -> NoReturn:
         if isinstance(error, EpisodeFailed | HookFailed):
             raise error
+        if type(error).__name__ == "BdbQuit":  # who leaves the debugger means the run, not this one call
+            raise KeyboardInterrupt from error
         culprit = self.by_key[self._culprit(error, key, hook)]
         cause = " ".join(str(error).split())
         if isinstance(error, UserError):

@@ -14,6 +14,9 @@ from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+PYTHON = "python"
+"""Stands where a distribution's name does for plugins that are Python objects (``plugins.objects``)."""
+
 
 def parse_choice(text: str) -> tuple[str, str]:
     """``strict=math_verifier`` → ``("strict", "math_verifier")``; without ``=`` the plugin's name is the alias.
@@ -36,11 +39,13 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     Raises ``PluginError``: nobody provides the name, or two distributions do and ``spec`` does not say which.
     """
     known = discover() if plugins is None else plugins
+    if is_given(spec):
+        raise PluginError(not_given(kind, spec))
     distribution, name = _split(spec)
     if not name:
         raise PluginError(f"{spec!r} names no {kind}: write NAME or DISTRIBUTION:NAME")
     named = [info for info in known if info.kind == kind and info.name == name]
-    chosen = [info for info in named if not distribution or normalised(info.distribution) == normalised(distribution)]
+    chosen = [info for info in named if info.goes_by(spec)]
     if len(chosen) == 1:
         return chosen[0]
     choices = " or ".join(f"{info.distribution}:{name}" for info in named)
@@ -55,16 +60,27 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     raise PluginError(_not_found(kind, name, known))
 
 
+def is_given(spec: str) -> bool:
+    """Whether a choice means a Python object, which only a caller from Python has."""
+    return spec.startswith(f"{PYTHON}:")
+
+
+def not_given(kind: str, spec: str) -> str:
+    """What to do about such a choice where the object is not at hand, as in a resume from the command line."""
+    name = spec.partition(":")[2]
+    argument = {"reward": "rewards", "extension": "extensions", "tracker": "trackers"}.get(kind, kind)
+    return (
+        f"{kind} {name!r} was given as a Python object, which no file can hold: go on from Python with "
+        f"rlhf_host.train(resume=RUN_DIR, {argument}=...), or choose an installed {kind}"
+    )
+
+
 def find_all(spec: str, plugins: Sequence[PluginInfo]) -> list[PluginInfo]:
     """Every plugin ``spec`` could mean, of any kind and in conflict too. Raises ``PluginError`` when there is none."""
-    distribution, name = _split(spec)
-    chosen = [
-        info
-        for info in plugins
-        if info.name == name and (not distribution or normalised(info.distribution) == normalised(distribution))
-    ]
+    chosen = [info for info in plugins if info.goes_by(spec)]
     if chosen:
         return chosen
+    _, name = _split(spec)
     kind = next((kind for kind, names in CATALOGUE.items() if name in names), "")
     raise PluginError(_not_found(kind, name, plugins, any_kind=True))
 
@@ -74,7 +90,7 @@ def load(info: PluginInfo) -> type:
 
     Raises ``PluginError`` naming plugin, distribution and cause.
     """
-    if info.status == "incompatible":
+    if info.status in ("incompatible", "disabled"):
         raise PluginError(f"{info}: {info.problem}")
     if info.kind == "preset":
         raise PluginError(f"{info} is a file, not a class")
@@ -151,6 +167,9 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
     offered = CATALOGUE.get(kind, {})
     message = f"no {kind if kind and not any_kind else 'plugin'} named {name!r} is installed"
     distribution = offered.get(name)
+    off = [info for info in discover(disabled=True) if info.status == "disabled" and info.name == name]
+    if any(any_kind or info.kind == kind for info in off):
+        return f"{off[0].kind if any_kind else kind} {name!r} is disabled: {off[0].problem}"
     if distribution is not None:
         if all(normalised(info.distribution) != distribution for info in known):
             return f"{message}; pip install {distribution}"

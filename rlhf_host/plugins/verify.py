@@ -41,7 +41,7 @@ class Inspection:
 
 def look_inside(info: PluginInfo, deadline_s: float = DEADLINE_S) -> Inspection:
     """Import the plugin in a subprocess of at most ``deadline_s`` seconds: its hooks, options and file, or what is wrong."""
-    if info.status in ("incompatible", "missing"):
+    if info.status in ("incompatible", "missing", "disabled"):
         return Inspection(problem=info.problem)
     with tempfile.TemporaryDirectory(prefix="rlhf-verify-") as folder:
         answer, errors = Path(folder, "answer.json"), Path(folder, "stderr")
@@ -62,7 +62,7 @@ def look_inside(info: PluginInfo, deadline_s: float = DEADLINE_S) -> Inspection:
             except subprocess.TimeoutExpired:
                 return Inspection(problem=f"importing {info.module} took longer than {deadline_s:g} s")
             finally:
-                _end(child)
+                end_process(child)
         if answer.exists():
             return Inspection(**json.loads(answer.read_text(encoding="utf-8")))
         return Inspection(
@@ -81,7 +81,7 @@ def verify(plugins: Sequence[PluginInfo], deadline_s: float = DEADLINE_S) -> lis
     ]
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end_process(child: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the child, its own children included."""
     if child.poll() is None:
         if hasattr(os, "killpg"):

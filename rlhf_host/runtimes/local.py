@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -18,10 +19,14 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find, load, read_options
 from rlhf_host.training.worker import Role, Worker
 from rlhf_host.types import Experience, Needs, RoleHandle, RoleNeed, SyncTarget, Trajectory
+from rlhf_host.weight_sync.local import LocalSource
+
+T = TypeVar("T")
 
 
 class LocalRuntime:
-    """One worker that holds all roles; the engine samples from the actor's own module, so a sync only counts the version."""
+    """One worker that holds all roles. The embedded engine samples from the actor's own module, so that a sync only counts the
+    version; another engine needs another ``--sync`` than ``in_process``."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -49,13 +54,21 @@ class LocalRuntime:
                 backend = _made("backend", config.backend, model=model, role=settings, total_updates=total_updates)
             roles[need.name] = Role(need.name, model, backend)
         actor = roles["actor"].model
+        self.manager = manager
         self.trainer = Worker(roles, manager, config.train, needs)
         self.tokenizer = tokenizer
-        self.engine = _made("engine", config.engine, model=actor, tokenizer=tokenizer)
-        self.source = actor
+        self.engine = _make_engine(config.engine, actor, tokenizer, trained=total_updates > 0)
+        trained = roles["actor"].backend
+        if getattr(self.engine, "model", None) is not None and not all(weight.numel() for weight in actor.parameters()):
+            raise UserError(
+                f"backend {config.backend.plugin!r} spreads the actor's weights, and an engine in the same process samples from"
+                " them whole: take --backend.zero-stage 2, or --runtime ray with --engine vllm"
+            )
+        self.source = LocalSource(actor, None if trained is None else trained.gathered)
         self.targets = [SyncTarget("local", self.engine)]
         self.handles: dict[str, RoleHandle] = {
-            name: LocalRole(self.trainer, name, config.rollout.temperature, used[name]) for name in roles
+            name: LocalRole(self.trainer, name, config.rollout.temperature, used[name], threads=not config.debug)
+            for name in roles
         }
         self.context_length = context_length(actor)
 
@@ -63,39 +76,54 @@ class LocalRuntime:
         if hasattr(self.engine, "compute_with"):
             self.engine.compute_with(execute)
 
+    async def sync(self, version: int) -> None:
+        for key in self.manager.names("sync_weights"):
+            await self.manager.acall(key, "sync_weights", source=self.source, version=version)
+
     @property
     def trainable(self) -> list[str]:
         return [role.name for role in self.trainer.roles.values() if role.backend is not None]
 
     def save_role(self, name: str, directory: Path) -> None:
+        backend = self.trainer.roles[name].backend
+        assert backend is not None
         with quiet_transformers():
-            self.trainer.roles[name].model.save_pretrained(directory)
+            backend.save_model(directory)
         self.tokenizer.save_pretrained(directory)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {role.name: role.backend.state_dict() for role in self.trainer.roles.values() if role.backend is not None}
+    def save_state(self, directory: Path) -> None:
+        for role in self.trainer.roles.values():
+            if role.backend is not None:
+                (directory / role.name).mkdir()
+                role.backend.save(directory / role.name)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != set(self.trainable):
-            then, now = ", ".join(sorted(state)), ", ".join(sorted(self.trainable))
-            raise UserError(f"the checkpoint trains {then}, this run {now}: resume with the algorithm it was started with")
-        for name, saved in state.items():
-            backend = self.trainer.roles[name].backend
-            assert backend is not None
-            backend.load_state_dict(saved)
+    def load_state(self, directory: Path) -> None:
+        check_trained(directory, self.trainable)
+        for role in self.trainer.roles.values():
+            if role.backend is not None:
+                role.backend.load(directory / role.name)
 
     async def close(self) -> None:
         await self.engine.close()
 
 
+def check_trained(directory: Path, trainable: Sequence[str]) -> None:
+    """Raises ``UserError`` when a checkpoint's roles are not those this run trains."""
+    saved = sorted(path.name for path in directory.iterdir())
+    if saved != sorted(trainable):
+        then, now = ", ".join(saved), ", ".join(sorted(trainable))
+        raise UserError(f"the checkpoint trains {then}, this run {now}: resume with the algorithm it was started with")
+
+
 class LocalRole:
     """A role's forward passes, awaitable, for plugins."""
 
-    def __init__(self, worker: Worker, name: str, temperature: float, settings: RoleConfig):
+    def __init__(self, worker: Worker, name: str, temperature: float, settings: RoleConfig, *, threads: bool = True):
         self.worker = worker
         self.name = name
         self.temperature = temperature
         self.settings = settings
+        self.threads = threads
         self.context_length = context_length(worker.roles[name].model)
 
     @cached_property
@@ -103,14 +131,17 @@ class LocalRole:
         return load_tokenizer(self.settings)
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        return await asyncio.to_thread(self._per_token, self.worker.logprobs, trajectories)
+        return await self._beside(self._per_token, self.worker.logprobs, trajectories)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        return await asyncio.to_thread(self._per_token, self.worker.values, trajectories)
+        return await self._beside(self._per_token, self.worker.values, trajectories)
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         batch = completions(trajectories, self.temperature)
-        return (await asyncio.to_thread(self.worker.scores, self.name, batch)).tolist()
+        return (await self._beside(self.worker.scores, self.name, batch)).tolist()
+
+    async def _beside(self, compute: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.to_thread(compute, *arguments) if self.threads else compute(*arguments)
 
     def _per_token(self, compute: Any, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         batch = completions(trajectories, self.temperature)
@@ -183,6 +214,24 @@ def role_settings(config: RunConfig, need: RoleNeed, override: Path | None, need
     if settings.model is None:
         raise UserError(f"the role {need.name} has no model; give --{need.name}.model DIRECTORY|HUB_NAME|FILE.gguf")
     return settings
+
+
+def _make_engine(choice: PluginChoice, actor: Any, tokenizer: Any, *, trained: bool) -> Any:
+    """An engine on the actor's own module, or one with weights of its own, which a sync brings; to an actor that is not
+    trained nothing is synced."""
+    info = find("engine", choice.plugin)
+    cls: Any = load(info)
+    options = read_options(info, cls, choice.options)
+    if not getattr(cls, "own_weights", False):
+        return cls(options, model=actor, tokenizer=tokenizer)
+    with tempfile.TemporaryDirectory(prefix="rlhf-engine-") as directory, quiet_transformers():
+        if trained:
+            actor.config.save_pretrained(directory)
+            actor.generation_config.save_pretrained(directory)
+        else:
+            actor.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        return cls(options, model=directory, tokenizer=tokenizer, version=-1 if trained else 0)
 
 
 def _made(kind: str, choice: PluginChoice, **parts: Any) -> Any:

@@ -13,34 +13,48 @@ if TYPE_CHECKING:
         extension_contract,
         reward_contract,
         run_contract,
+        tasks_contract,
+        tracker_contract,
+        weight_sync_contract,
     )
     from rlhf_host.testing.engines import ScriptedEngine
     from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
     from rlhf_host.testing.tensors import make_batch
+    from rlhf_host.testing.weights import ModuleEngine, module_source
 
 _HOME = {
     "CheckResult": "contracts",
+    "ModuleEngine": "weights",
     "ScriptedEngine": "engines",
     "agent_contract": "contracts",
     "algorithm_contract": "contracts",
     "extension_contract": "contracts",
     "make_batch": "tensors",
+    "module_source": "weights",
     "reward_contract": "contracts",
     "run_contract": "contracts",
+    "tasks_contract": "contracts",
     "tiny_tokenizer": "models",
+    "tracker_contract": "contracts",
+    "weight_sync_contract": "contracts",
     "write_tiny_model": "models",
 }
 
 __all__ = [
     "CheckResult",
+    "ModuleEngine",
     "ScriptedEngine",
     "agent_contract",
     "algorithm_contract",
     "extension_contract",
     "make_batch",
+    "module_source",
     "reward_contract",
     "run_contract",
+    "tasks_contract",
     "tiny_tokenizer",
+    "tracker_contract",
+    "weight_sync_contract",
     "write_tiny_model",
 ]
 

@@ -18,12 +18,15 @@ def tiny_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
 
 
-def write_tiny_model(directory: Path, *, hidden: int = 32, layers: int = 2, tied: bool = False, seed: int = 0) -> Path:
+def write_tiny_model(
+    directory: Path, *, hidden: int = 32, layers: int = 2, heads: int = 4, tied: bool = False, seed: int = 0
+) -> Path:
     """Write config, safetensors and tokenizer; the same arguments give the same weights.
 
     Args:
-        hidden: width; four heads, two of them for keys and values.
+        hidden: width.
         layers: number of blocks (``hidden=128, layers=4`` makes 0.6M parameters).
+        heads: of attention; half as many have keys and values.
         tied: share the embedding with the head.
         seed: of the random weights.
     """
@@ -36,8 +39,8 @@ def write_tiny_model(directory: Path, *, hidden: int = 32, layers: int = 2, tied
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=512,
         bos_token_id=1,
         eos_token_id=2,

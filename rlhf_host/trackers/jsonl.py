@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.trackers.records import prompt_text, setting
-from rlhf_host.training.records import json_line, record, write_whole
+from rlhf_host.training.records import json_line, provenance, record, write_whole
 from rlhf_host.types import Outcome, RunContext, Trajectory
 
 
@@ -29,9 +29,11 @@ class JsonLines:
         self._run_dir: Path | None = None
         self._metrics: IO[bytes] | None = None
         self._every, self._limit, self._tokens = 1, 0, False
+        self._config: Mapping[str, Any] = {}
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:
+        self._config = context.config
         self._every = setting(context.config, "trajectories", "every", 1)
         self._limit = setting(context.config, "trajectories", "max_per_step", 0)
         self._tokens = setting(context.config, "trajectories", "tokens", False)
@@ -60,7 +62,8 @@ class JsonLines:
         rows = trajectories[: self._limit] if self._limit else trajectories
         folder = self._run_dir / "trajectories"
         folder.mkdir(exist_ok=True)
-        lines = [json_line({"step": step, "split": split, **self._record(row)}) for row in rows]
+        origin = provenance(self._config, split) if self._tokens else {}
+        lines = [json_line({"step": step, "split": split, **self._record(row), **origin}) for row in rows]
         write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
 
     def _record(self, trajectory: Trajectory) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class WandB:
         entity: str | None = Field(None, description="user or team; default: the account's own")
         name: str | None = Field(None, description="the run's name; default: as the run directory")
         group: str | None = Field(None, description="group of runs")
-        tags: list[str] = Field(default_factory=list)
+        tags: list[str] = Field(default_factory=list, description="labels to find the run by")
         mode: Literal["online", "offline", "disabled"] | None = Field(None, description="default: WANDB_MODE, else online")
         every: PositiveInt = Field(10, description="steps between tables of sample trajectories")
         rows: PositiveInt = Field(16, description="trajectories in such a table")

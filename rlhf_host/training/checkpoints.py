@@ -18,20 +18,24 @@ import torch
 from rlhf_host.errors import RunError, UserError
 
 _STEP = re.compile(r"step-(\d{6,})")
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What a resumed run takes up again.
 
-    ``state`` is JSON (step, weight version, data position, best metric); ``tensors`` holds optimizer, random and plugin state.
+    ``state`` is JSON (step, weight version, data position, best metric); ``tensors`` holds random and plugin state.
     """
 
     path: Path
     step: int
     state: dict[str, Any]
     tensors: dict[str, Any]
+
+    @property
+    def optimizers(self) -> Path:
+        return self.path / "optimizers"
 
     def role(self, name: str) -> Path:
         return self.path / "model" if name == "actor" else self.path / "roles" / name
@@ -87,6 +91,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     tensors: Mapping[str, Any],
     save_roles: Mapping[str, Callable[[Path], None]],
+    save_state: Callable[[Path], None],
 ) -> Path:
     """Write ``checkpoints/step-NNNNNN``.
 
@@ -94,6 +99,7 @@ def save_checkpoint(
         state: JSON values.
         tensors: plain values and tensors, read back with ``weights_only``.
         save_roles: role → what writes its model into a directory.
+        save_state: writes optimizers and schedules into a directory.
     """
 
     def fill(directory: Path) -> None:
@@ -101,6 +107,8 @@ def save_checkpoint(
             target = directory / "model" if name == "actor" else directory / "roles" / name
             target.mkdir(parents=True)
             save(target)
+        (directory / "optimizers").mkdir()
+        save_state(directory / "optimizers")
         torch.save(dict(tensors), directory / "trainer.pt")
         (directory / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
 

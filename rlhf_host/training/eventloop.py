@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, UserError
 
 T = TypeVar("T")
 
@@ -141,3 +141,56 @@ class EventLoop:
     def _cancel_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
+
+
+class LoopHere(EventLoop):
+    """The same without a thread of its own: coroutines, and so the hooks they call, run on the thread that waits (``debug``)."""
+
+    def __init__(self) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise UserError(
+                "debug runs the event loop in this thread, which has one already, as in a notebook: run it as a script"
+            )
+        self.stop_requested = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_quiet_about_interrupts)
+        self._waiting = None
+        self._handlers = {}
+
+    def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
+        if interruptible and self.stop_requested:
+            work.close()
+            raise Interrupted
+        try:
+            return self._loop.run_until_complete(self._tracked(work, interruptible))
+        except asyncio.CancelledError:
+            raise Interrupted from None
+
+    def execute(self, work: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        self._loop.call_soon_threadsafe(self._serve, (work, done))
+        done.result()
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            with contextlib.suppress(TimeoutError):
+                self._loop.run_until_complete(self._cancel_in_time())
+            self._loop.close()
+
+    async def _cancel_in_time(self) -> None:
+        async with asyncio.timeout(CLOSE_S):
+            await self._cancel_all()
+
+
+def _quiet_about_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An interrupt that passed through a task was raised where the loop runs: nobody will ask the task for it."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
+
+
+def event_loop(debug: bool) -> EventLoop:
+    return LoopHere() if debug else EventLoop()

@@ -25,10 +25,12 @@ from rlhf_host.rollouts.collect import Collected, Collector, Draw
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.eventloop import EventLoop, Interrupted
-from rlhf_host.training.records import write_records
+from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
-from rlhf_host.training.runtime import Runtime
-from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext, Trajectory
+from rlhf_host.training.runtime import Runtime, Trainer
+from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
+from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext
+from rlhf_host.weight_sync.verify import ROUGH_TOLERANCE, probe_prompt, verified_syncs, verify_sync
 
 
 @dataclass(slots=True)
@@ -54,8 +56,8 @@ class OnlineLoop:
     manager: PluginManager
     needs: Needs
     runtime: Runtime
-    stream: TaskStream
-    collector: Collector
+    stream: TaskStream | SavedRollouts
+    collector: Collector | SavedRollouts
     evaluation: Evaluation | None
     loop: EventLoop
     run_dir: Path
@@ -71,10 +73,16 @@ class OnlineLoop:
     """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
     _saved: tuple[int, dict[str, float] | None] | None = None
     """Step and pending metrics of the checkpoint written last."""
+    _syncs: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Where training ends: ``train.steps``, or before it where saved rollouts do."""
+        steps = self.config.train.steps
+        return min(steps, self.stream.steps) if isinstance(self.stream, SavedRollouts) else steps
 
     def run(self) -> Outcome:
         """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
-        train = self.config.train
         metrics: dict[str, float] = {}
         try:
             if self.pending is not None:
@@ -83,7 +91,7 @@ class OnlineLoop:
                 metrics = self._finish({}, evaluate=True)
                 if self._checkpoint_due():
                     self.save(self)
-            while self.step < train.steps and not self.loop.stop_requested:
+            while self.step < self.steps and not self.loop.stop_requested:
                 before = self.stream.state_dict()
                 try:
                     metrics = self._take_step(self.step + 1)
@@ -97,7 +105,7 @@ class OnlineLoop:
                     self._saved = (self.step, None)
         except Interrupted:
             pass
-        interrupted = self.loop.stop_requested and (self.step < train.steps or self.pending is not None)
+        interrupted = self.loop.stop_requested and (self.step < self.steps or self.pending is not None)
         if (interrupted or self.config.checkpoint.final) and self._saved != (self.step, self.pending):
             self.save(self)
         return Outcome("interrupted" if interrupted else "finished", self.step, self.run_dir, metrics=metrics)
@@ -131,9 +139,9 @@ class OnlineLoop:
             temperature=self.config.rollout.temperature,
         )
         with phases("logprobs"):
-            self._add_outputs(experience)
+            add_outputs(experience, self.runtime.trainer, self.needs, old_logprobs_mode(self.config))
         with phases("advantages"):
-            found = self._advantages(experience)
+            found = add_advantages(experience, self.manager)
         metrics = collected.metrics() | reward_metrics(experience) | found
         with phases("train"):
             trained = self._train(experience, number)
@@ -152,58 +160,13 @@ class OnlineLoop:
         return metrics
 
     def _draw(self) -> Draw:
+        assert isinstance(self.stream, TaskStream)
         task = self.stream.next()
         return Draw(task, self.stream.epoch)
 
     def _busy(self) -> float:
         """Seconds that models computed so far: sampling, forward, backward, optimizer."""
         return self.runtime.trainer.compute_s + getattr(self.runtime.engine, "busy_s", 0.0)
-
-    def _add_outputs(self, experience: Experience) -> None:
-        """Log-probabilities and values that plugins or the mode of ``old_logprobs`` need before advantages."""
-        trainer, outputs = self.runtime.trainer, self.needs.outputs
-        mode = old_logprobs_mode(self.config)
-        for wanted in sorted(outputs):
-            role, _, what = wanted.rpartition(".")
-            if role and what == "logprobs":
-                experience.logprobs[role] = trainer.logprobs(role, experience)
-            elif role and what == "values":
-                experience.values[role] = trainer.values(role, experience)
-            elif role and what == "bootstrap":
-                experience.bootstrap_value = trainer.scores(role, experience)
-        if mode == "recompute":
-            known = experience.logprobs.get("actor")
-            experience.old_logprobs = trainer.logprobs("actor", experience) if known is None else known
-        elif mode == "sampler":
-            experience.old_logprobs = experience.sampler_logprobs
-
-    def _advantages(self, experience: Experience) -> dict[str, float]:
-        """Rewards transformed and shaped, then advantages, in place.
-
-        Raises:
-            RunError: when a plugin gives another shape or non-finite numbers.
-        """
-        apply_rewards(experience, self.manager)
-        found: Advantages = self.manager.one("compute_advantages", experience=experience)
-        for name, value in (("advantages", found.advantages), ("returns", found.returns)):
-            if value is None:
-                continue
-            if value.shape != experience.action_mask.shape:
-                raise RunError(
-                    f"compute_advantages gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}"
-                )
-            if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
-                raise RunError(f"compute_advantages gave non-finite {name} at step {experience.step}")
-        experience.advantages = found.advantages.to(torch.float32)
-        experience.returns = None if found.returns is None else found.returns.to(torch.float32)
-        kept = experience.advantages[experience.loss_mask].double()
-        metrics = reduced(found.metrics)
-        if kept.numel():
-            metrics |= {"advantages/mean": float(kept.mean()), "advantages/std": float(kept.std(correction=0))}
-        groups = experience.group_id
-        level = _same_within(experience.rewards, groups)
-        metrics["groups/no_variance"] = level
-        return metrics
 
     def _train(self, experience: Experience, number: int) -> dict[str, float]:
         """``epochs × minibatches`` optimizer batches.
@@ -225,7 +188,8 @@ class OnlineLoop:
                     made += 1
                     continue
                 dump = self.run_dir / "nonfinite" / f"step-{number:06d}.jsonl"
-                write_records(dump, batch.trajectories, tokens=True)
+                origin = provenance(self.config.model_dump(mode="json"), "train")
+                write_lines(dump, [lines(number, "train", batch.trajectories, origin)])
                 if train.on_nonfinite == "stop":
                     raise RunError(
                         f"step {number}: {update.refused}; after {made} updates in this step, its trajectories are in {dump}"
@@ -244,21 +208,33 @@ class OnlineLoop:
         return [[row for row, group in enumerate(groups) if group in part] for part in parts if part]
 
     def _sync(self) -> None:
-        for key in self.manager.names("sync_weights"):
-            work = self.manager.acall(key, "sync_weights", source=self.runtime.source, version=self.version)
-            self.loop.run(work, interruptible=False)
+        """Bring the weights to the engines; the first few times, see whether they arrived."""
+        self.loop.run(self.runtime.sync(self.version), interruptible=False)
+        source, targets = self.runtime.source, self.runtime.targets
+        moved = any(source.model is None or target.engine.model is not source.model for target in targets)
+        if self._syncs < verified_syncs(self.config.sync.options.get("verify", "auto"), moved=moved):
+            checking = verify_sync(
+                targets,
+                self.runtime.handles["actor"].logprobs,
+                self.version,
+                probe_prompt(self.tokenizer, self.runtime.context_length),
+                temperature=self.config.rollout.temperature,
+                tolerance=1e-3 if _all_float32(self.config) else ROUGH_TOLERANCE,
+            )
+            self.loop.run(checking, interruptible=False)
+        self._syncs += 1
 
     # --- after the step ---------------------------------------------------------------------------
 
     def _evaluation_due(self) -> bool:
-        settings, last = self.config.eval, self.step == self.config.train.steps
+        settings, last = self.config.eval, self.step == self.steps
         due = bool(settings.every) and self.step % settings.every == 0
         return self.evaluation is not None and (due or (last and settings.at_end))
 
     def _checkpoint_due(self) -> bool:
         every = self.config.checkpoint.every
         new_best = self.best is not None and self.best["step"] == self.step
-        last = self.step == self.config.train.steps and self.config.checkpoint.final
+        last = self.step == self.steps and self.config.checkpoint.final
         return not last and (new_best or bool(every and self.step % every == 0))
 
     def _finish(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
@@ -286,9 +262,70 @@ class OnlineLoop:
             self.best = {"step": self.step, "value": value}
 
     def _log_trajectories(self, step: int, split: str, collected: Collected) -> None:
-        rows: list[Trajectory] = [t for group in collected.groups for t in group.trajectories] + collected.spoiled
+        rows = collected.trajectories_in_order()
         for key in self.manager.names("log_trajectories"):
             self.manager.call(key, "log_trajectories", step=step, split=split, trajectories=rows)
+
+
+def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
+    """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place."""
+    for wanted in sorted(needs.outputs):
+        role, _, what = wanted.rpartition(".")
+        if role and what == "logprobs":
+            experience.logprobs[role] = trainer.logprobs(role, experience)
+        elif role and what == "values":
+            experience.values[role] = trainer.values(role, experience)
+        elif role and what == "bootstrap":
+            experience.bootstrap_value = trainer.scores(role, experience)
+    if mode == "recompute":
+        known = experience.logprobs.get("actor")
+        experience.old_logprobs = trainer.logprobs("actor", experience) if known is None else known
+    elif mode == "sampler":
+        experience.old_logprobs = experience.sampler_logprobs
+
+
+def add_advantages(experience: Experience, manager: PluginManager) -> dict[str, float]:
+    """Rewards transformed and shaped, then advantages, in place; metrics of them.
+
+    Raises:
+        RunError: when a plugin gives another shape or non-finite numbers.
+    """
+    apply_rewards(experience, manager)
+    found: Advantages = manager.one("compute_advantages", experience=experience)
+    for name, value in (("advantages", found.advantages), ("returns", found.returns)):
+        if value is None:
+            continue
+        if value.shape != experience.action_mask.shape:
+            raise RunError(f"compute_advantages gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
+        if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
+            raise RunError(f"compute_advantages gave non-finite {name} at step {experience.step}")
+    experience.advantages = found.advantages.to(torch.float32)
+    experience.returns = None if found.returns is None else found.returns.to(torch.float32)
+    kept = experience.advantages[experience.loss_mask].double()
+    metrics = reduced(found.metrics)
+    if kept.numel():
+        metrics |= {"advantages/mean": float(kept.mean()), "advantages/std": float(kept.std(correction=0))}
+    level = _same_within(experience.rewards, experience.group_id)
+    metrics["groups/no_variance"] = level
+    _note_advantages(experience)
+    return metrics
+
+
+def _note_advantages(experience: Experience) -> None:
+    """Each trajectory is told its mean advantage, for logs."""
+    assert experience.advantages is not None
+    counts = experience.loss_mask.sum(-1)
+    sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
+    means = (sums / counts.clamp(min=1)).tolist()
+    for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
+        trajectory.advantage = mean if count else None
+
+
+def _all_float32(config: RunConfig) -> bool:
+    """Whether trainer and engines compute alike, so that they agree closely."""
+    said = [config.train.autocast, *(config.engine.options.get(name, "auto") for name in ("dtype", "autocast"))]
+    said.append(config.sync.options.get("dtype") or "auto")
+    return not torch.cuda.is_available() and set(said) <= {"auto", "off", "float32"}
 
 
 def memory() -> dict[str, float]:

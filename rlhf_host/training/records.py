@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.types import Trajectory
+from rlhf_host.types import Reward, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
 _LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
 
 
 def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
-    """One trajectory as JSON values; with ``tokens`` every segment's ids, log-probabilities and versions too."""
+    """One trajectory as JSON values; with ``tokens`` all there is, so that it can be read back (``training.trajectories``)."""
     row: dict[str, Any] = {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
@@ -35,20 +35,49 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
     }
     if len(trajectory.actions) > 1:
         row["full_text"] = trajectory.full_text
+    if trajectory.advantage is not None:
+        row["advantage"] = trajectory.advantage
     if trajectory.unjudged_reason is not None:
         row["unjudged"] = trajectory.unjudged_reason
-    if tokens:
-        row["segments"] = [
+    return row | _whole(trajectory) if tokens else row
+
+
+def _whole(trajectory: Trajectory) -> dict[str, Any]:
+    """What ``trajectories.read_steps`` needs besides to make the trajectory again."""
+    task = trajectory.task
+    several = len(trajectory.completion) > 1
+    given: dict[str, Any] = {"prompt": task.prompt, "metadata": task.metadata, "agent": task.agent}
+    if task.prompt_ids is not None and list(task.prompt_ids) != trajectory.prompt_ids:
+        given["prompt_ids"] = task.prompt_ids  # an agent began with a prompt of its own
+    row: dict[str, Any] = {
+        "row": given,
+        "segments": [
             {"kind": s.kind, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
+            | ({"text": trajectory.decode(s.token_ids)} if several and trajectory.decode else {})
             for s in trajectory.segments
-        ]
+        ],
+        "verdicts": {name: None if reward is None else _verdict(reward) for name, reward in trajectory.rewards.items()},
+    }
+    if several:
+        row["full_text"] = trajectory.full_text
+    if any(reward is not None for reward in trajectory.agent_rewards):
+        row["agent_rewards"] = trajectory.agent_rewards
     return row
 
 
-def write_records(path: Path, trajectories: Iterable[Trajectory], *, tokens: bool = False) -> None:
-    """Trajectories as JSON lines, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, b"".join(json_line(record(trajectory, tokens=tokens)) for trajectory in trajectories))
+def _verdict(reward: Reward) -> dict[str, Any]:
+    fields = {name: getattr(reward, name) for name in ("value", "turns", "tokens", "score")}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given | ({"metrics": reward.metrics} if reward.metrics else {})
+
+
+def provenance(config: Mapping[str, Any], split: str) -> dict[str, Any]:
+    """How a split's trajectories were sampled and their rewards weighted, from a run's configuration as plain values."""
+    rollout, drawn = config["rollout"], config["rollout" if split == "train" else "eval"]
+    sampling = {name: drawn[name] for name in ("temperature", "top_p", "top_k", "min_p")}
+    sampling["max_new_tokens"] = drawn["max_new_tokens"] or rollout["max_new_tokens"]
+    rewards = (split == "eval" and config["eval"]["reward"]) or config["reward"]
+    return {"sampling": sampling, "weights": {alias: choice["weight"] for alias, choice in rewards.items()}}
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

@@ -13,18 +13,29 @@ from rlhf_host.functional.options import AGGREGATIONS, sum_over_length
 from rlhf_host.types import Experience, LossTerm, Metric
 
 
-def named_mask(batch: Experience, name: str) -> Tensor:
-    """A mask of the batch by name: a field, or ``extra.NAME``.
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """What loss weights depend on, of the whole optimizer batch: every rank has all of it and only its own rows' data."""
 
-    Raises:
-        ValueError: when there is no such mask.
-    """
-    value = batch.extra.get(name.removeprefix("extra.")) if name.startswith("extra.") else getattr(batch, name, None)
-    if not isinstance(value, Tensor) or value.dtype != torch.bool:
-        raise ValueError(
-            f"a loss term names the mask {name!r}, which is no mask of the batch (loss_mask, action_mask, extra.NAME)"
-        )
-    return value
+    masks: dict[str, Tensor]
+    """``[B, T]`` bool by name; a plugin's own are ``extra.NAME``."""
+    group_id: Tensor
+    episode_id: Tensor
+
+    @classmethod
+    def of(cls, batch: Experience) -> Denominators:
+        named = {name: getattr(batch, name) for name in ("completion_mask", "action_mask", "loss_mask")}
+        named |= {f"extra.{name}": value for name, value in batch.extra.items() if isinstance(value, Tensor)}
+        masks = {name: value for name, value in named.items() if value.dtype == torch.bool and value.dim() == 2}
+        return cls(masks, batch.group_id, batch.episode_id)
+
+    def mask(self, name: str) -> Tensor:
+        """Raises ``ValueError`` when there is no such mask."""
+        if name not in self.masks:
+            raise ValueError(
+                f"a loss term names the mask {name!r}, which is no mask of the batch (loss_mask, action_mask, extra.NAME)"
+            )
+        return self.masks[name]
 
 
 def token_weights(aggregation: str, mask: Tensor, group_id: Tensor, episode_id: Tensor) -> Tensor:
@@ -74,7 +85,7 @@ def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
 class Reducer:
     """Weights of one optimizer batch, made once per (mask, aggregation) and cut to micro-batches."""
 
-    batch: Experience
+    whole: Denominators
     _token: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     _row: dict[str, Tensor] = field(default_factory=dict)
 
@@ -90,20 +101,22 @@ class Reducer:
             ValueError: for an unknown mask or aggregation, or values of the wrong shape.
         """
         values = term.values.float()
-        width = int(self.batch.completion_mask[rows].sum(-1).max()) if rows else 0
+        width = int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
         if values.dim() == 1 and len(values) == len(rows):
             if term.corrected:
                 raise ValueError(
                     f"loss term {term.name!r} is per row, and sampler corrections are per token: leave corrected out"
                 )
             if term.mask not in self._row:
-                self._row[term.mask] = row_weights(named_mask(self.batch, term.mask), self.batch.episode_id)
+                self._row[term.mask] = row_weights(self.whole.mask(term.mask), self.whole.episode_id)
             weights = self._row[term.mask][rows]
         elif values.shape == (len(rows), width):
-            key = (term.mask, term.aggregation)
+            # Options whose aggregation is left to the loss hand on None.
+            aggregation = term.aggregation or "token-mean"
+            key = (term.mask, aggregation)
             if key not in self._token:
-                mask = named_mask(self.batch, term.mask)
-                self._token[key] = token_weights(term.aggregation, mask, self.batch.group_id, self.batch.episode_id)
+                mask = self.whole.mask(term.mask)
+                self._token[key] = token_weights(aggregation, mask, self.whole.group_id, self.whole.episode_id)
             weights = self._token[key][rows, : values.shape[1]]
             if corrections is not None and term.corrected:
                 values = values * corrections

@@ -5,22 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from rlhf_host.config.plan import merge_needs
+from rlhf_host.config.plan import PROTOCOLS, merge_needs
 from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
 from rlhf_host.config.yaml_file import save_config
-from rlhf_host.data.sources import TaskSet, TaskStream, load_tasks
+from rlhf_host.data.sources import NO_ROWS, GivenRows, TaskSet, TaskStream, load_tasks
 from rlhf_host.errors import UserError
-from rlhf_host.models.loading import load_tokenizer
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.selection import build, find
-from rlhf_host.rollouts.collect import Collector
+from rlhf_host.models.loading import load_tokenizer, vocabulary_size
+from rlhf_host.plugins import requirements
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.selection import PYTHON, build, find
+from rlhf_host.rollouts.collect import Collected, Collector, Draw
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.checkpoints import (
     Checkpoint,
@@ -31,10 +33,12 @@ from rlhf_host.training.checkpoints import (
     write_directory,
 )
 from rlhf_host.training.evaluate import Evaluation
-from rlhf_host.training.eventloop import EventLoop, Interrupted
+from rlhf_host.training.eventloop import EventLoop, Interrupted, event_loop
 from rlhf_host.training.online import OnlineLoop
+from rlhf_host.training.records import write_whole
 from rlhf_host.training.runtime import Runtime
-from rlhf_host.types import Needs, Outcome, RoleNeed, RunContext, Sampling
+from rlhf_host.training.trajectories import SavedRollouts, check_vocabulary
+from rlhf_host.types import Needs, Outcome, RoleHandle, RoleNeed, RunContext, Sampling, ScoreContext
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class Inputs:
     """What is read before anything is written."""
 
     tokenizer: Any
-    tasks: TaskSet
+    tasks: TaskSet | SavedRollouts
     held_out: TaskSet | None
 
     @property
@@ -51,13 +55,14 @@ class Inputs:
         return [*self.tasks.report, *held_out]
 
 
-def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None) -> Outcome:
+def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: GivenRows = NO_ROWS) -> Outcome:
     """Train as configured; the run directory is ``config.run_dir``.
 
     Args:
         config: with ``run_dir`` set.
         manager: the selected plugins.
         resume: the run directory whose newest checkpoint is taken up; without a checkpoint the run starts over in it.
+        rows: data given in Python.
 
     Raises:
         UserError: for input that cannot be used; nothing has been written then.
@@ -67,17 +72,17 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         raise UserError("the run has no run_dir")
     run_dir = Path(config.run_dir)
     _set_threads(config)
-    inputs = _read(config)
+    inputs = _read(config, rows)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
-        _refuse_finished(config, checkpoint, run_dir)
+        _refuse_finished(config, checkpoint, run_dir, inputs)
     needs = merge_needs(manager)
     runtime = _runtime(config)
     updates = config.train.steps * config.train.epochs * config.train.minibatches
     models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
     runtime.start(config=config, manager=manager, needs=needs, tokenizer=inputs.tokenizer, total_updates=updates, models=models)
     _write_start(config, manager, run_dir)
-    with EventLoop() as events:
+    with event_loop(config.debug) as events:
         runtime.compute_with(events.execute)
         try:
             loop = _online(config, manager, needs, runtime, inputs, events, run_dir)
@@ -90,36 +95,120 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     return outcome
 
 
-def evaluate_only(config: RunConfig, manager: PluginManager) -> dict[str, float]:
+def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: GivenRows = NO_ROWS) -> dict[str, float]:
     """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
-    _set_threads(config)
-    tokenizer = load_tokenizer(config.roles["actor"])
     data = config.eval.data if config.eval.data.sources else config.data
-    held_out = _tasks(config, data, "eval", tokenizer, config.eval.seed)
+    tokenizer = load_tokenizer(config.roles["actor"])
+    held_out = _tasks(config, data, "eval", tokenizer, config.eval.seed, rows)
+    with _without_training(config, manager, tokenizer) as (runtime, events, outcome):
+        evaluation = _evaluation(config, manager, runtime, tokenizer, held_out, data)
+        metrics, trajectories = events.run(evaluation.run(0))
+        for key in manager.names("log_trajectories"):
+            manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
+        outcome.metrics = metrics
+    return metrics
+
+
+def rollout_only(
+    config: RunConfig,
+    manager: PluginManager,
+    prompts: Sequence[int],
+    each: Callable[[int, Collected], None],
+    *,
+    rows: GivenRows = NO_ROWS,
+) -> None:
+    """Sample and score as the first steps of a run would under weights that stay.
+
+    Where nothing can judge, as many prompts are drawn and their trajectories are all unjudged.
+
+    Args:
+        prompts: per step, how many groups to keep.
+        each: told of every step as it finishes.
+
+    Raises:
+        KeyboardInterrupt: when asked to stop; the steps that ``each`` was told of are whole.
+    """
+    tokenizer = load_tokenizer(config.roles["actor"])
+    tasks = _tasks(config, config.data, "train", tokenizer, config.seed, rows)
+    stream = TaskStream(tasks, config.seed, config.data.shuffle)
+
+    def draw() -> Draw:
+        task = stream.next()
+        return Draw(task, stream.epoch)
+
+    async def unjudged(step: int, wanted: int) -> Collected:
+        collected = Collected()
+        await collector.run([draw() for _ in range(wanted)], ScoreContext("train", step), collected)
+        order = {f"train-{step}-{number}": number for number in range(wanted)}
+        collected.spoiled.sort(key=lambda row: (order[row.group_id], row.sample))
+        return collected
+
+    with _without_training(config, manager, tokenizer) as (runtime, events, outcome):
+        collector = _collector(config, manager, runtime, tokenizer)
+        judged = collector.judges or config.agent.plugin != RunConfig().agent.plugin
+        if not judged:
+            collector.settings = collector.settings.model_copy(update={"max_unjudged": 1.0})
+        for step, wanted in enumerate(prompts, start=1):
+            context = ScoreContext("train", step, runtime.handles, tokenizer)
+            each(step, events.run(collector.fill(draw, wanted, context) if judged else unjudged(step, wanted)))
+            outcome.step = step
+
+
+@contextmanager
+def _without_training(
+    config: RunConfig, manager: PluginManager, tokenizer: Any
+) -> Iterator[tuple[Runtime, EventLoop, Outcome]]:
+    """The actor and the plugins' frozen roles, between ``run_started`` and ``run_finished``.
+
+    Raises:
+        KeyboardInterrupt: when the body was interrupted.
+    """
+    _set_threads(config)
+    roles = tuple(need for need in merge_needs(manager).roles if not need.trainable and need.name != "actor")
+    needs = Needs(roles=(RoleNeed("actor", source=None), *roles))
+    with using_roles(config, manager, tokenizer, needs) as used:
+        yield used
+
+
+@contextmanager
+def using_roles(
+    config: RunConfig, manager: PluginManager, tokenizer: Any, needs: Needs
+) -> Iterator[tuple[Runtime, EventLoop, Outcome]]:
+    """A runtime with the roles of ``needs`` and an event loop, between ``run_started`` and ``run_finished``.
+
+    Raises:
+        KeyboardInterrupt: when the body was interrupted.
+    """
     runtime = _runtime(config)
-    needs = merge_needs(manager)
-    roles = tuple(need for need in needs.roles if not need.trainable and need.name != "actor")
-    alone = Needs(roles=(RoleNeed("actor", source=None), *roles))
-    runtime.start(config=config, manager=manager, needs=alone, tokenizer=tokenizer, total_updates=0, models={})
-    with EventLoop() as events:
+    runtime.start(config=config, manager=manager, needs=needs, tokenizer=tokenizer, total_updates=0, models={})
+    with event_loop(config.debug) as events:
         runtime.compute_with(events.execute)
         try:
-            evaluation = _evaluation(config, manager, runtime, tokenizer, held_out, data)
-            _call_all(events, manager, "run_started", context=_context(config, tokenizer, None, runtime, resume_step=None))
-            outcome = Outcome("failed", 0)
-            try:
-                metrics, trajectories = events.run(evaluation.run(0))
-                for key in manager.names("log_trajectories"):
-                    manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
-                outcome = Outcome("finished", 0, metrics=metrics)
-            finally:
-                _call_closing(events, manager, outcome)
-        except Interrupted:
-            raise KeyboardInterrupt from None
+            context = run_context(config, tokenizer, None, runtime.handles, resume_step=None)
+            with told(events, manager, context) as outcome:
+                yield runtime, events, outcome
         finally:
             events.run(runtime.close(), interruptible=False)
             manager.close()
-    return metrics
+
+
+@contextmanager
+def told(events: EventLoop, manager: PluginManager, context: RunContext) -> Iterator[Outcome]:
+    """``run_started`` before and ``run_finished`` after, with the outcome that the body fills in.
+
+    Raises:
+        KeyboardInterrupt: when the body was interrupted.
+    """
+    _call_all(events, manager, "run_started", context=context)
+    outcome = Outcome("failed", 0)
+    try:
+        yield outcome
+        outcome.status = "finished"
+    except Interrupted:
+        outcome.status = "interrupted"
+        raise KeyboardInterrupt from None
+    finally:
+        _call_closing(events, manager, outcome)
 
 
 # --- before the run -----------------------------------------------------------------------------
@@ -130,16 +219,24 @@ def _set_threads(config: RunConfig) -> None:
         torch.set_num_threads(config.train.threads)
 
 
-def _read(config: RunConfig) -> Inputs:
+def _read(config: RunConfig, rows: GivenRows) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
-    tasks = _tasks(config, config.data, "train", tokenizer, config.seed)
-    held_out = _tasks(config, config.eval.data, "eval", tokenizer, config.eval.seed) if config.eval.data.sources else None
+    if config.from_trajectories is not None:
+        saved = SavedRollouts(config)
+        check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))
+        return Inputs(tokenizer, saved, None)
+    tasks = _tasks(config, config.data, "train", tokenizer, config.seed, rows)
+    held_out = None
+    if config.eval.data.sources:
+        held_out = _tasks(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows)
     return Inputs(tokenizer, tasks, held_out)
 
 
-def _tasks(config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, seed: int) -> TaskSet:
+def _tasks(
+    config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, seed: int, rows: GivenRows
+) -> TaskSet:
     room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
-    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room)
+    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, given=rows)
 
 
 def _runtime(config: RunConfig) -> Runtime:
@@ -150,20 +247,28 @@ def _runtime(config: RunConfig) -> Runtime:
 def _write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     save_config(config, run_dir / "config.yaml")
-    plugins = [
-        {
-            "kind": item.kind,
-            "alias": item.alias,
-            "name": item.info.name,
-            "distribution": item.info.distribution,
-            "version": item.info.version,
-            "weight": item.weight,
-        }
-        for item in manager.loaded
-    ]
+    plugins = [_plugin_entry(item) for item in manager.loaded]
     aside = run_dir / ".plugins.json.partial"
     aside.write_text(json.dumps(plugins, indent=1) + "\n")
     aside.replace(run_dir / "plugins.json")
+    write_whole(run_dir / requirements.FILE, _requirements(config, manager).encode())
+
+
+def _requirements(config: RunConfig, manager: PluginManager) -> str:
+    """Exact versions of what the run stands on."""
+    plugins = [item.info for item in manager.loaded]
+    plugins += [find(kind, getattr(config, kind).plugin) for kind in PROTOCOLS]
+    used = {info.name for info in plugins} | sys.modules.keys()
+    extras = [extra for extra in requirements.extras_of_host() if extra in used]
+    return requirements.pinned([info.distribution for info in plugins], extras)
+
+
+def _plugin_entry(item: Loaded) -> dict[str, Any]:
+    """What reproducing the run needs to know: an installed plugin's distribution, or where a Python object was defined."""
+    given = item.info.distribution == PYTHON
+    installed = {"distribution": item.info.distribution, "version": item.info.version}
+    source = {"distribution": None, "version": None, "object": item.info.value} if given else installed
+    return {"kind": item.kind, "alias": item.alias, "name": item.info.name, **source, "weight": item.weight}
 
 
 def _online(
@@ -175,10 +280,15 @@ def _online(
     events: EventLoop,
     run_dir: Path,
 ) -> OnlineLoop:
-    rollout = config.rollout
-    sampling = _sampling(rollout, rollout)
-    episodes = _episodes(manager, runtime, inputs.tokenizer, config.data, sampling, rollout)
-    collector = Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
+    stream: TaskStream | SavedRollouts
+    collector: Collector | SavedRollouts
+    if isinstance(inputs.tasks, SavedRollouts):
+        stream = collector = inputs.tasks
+        weights = inputs.tasks.weights
+    else:
+        stream = TaskStream(inputs.tasks, config.seed, config.data.shuffle)
+        collector = _collector(config, manager, runtime, inputs.tokenizer)
+        weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
     evaluation = None
     if inputs.held_out is not None:
         evaluation = _evaluation(config, manager, runtime, inputs.tokenizer, inputs.held_out, config.eval.data)
@@ -187,15 +297,22 @@ def _online(
         manager=manager,
         needs=needs,
         runtime=runtime,
-        stream=TaskStream(inputs.tasks, config.seed, config.data.shuffle),
+        stream=stream,
         collector=collector,
         evaluation=evaluation,
         loop=events,
         run_dir=run_dir,
-        weights={alias: weight for alias, (_, weight) in collector.judges.items()},
+        weights=weights,
         save=_save,
         tokenizer=inputs.tokenizer,
     )
+
+
+def _collector(config: RunConfig, manager: PluginManager, runtime: Runtime, tokenizer: Any) -> Collector:
+    rollout = config.rollout
+    sampling = _sampling(rollout, rollout)
+    episodes = _episodes(manager, runtime, tokenizer, config.data, sampling, rollout)
+    return Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
 
 
 def _evaluation(
@@ -236,7 +353,7 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
     outcome = Outcome("failed", loop.step, loop.run_dir)
     try:
-        context = _context(loop.config, loop.tokenizer, loop.run_dir, loop.runtime, resume_step, notices)
+        context = run_context(loop.config, loop.tokenizer, loop.run_dir, loop.runtime.handles, resume_step, notices)
         _call_all(events, manager, "run_started", context=context)
         _call_all(events, manager, "sync_connect", targets=loop.runtime.targets)
         loop._sync()
@@ -250,6 +367,7 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
         outcome = Outcome("failed", loop.step, loop.run_dir, error=str(error) or type(error).__name__)
         raise
     finally:
+        gc.unfreeze()
         _call_closing(events, manager, outcome)
     return outcome
 
@@ -274,11 +392,11 @@ def _call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments:
         events.run(manager.acall(key, hook, **arguments), interruptible=False)
 
 
-def _context(
+def run_context(
     config: RunConfig,
     tokenizer: Any,
     run_dir: Path | None,
-    runtime: Runtime,
+    handles: Mapping[str, RoleHandle],
     resume_step: int | None,
     notices: Sequence[str] = (),
 ) -> RunContext:
@@ -287,7 +405,7 @@ def _context(
         tokenizer=tokenizer,
         run_dir=run_dir,
         seed=config.seed,
-        roles=runtime.handles,
+        roles=handles,
         resumed=resume_step is not None,
         resume_step=resume_step or 0,
         notices=tuple(notices),
@@ -300,17 +418,26 @@ def _context(
 def _save(loop: OnlineLoop) -> None:
     runtime, manager = loop.runtime, loop.manager
     plugins = {key: plain_state(state, key) for key, state in manager.each("state_dict")}
-    tensors = {"optimizers": runtime.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
+    tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
 
     def saver(name: str) -> Any:
         return lambda directory: runtime.save_role(name, directory)
 
-    save_checkpoint(loop.run_dir, loop.step, loop.state_dict(), tensors, {name: saver(name) for name in runtime.trainable})
+    savers = {name: saver(name) for name in runtime.trainable}
+    save_checkpoint(loop.run_dir, loop.step, loop.state_dict(), tensors, savers, runtime.save_state)
     best = loop.best["step"] if loop.best else None
     keep_checkpoints(loop.run_dir, loop.config.checkpoint.keep, best)
 
 
-def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path) -> None:
+def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, inputs: Inputs) -> None:
+    saved = "trajectories" in checkpoint.state["stream"]
+    if saved != isinstance(inputs.tasks, SavedRollouts):
+        then, now = ("from saved trajectories", "sampling") if saved else ("sampling", "from saved trajectories")
+        raise UserError(
+            f"{run_dir} was trained {then}, and cannot go on {now}: begin a new run with --actor.model {run_dir}/model"
+        )
+    if isinstance(inputs.tasks, SavedRollouts) and checkpoint.step >= inputs.tasks.steps:
+        raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.tasks.path} has no more steps")
     done = checkpoint.step >= config.train.steps and checkpoint.state["pending"] is None
     if done and ((run_dir / "model").exists() or not config.checkpoint.final):
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to go on")
@@ -318,7 +445,7 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path) -
 
 def _restore(loop: OnlineLoop, checkpoint: Checkpoint) -> None:
     loop.load_state_dict(checkpoint.step, checkpoint.state)
-    loop.runtime.load_state_dict(checkpoint.tensors["optimizers"])
+    loop.runtime.load_state(checkpoint.optimizers)
     torch.set_rng_state(checkpoint.tensors["torch_rng"])
     _restore_plugins(loop.manager, checkpoint.tensors["plugins"])
 

@@ -13,6 +13,7 @@ from rlhf_host.engines.protocol import Engine
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.training.worker import Update
 from rlhf_host.types import Experience, Needs, RoleHandle, SyncTarget
+from rlhf_host.weight_sync.access import Source
 
 
 class Trainer(Protocol):
@@ -36,7 +37,7 @@ class Runtime(Protocol):
     engine: Engine
     handles: Mapping[str, RoleHandle]
     targets: list[SyncTarget]
-    source: Any
+    source: Source
     """What ``sync_weights`` reads the actor's weights from."""
     context_length: int
 
@@ -55,13 +56,19 @@ class Runtime(Protocol):
         """``execute(work)`` runs work on the controller's thread while that waits, for runtimes that compute in this process."""
         ...
 
+    async def sync(self, version: int) -> None:
+        """Have the run's ``sync_weights`` bring the actor's weights to the engines as ``version``."""
+        ...
+
     @property
     def trainable(self) -> list[str]: ...
 
     def save_role(self, name: str, directory: Path) -> None: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def save_state(self, directory: Path) -> None:
+        """Optimizers and schedules of the trainable roles, into an existing directory."""
+        ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state(self, directory: Path) -> None: ...
 
     async def close(self) -> None: ...

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from rlhf_host.backends.protocol import Backend
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError
 from rlhf_host.functional.kl import kl_estimate
 from rlhf_host.models.forward import forward, row_cost
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.training.batching import deal, group_rows, plan_microbatches
-from rlhf_host.training.reduction import Metrics, Reducer
+from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.replicas import Plan, Replicas, replica_count
 from rlhf_host.types import Experience, LossTerm, Metric, Needs, Outputs
 
@@ -64,6 +65,7 @@ class Worker:
     hooks: PluginManager
     settings: TrainConfig
     needs: Needs
+    ranks: Ranks = field(default_factory=Ranks)
     compute_s: float = 0.0
     """Seconds spent in forward, backward and optimizer steps so far."""
     _autocast: dict[str, torch.dtype | None] = field(default_factory=dict)
@@ -91,6 +93,9 @@ class Worker:
         @torch.no_grad()
         def fill(model: Any, plan: Plan) -> None:
             for rows in plan:
+                if not rows:
+                    self._blank(role, model)
+                    continue
                 outputs = self._forward(role, _to_device(experience.select(rows), role.device), frozenset({what}), model)
                 part = getattr(outputs, what).float().cpu()
                 if what == "scores":
@@ -106,43 +111,59 @@ class Worker:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def update(self, batch: Experience, *, first: bool = True) -> Update:
-        """One optimizer batch: a step for every trainable role that has loss terms.
+    def update(
+        self, batch: Experience, *, first: bool = True, whole: Denominators | None = None, rows: list[int] | None = None
+    ) -> Update:
+        """One optimizer batch: a step for every trainable role that has loss terms. Collective over ranks.
 
         Args:
-            batch: all rows of the optimizer batch; advantages and masks are there.
+            batch: this rank's rows of the optimizer batch, perhaps none; advantages and masks are there.
             first: the weights are still those that sampled, so the sampler's mismatch can be measured.
+            whole: what the loss is divided by; default: this is the whole batch.
+            rows: where the rows of ``batch`` are in the whole; default: they are all of it.
+
+        Returns:
+            This rank's share of the metrics; whether a step was refused is agreed between ranks.
         """
         update = Update(Metrics())
+        whole = Denominators.of(batch) if whole is None else whole
+        rows = list(range(len(batch))) if rows is None else rows
         for role in self.roles.values():
             if role.backend is not None:
                 self._statistics(role, batch)
-                self._train(role, batch, first, update)
+                self._train(role, batch, first, Reducer(whole), rows, update)
             if update.refused:
                 break
         return update
 
-    def _train(self, role: Role, batch: Experience, first: bool, update: Update) -> None:
+    def _train(self, role: Role, batch: Experience, first: bool, reducer: Reducer, places: list[int], update: Update) -> None:
         assert role.backend is not None
-        reducer = Reducer(batch)
         prefix = "" if role.name == "actor" else f"{role.name}/"
         team = self._team(role)
         shards = self._shards(role, batch, len(team))
+        failure: Exception | None = None
+        parts: list[Share] = []
         try:
-            parts = team.run(lambda model, plan: self._accumulate(role, model, batch, plan, reducer, first), shards)
-        except BaseException:
-            team.discard()
-            role.backend.discard()
-            raise
+            parts = team.run(lambda model, plan: self._accumulate(role, model, batch, plan, reducer, places, first), shards)
+        except Exception as error:
+            failure = error
+        refused = next((part.refused for part in parts if part.refused), None)
+        said = self.ranks.gather((None if failure is None else str(failure), refused, any(part.terms for part in parts)))
+        self.compute_s += max((part.compute_s for part in parts), default=0.0)
         for part in parts:
             update.metrics.join(part.metrics, prefix)
-            update.refused = update.refused or part.refused
-        if update.refused:
+        errors = [error for error, _, _ in said if error is not None]
+        update.refused = next((reason for _, reason, _ in said if reason), None)
+        if errors or update.refused:
             team.discard()
             role.backend.discard()
+            if failure is not None:
+                raise failure
+            if errors:
+                raise RunError(errors[0])
             return
-        self.compute_s += max(part.compute_s for part in parts)
-        if not any(part.terms for part in parts):
+        if not any(terms for _, _, terms in said):
+            role.backend.discard()  # what passes that kept ranks even have left
             return
         started = time.perf_counter()
         team.collect()
@@ -151,57 +172,106 @@ class Worker:
         if not result.applied:
             update.refused = f"{role.name}: the gradient norm is {result.grad_norm}"
             return
-        named = {"loss": sum(part.loss for part in parts), "grad_norm": result.grad_norm, "lr": result.lr}
-        update.metrics.add((Metric(name, value) for name, value in named.items()), prefix)
+        shared = {"grad_norm": result.grad_norm, "lr": result.lr}
+        update.metrics.add([Metric("loss", sum(part.loss for part in parts), reduce="sum")], prefix)
+        update.metrics.add((Metric(name, value) for name, value in shared.items()), prefix)
 
-    def _accumulate(self, role: Role, model: Any, batch: Experience, plan: Plan, reducer: Reducer, first: bool) -> Share:
+    def _accumulate(
+        self, role: Role, model: Any, batch: Experience, plan: Plan, reducer: Reducer, places: list[int], first: bool
+    ) -> Share:
         """Forward and backward passes over micro-batches; the gradients stay in ``model``."""
         assert role.backend is not None
         share = Share(Metrics())
         outputs_needed = frozenset({"logprobs", "entropy"} | {name for name in self.needs.outputs if "." not in name})
-        for rows in plan:
+        even = role.backend.even_passes
+        failure: Exception | None = None
+        for number, rows in enumerate(plan):
+            last = number == len(plan) - 1
+            started = time.perf_counter()
+            if not rows:
+                role.backend.backward(self._blank(role, model), last)
+                share.compute_s += time.perf_counter() - started
+                continue
             part = _to_device(_part(batch, rows), role.device)
             started = time.perf_counter()
             outputs = self._forward(role, part, outputs_needed, model)
-            items = _flat(self.hooks.each("compute_loss", role=role.name, outputs=outputs, batch=part))
-            corrections = self._corrections(outputs, part)
             loss: Tensor | None = None
-            for key, item in items:
-                if isinstance(item, Metric):
-                    share.metrics.add([item])
-                    continue
-                try:
-                    reduced = reducer.reduce(item, rows, corrections)
-                except ValueError as error:
-                    raise RunError(f"{key}: {error}") from error
-                share.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
-                loss = reduced if loss is None else loss + reduced
-                share.terms += 1
-            if role.name == "actor" and outputs.logprobs is not None:
-                share.metrics.add(self._actor_metrics(outputs, part, corrections, first))
+            try:
+                if failure is None:
+                    loss = self._loss(role, outputs, part, reducer, [places[row] for row in rows], first, share)
+            except Exception as error:
+                if not even:
+                    raise
+                failure = error  # raised once the passes are over that other ranks wait in
+            if loss is None and even:
+                loss = _nothing(outputs)
             if loss is not None:
                 value = float(loss.detach())
                 if not math.isfinite(value):
                     share.refused = f"{role.name}: the loss is {value}"
-                    return share
+                    if not even:
+                        return share
+                    loss = _nothing(outputs)
                 share.loss += value
-                role.backend.backward(loss)
+                role.backend.backward(loss, last)
             share.compute_s += time.perf_counter() - started
+        if failure is not None:
+            raise failure
         return share
+
+    def _loss(
+        self, role: Role, outputs: Outputs, part: Experience, reducer: Reducer, places: list[int], first: bool, share: Share
+    ) -> Tensor | None:
+        """A micro-batch's share of the loss, by the plugins; what else they say goes to ``share``."""
+        items = _flat(self.hooks.each("compute_loss", role=role.name, outputs=outputs, batch=part))
+        corrections = self._corrections(outputs, part)
+        loss: Tensor | None = None
+        for key, item in items:
+            if isinstance(item, Metric):
+                share.metrics.add([item])
+                continue
+            try:
+                reduced = reducer.reduce(item, places, corrections)
+            except ValueError as error:
+                raise RunError(f"{key}: {error}") from error
+            share.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
+            loss = reduced if loss is None else loss + reduced
+            share.terms += 1
+        if role.name == "actor" and outputs.logprobs is not None:
+            share.metrics.add(self._actor_metrics(outputs, part, corrections, first))
+        return loss
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Experience) -> None:
         if not self.hooks.has("batch_statistics"):
             return
+        prefix = "" if role.name == "actor" else f"{role.name}/"
         found = Metrics()
+        failure: Exception | None = None
         for rows in self._shards(role, batch, 1)[0]:
+            if not rows:
+                self._blank(role, role.model)
+                continue
             part = _to_device(_part(batch, rows), role.device)
             started = time.perf_counter()
             outputs = self._forward(role, part, frozenset({"logprobs"}))
             self.compute_s += time.perf_counter() - started
-            items = _flat(self.hooks.each("batch_statistics", role=role.name, outputs=outputs, batch=part))
-            found.add((item for _, item in items if isinstance(item, Metric)), "" if role.name == "actor" else f"{role.name}/")
-        batch.stats = {**batch.stats, **found.result()}
+            if failure is not None:
+                continue
+            try:
+                items = _flat(self.hooks.each("batch_statistics", role=role.name, outputs=outputs, batch=part))
+                found.add((item for _, item in items if isinstance(item, Metric)), prefix)
+            except Exception as error:
+                failure = error
+        said = self.ranks.gather((None if failure is None else str(failure), found))
+        if failure is not None:
+            raise failure
+        total = Metrics()
+        for error_elsewhere, share in said:
+            if error_elsewhere is not None:
+                raise RunError(error_elsewhere)
+            total.join(share)
+        batch.stats = {**batch.stats, **total.result()}
 
     @torch.no_grad()
     def _corrections(self, outputs: Outputs, batch: Experience) -> Tensor | None:
@@ -277,7 +347,10 @@ class Worker:
         )
 
     def _shards(self, role: Role, batch: Experience, count: int) -> list[Plan]:
-        """Micro-batches for each of ``count`` replicas, of about equally many tokens; there may be none for some."""
+        """Micro-batches for each of ``count`` replicas, of about equally many tokens; there may be none for some.
+
+        Where every rank must run equally many passes, those with fewer get empty ones.
+        """
         prompts, completions = batch.prompt_ids, batch.lengths.tolist()
         groups = batch.group_id.tolist()
         together = self.needs.unit_rows
@@ -297,11 +370,24 @@ class Worker:
         sizes = [sum(completions[i] for i in unit) + max(len(prompts[i]) for i in unit) for unit in units]
         # Replicas hold their activations at the same time, so the budget is theirs together.
         budget = self.settings.max_tokens_per_microbatch // (1 if together else count)
-        return [plan_microbatches(part, lengths, budget, cost, together) for part in deal(units, sizes, count)]
+        plans = [plan_microbatches(part, lengths, budget, cost, together) for part in deal(units, sizes, count)]
+        if role.backend is not None and role.backend.even_passes:
+            plans[0] += [[]] * (self.ranks.largest(len(plans[0])) - len(plans[0]))
+        return plans
+
+    def _blank(self, role: Role, model: Any) -> Tensor:
+        """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
+        ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+        outputs = forward(
+            model, [[0]], ids, mask, outputs=frozenset({"logprobs", "values"}), autocast_dtype=self._precision(role)
+        )
+        return _nothing(outputs)
 
     def _team(self, role: Role) -> Replicas:
         if role.name not in self._teams:
-            self._teams[role.name] = Replicas(role.model, replica_count(role.model, self.settings.replicas))
+            even = role.backend is not None and role.backend.even_passes
+            count = 1 if even else replica_count(role.model, self.settings.replicas)
+            self._teams[role.name] = Replicas(role.model, count)
         return self._teams[role.name]
 
     def _precision(self, role: Role) -> torch.dtype | None:
@@ -324,6 +410,12 @@ def _flat(found: Iterable[tuple[str, Any]]) -> list[tuple[str, LossTerm | Metric
                 raise RunError(f"{key} returned a {type(item).__name__}; a loss hook gives LossTerm and Metric")
             items.append((key, item))
     return items
+
+
+def _nothing(outputs: Outputs) -> Tensor:
+    """A loss of 0 with a gradient of zeros."""
+    found = next(item for item in (outputs.logprobs, outputs.values, outputs.scores) if item is not None)
+    return torch.where(torch.isfinite(found), found, 0.0).sum() * 0.0
 
 
 def _part(batch: Experience, rows: list[int]) -> Experience:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from rlhf_host.errors import RunError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.types import SyncTarget
+from rlhf_host.weight_sync.rounds import VerifiedOptions
 
 
 class InProcess:
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
+    class Options(VerifiedOptions):
+        pass
 
     def __init__(self, options: Options):
         self.options = options
@@ -27,9 +26,10 @@ class InProcess:
     @hookimpl
     def sync_weights(self, source: Any, version: int) -> None:
         for target in self.targets:
-            if target.engine.model is not source:
+            if source.model is None or getattr(target.engine, "model", None) is not source.model:
                 raise RunError(
                     f"engine {target.name} holds weights of its own: in_process cannot update it; choose another --sync"
+                    " (ipc on one machine, broadcast between machines)"
                 )
             target.engine.set_version(version)
 

@@ -31,6 +31,7 @@ def test_friendly_and_canonical_forms_mean_the_same():
         write("""
 actor: {model: m, lr: 1e-5}
 critic: {lr: 2e-5}
+reward_model: {model: rm}
 data: [a.jsonl, b.jsonl@2]
 eval: {data: a.jsonl, reward: length}
 algo: {name: toy, clip-eps: 0.3}
@@ -47,6 +48,7 @@ train: {shared-prefix: off}
 roles:
   actor: {model: m, lr: 0.00001}
   critic: {lr: 0.00002}
+  reward: {model: rm}
 data: {sources: [{path: a.jsonl}, {path: b.jsonl, weight: 2}]}
 eval: {data: {sources: [{path: a.jsonl}]}, reward: {length: {plugin: length}}}
 algo: {plugin: toy, options: {clip_eps: 0.3}}

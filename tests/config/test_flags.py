@@ -53,11 +53,18 @@ def test_values_may_begin_with_a_dash_and_after_equals_with_two():
 
 
 def test_role_shorthands_and_other_roles():
-    config = load("--critic.lr", "1e-5", "--reward-model.model", "r", "--roles.helper.model", "h", "--roles.reward.model", "s")
+    config = load("--critic.lr", "1e-5", "--roles.helper.model", "h")
     assert config.roles["critic"].lr == 1e-5
-    assert config.roles["reward_model"].model == "r"
-    assert (config.roles["helper"].model, config.roles["reward"].model) == ("h", "s")
+    assert config.roles["helper"].model == "h"
     assert config.roles["actor"].model == "m"
+
+
+def test_reward_models_are_the_role_reward_which_flags_cannot_name():
+    config = load("--reward", "length", "--reward-model.model", "r", "--reward_model.dtype", "bfloat16")
+    assert set(config.roles) == {"actor", "reward"}
+    assert (config.roles["reward"].model, config.roles["reward"].dtype) == ("r", "bfloat16")
+    assert load("--roles.reward.model", "r").roles == load("--reward-model.model", "r").roles
+    assert config.reward["length"].plugin == "length"
 
 
 def test_data_sources_with_weights_and_their_own_settings():

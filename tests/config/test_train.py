@@ -219,8 +219,8 @@ REFUSALS = {
         "checkpoint.best is eval/pass@1, and nothing is evaluated: give --eval.data PATH",
     ),
     "engines that are not there": (
-        [*ONE, "--engine", "vlm"],
-        "--engine: no engine named 'vlm' is installed; rlhf plugins lists what is installed",
+        [*ONE, "--engine", "abacus"],
+        "--engine: no engine named 'abacus' is installed; rlhf plugins lists what is installed",
     ),
 }
 

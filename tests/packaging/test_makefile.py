@@ -29,7 +29,13 @@ class Checkout:
 
     def __init__(self, path: Path):
         self.path = path
-        for name in ("Makefile", "pyproject.toml", "constraints/cpu.txt", "rlhf_host/__init__.py"):
+        for name in (
+            "Makefile",
+            "pyproject.toml",
+            "constraints/cpu.txt",
+            "constraints/distributed.txt",
+            "rlhf_host/__init__.py",
+        ):
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, path / name)
         self.plugin("builtin_algos/rlhf-plugin-one")
@@ -69,6 +75,17 @@ def test_setup_installs_the_host_and_every_plugin_with_the_constraints(checkout)
     assert "-c constraints/cpu.txt" in packages
     editables = re.findall(r"-e (\S+)", packages)
     assert editables == [".[dev]", "plugins/builtin_algos/rlhf-plugin-one", "plugins/builtin_rewards/rlhf-plugin-two"]
+
+
+def test_the_distributed_libraries_come_on_top_without_their_dependencies(checkout):
+    assert checkout.make("setup-distributed").returncode == 0
+    *_, added = checkout.calls()
+    assert added.endswith("-c constraints/cpu.txt --no-deps -r constraints/distributed.txt")
+    checkout.make("setup-distributed")
+    assert checkout.calls() == []
+    (checkout.path / "constraints/distributed.txt").write_text("ray\n")
+    checkout.make("setup-distributed")
+    assert len(checkout.calls()) == 1
 
 
 def test_a_second_setup_does_nothing(checkout):
@@ -124,10 +141,14 @@ def test_an_old_python_is_refused_by_name(checkout):
 def test_the_first_target_lists_the_others(checkout):
     text = checkout.make().stdout
     found = re.findall(r"^make (\S+)", text, re.MULTILINE)
-    assert found == ["help", "setup", "quickstart", "test", "lint", "smollm2", "oracles", "learning-matrix", "clean"]
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert found[:3] == ["help", "setup", "setup-distributed"]
+    assert sorted(found) == sorted(targets)
 
 
-@pytest.mark.parametrize("target", ["quickstart", "test", "lint", "smollm2", "oracles", "learning-matrix"])
+@pytest.mark.parametrize(
+    "target", ["quickstart", "test", "test-wheels", "lint", "docs", "smollm2", "oracles", "learning-matrix"]
+)
 def test_whatever_runs_sets_up_first(checkout, target):
     commands = checkout.make("--dry-run", target).stdout
     assert "-m venv .venv" in commands

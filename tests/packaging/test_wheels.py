@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
@@ -25,31 +18,6 @@ PROJECTS = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproj
 NAMES = [path.name for path in PROJECTS[1:]]
 
 
-def run(command: Sequence[str | Path], **kwargs) -> str:
-    """Standard output; what went wrong is shown where the command fails."""
-    found = subprocess.run([str(part) for part in command], capture_output=True, text=True, **kwargs)
-    assert found.returncode == 0, f"{command}\n{found.stdout}\n{found.stderr}"
-    return found.stdout
-
-
-@pytest.fixture(scope="session")
-def wheels(tmp_path_factory) -> dict[str, Path]:
-    """Distribution name → wheel, each built from its own source distribution, as a release would be."""
-    out = tmp_path_factory.mktemp("dist")
-
-    def build(project: Path) -> tuple[str, Path]:
-        name = "rlhf-host" if project == ROOT else project.name
-        folder = out / name
-        run(
-            [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project], env={**os.environ, "PYTHONPATH": ""}
-        )
-        (wheel,) = folder.glob("*.whl")
-        return name, wheel
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(pool.map(build, PROJECTS))
-
-
 @pytest.fixture(scope="session")
 def metadata(wheels) -> dict[str, Message]:
     found = {}
@@ -61,30 +29,14 @@ def metadata(wheels) -> dict[str, Message]:
 
 
 @pytest.fixture(scope="session")
-def installed(wheels, tmp_path_factory) -> Path:
-    """A virtual environment with the wheels. The dependencies are this environment's, without whatever of ours is in it."""
-    home = tmp_path_factory.mktemp("clean")
-    dependencies = home / "dependencies"
-    dependencies.mkdir()
-    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for entry in Path(site).iterdir():
-            ours = "rlhf" in entry.name or entry.suffix == ".pth"
-            if not ours and not (dependencies / entry.name).exists():
-                (dependencies / entry.name).symlink_to(entry)
-    venv.create(home / "venv", with_pip=False, symlinks=True)
-    python = home / "venv/bin/python"
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
-    run([*install, *wheels.values()])
-    (site,) = (home / "venv").glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(f"{dependencies}\n")
-    return home / "venv"
+def installed(new_environment, wheels):
+    return new_environment(*wheels.values())
 
 
 @pytest.fixture
 def clean(installed, tmp_path):
-    """Run a program of the clean environment, far from the repository."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    return lambda program, *arguments: run([installed / "bin" / program, *arguments], cwd=tmp_path, env=env)
+    """Run a program of the clean environment."""
+    return lambda program, *arguments: installed(program, *arguments, cwd=tmp_path)
 
 
 def test_the_projects_at_hand_include_the_first_algorithm_and_reward():
@@ -111,8 +63,8 @@ import json, rlhf_host, rlhf_plugin_rloo, sys
 print(json.dumps([rlhf_host.__file__, rlhf_plugin_rloo.__file__, sys.path]))
 """
     host, plugin, path = json.loads(clean("python", "-c", code))
-    assert Path(host).is_relative_to(installed)
-    assert Path(plugin).is_relative_to(installed)
+    assert Path(host).is_relative_to(installed.home)
+    assert Path(plugin).is_relative_to(installed.home)
     assert [entry for entry in path if entry and Path(entry).resolve() in {ROOT, *(p / "src" for p in PROJECTS)}] == []
 
 
@@ -129,7 +81,8 @@ def test_metadata_states_licence_python_and_typing(name, wheels, metadata):
     with zipfile.ZipFile(wheels[name]) as archive:
         names = archive.namelist()
     assert f"{name.replace('-', '_')}/py.typed" in names
-    assert not [entry for entry in names if "/tests/" in entry or entry.startswith("tests/")]
+    own = [entry for entry in names if "/_plugin_template/" not in entry]
+    assert not [entry for entry in own if "/tests/" in entry or entry.startswith("tests/")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,3 +110,12 @@ def test_the_licence_travels_with_the_host(wheels):
     with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
         (path,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/licenses/LICENSE")]
         assert "Apache License" in archive.read(path).decode()
+
+
+def test_the_template_of_plugins_travels_with_the_host(wheels):
+    template = ROOT / "plugin_template"
+    wanted = {path.relative_to(template).as_posix() for path in template.rglob("*") if path.is_file()}
+    with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
+        prefix = "rlhf_host/_plugin_template/"
+        assert {name.removeprefix(prefix) for name in archive.namelist() if name.startswith(prefix)} == wanted
+        assert "cookiecutter.json" in wanted

@@ -183,7 +183,15 @@ def test_show_of_an_unknown_name_gives_the_near_match(shop):
 # --- the command itself -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["plugins", "--json"], ["plugins", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--help"], ["--version"], ["doctor", "--help"], ["completion", "fish"]),
+        *(["plugins"], ["plugins", "--json"], ["plugins", "--help"], ["plugins", "--disable", "judge"]),
+        *(["plugins", command, "--help"] for command in ("show", "check", "bench", "install", "uninstall")),
+        ["plugins", "install", "--dry-run", "rloo"],
+    ],
+)
 def test_no_heavy_module_and_no_plugin_is_imported(shop, arguments):
     done = shop.rlhf(*arguments, python=["-X", "importtime"])
     assert done.returncode == 0

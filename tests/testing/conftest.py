@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-GROUPS = {"algo": "rlhf.algos", "reward": "rlhf.rewards", "agent": "rlhf.agents", "extension": "rlhf.extensions"}
+from rlhf_host.plugins.discovery import GROUPS
 
 
 @pytest.fixture

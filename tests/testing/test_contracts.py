@@ -17,7 +17,8 @@ from rlhf_host.testing.contracts.suite import all_checks
 HEAD = '''"""A plugin for tests."""
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_host import Advantages, Drop, LossTerm, Metric, Needs, Reward, RoleNeed, Segment, Step, Trajectory, hookimpl
+from rlhf_host import Advantages, Drop, LossTerm, Metric, Needs, Reward, RoleNeed, RunError, Segment, Step, Task, Trajectory
+from rlhf_host import hookimpl
 from rlhf_host import functional as F
 
 
@@ -185,6 +186,73 @@ WEIGHTS = (
 """
 )
 
+SOURCE = (
+    HEAD
+    + """
+    @hookimpl
+    def load_tasks(self, split, seed):
+        import random
+
+        self.seen += 1
+        numbers = list(range(20, 30) if split == "eval" else range(20))
+        random.Random(seed).shuffle(numbers)
+        return [Task(f"{number}+1=", str(number + 1)) for number in numbers]
+"""
+)
+
+TRACKER = (
+    HEAD
+    + """
+    file = None
+
+    @hookimpl
+    def run_started(self, context):
+        if context.run_dir is not None:
+            self.file = open(context.run_dir / "log.txt", "a")
+
+    @hookimpl
+    def log_metrics(self, step, metrics):
+        self.seen += 1
+        if self.file is not None:
+            self.file.write(f"{step} {sorted(metrics.items())}" + chr(10))
+
+    @hookimpl
+    def log_trajectories(self, step, split, trajectories):
+        texts = [trajectory.text if trajectory.decode else "" for trajectory in trajectories]
+        if self.file is not None:
+            self.file.write(f"{step} {split} {texts!r}" + chr(10))
+
+    @hookimpl
+    def run_finished(self, outcome):
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+"""
+)
+
+SYNC = (
+    HEAD
+    + """
+    targets = ()
+
+    @hookimpl
+    def sync_connect(self, targets):
+        self.targets += tuple(targets)
+
+    @hookimpl
+    async def sync_weights(self, source, version):
+        self.seen += 1
+        for target in self.targets:
+            if target.engine.model is not source.model:
+                target.engine.model.load_state_dict(source.model.state_dict())
+            target.engine.set_version(version)
+
+    @hookimpl
+    def sync_close(self):
+        self.targets = ()
+"""
+)
+
 GOOD = {
     "algorithm": ("algo", ALGO),
     "reward": ("reward", REWARD),
@@ -195,6 +263,9 @@ GOOD = {
     "shaping": ("extension", SHAPE),
     "masks": ("extension", MASKS),
     "weights": ("extension", WEIGHTS),
+    "tasks": ("tasks", SOURCE),
+    "tracker": ("tracker", TRACKER),
+    "weight sync": ("weight_sync", SYNC),
 }
 
 
@@ -453,6 +524,90 @@ TABLE = [
         "torch.where(mask, logprobs - sampler_logprobs, 0.0)",
         "logprobs - sampler_logprobs",
     ),
+    # --- tasks ----------------------------------------------------------------------------------
+    breaks("tasks_are_well_formed", "tasks", 'f"{number}+1="', '"" if number == 7 else f"{number}+1="'),
+    breaks("tasks_are_well_formed", "tasks", "else range(20)", "else []"),
+    breaks(
+        "tasks_are_the_same_again",
+        "tasks",
+        "random.Random(seed)",
+        "random.Random(self.seen + hash(id(self)))",
+    ),
+    breaks("splits_share_no_task", "tasks", "range(20, 30)", "range(19, 30)"),
+    breaks(
+        "randomness_of_others_is_left_alone",
+        "tasks",
+        "random.Random(seed).shuffle(numbers)",
+        "random.seed(seed), random.shuffle(numbers)",
+    ),
+    breaks(
+        "randomness_of_others_is_left_alone",
+        "tasks",
+        "random.Random(seed).shuffle(numbers)",
+        "import torch\n        torch.manual_seed(seed)",
+    ),
+    # --- trackers -------------------------------------------------------------------------------
+    breaks("any_metric_is_logged", "tracker", "sorted(metrics.items())", "[int(value) for value in metrics.values()]"),
+    breaks("any_metric_is_logged", "tracker", "sorted(metrics.items())", "metrics['loss']"),
+    breaks("any_trajectory_is_logged", "tracker", "trajectory.text if trajectory.decode else", "trajectory.text or"),
+    breaks("any_trajectory_is_logged", "tracker", "{texts!r}", "{texts[0]!r}"),
+    breaks(
+        "runs_without_a_directory_are_logged",
+        "tracker",
+        "        if context.run_dir is not None:\n            self",
+        "        self",
+    ),
+    breaks("nothing_is_written_elsewhere", "tracker", 'context.run_dir / "log.txt"', '"log.txt"'),
+    breaks("what_is_logged_is_left_alone", "tracker", "sorted(metrics.items())", "metrics.pop('loss', 0)"),
+    breaks(
+        "what_is_logged_is_left_alone",
+        "tracker",
+        "        texts = [",
+        "        for trajectory in trajectories:\n            trajectory.metrics['logged'] = 1.0\n        texts = [",
+    ),
+    breaks("resumed_runs_keep_their_files", "tracker", '"a")', '"w")'),
+    breaks(
+        "an_early_end_is_survived",
+        "tracker",
+        "        if self.file is not None:\n            self.file.close()\n            self.file = None",
+        "        self.file = self.file.close() if self.seen else self.file.close()",
+        "runs_without_a_directory_are_logged",
+    ),
+    # --- weight sync ----------------------------------------------------------------------------
+    breaks(
+        "engines_get_the_version",
+        "weight sync",
+        "engine.set_version(version)",
+        "engine.set_version(version + 1)",
+        "engines_are_let_go",
+    ),
+    breaks("engines_get_the_weights", "weight sync", "if target.engine.model is not source.model", "if version == 1"),
+    breaks(
+        "engines_get_the_weights",
+        "weight sync",
+        "target.engine.model.load_state_dict(source.model.state_dict())",
+        "[mine.data.copy_(its) for mine, its in zip(target.engine.model.parameters(), source.model.parameters())]",
+    ),
+    breaks("the_trainer_is_left_alone", "weight sync", "self.seen += 1", "source.model.requires_grad_(False)"),
+    breaks("the_trainer_is_left_alone", "weight sync", "self.seen += 1", "source.model.eval()"),
+    breaks(
+        "the_trainer_is_left_alone",
+        "weight sync",
+        "target.engine.model.load_state_dict(source.model.state_dict())",
+        "target.engine.model.load_state_dict(source.model.state_dict(), assign=True)",
+    ),
+    breaks(
+        "engines_are_let_go",
+        "weight sync",
+        "    def sync_close(self):\n        self.targets = ()",
+        "    def sync_close(self):\n        pass",
+    ),
+    breaks(
+        "closing_early_and_twice_is_survived",
+        "weight sync",
+        "    def sync_close(self):\n        self.targets = ()",
+        "    def sync_close(self):\n        del self.targets",
+    ),
 ]
 
 INSTALLED_APART = {"entry_point_is_unique", "host_dependency_is_bounded", "has_a_summary"}
@@ -484,7 +639,8 @@ def test_a_good_plugin_passes_every_check(name, install):
 
 
 @pytest.mark.parametrize("case", TABLE, ids=[f"{case.check}-{number}" for number, case in enumerate(TABLE)])
-def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, install, monkeypatch):
+def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, install, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # one of them writes where it was started
     monkeypatch.setattr(common, "PATIENCE_S", 0.3)
     install(case.plugin[0], broken_source(case))
     results = run_contract(case.plugin[0], "made_up", **case.settings)

@@ -19,7 +19,14 @@ from rlhf_host.training.checkpoints import (
 
 
 def save(run_dir, step, **state):
-    return save_checkpoint(run_dir, step, state, {"x": torch.ones(2)}, {"actor": lambda path: (path / "w").write_text("w")})
+    return save_checkpoint(
+        run_dir,
+        step,
+        state,
+        {"x": torch.ones(2)},
+        {"actor": lambda path: (path / "w").write_text("w")},
+        lambda path: (path / "actor").mkdir(),
+    )
 
 
 def test_what_is_saved_comes_back(tmp_path):

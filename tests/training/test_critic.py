@@ -94,7 +94,7 @@ def test_a_rate_of_the_algorithm_survives_a_printed_configuration():
     assert role_settings(config, need, None, Needs()).peak_lr == 1e-6
 
 
-@pytest.mark.parametrize("flag", ["--critic.model", "--roles.reward.model"])
+@pytest.mark.parametrize("flag", ["--critic.model", "--reward-model.model"])
 def test_a_reward_models_head_is_where_the_critic_starts(train, reward_model, flag):
     """Given as the critic's own model, or as that of the role ``reward``."""
     frozen = ("--critic.lr", "0", "--algo.critic-from", "reward")
@@ -122,7 +122,7 @@ def test_a_source_without_a_model_is_met_at_the_door(train):
     _, run_dir, output = train("--algo.critic-from", "reward", code=2)
     assert (
         "the role 'critic' starts from the role 'reward', which has no model:"
-        " give --roles.reward.model PATH, or --critic.model PATH"
+        " give --reward-model.model PATH, or --critic.model PATH"
     ) in output
     assert not run_dir.exists()
 

@@ -9,12 +9,12 @@ import time
 import pytest
 
 from rlhf_host.errors import RunError
-from rlhf_host.training.eventloop import EventLoop, Interrupted
+from rlhf_host.training.eventloop import EventLoop, Interrupted, event_loop
 
 
-@pytest.fixture
-def events():
-    with EventLoop() as loop:
+@pytest.fixture(params=[False, True], ids=["thread", "debug"])
+def events(request):
+    with event_loop(request.param) as loop:
         yield loop
 
 
@@ -116,4 +116,28 @@ def test_a_task_that_will_not_be_cancelled_does_not_hide_the_end(monkeypatch):
 
     events.run(stubborn())
     monkeypatch.setattr("rlhf_host.training.eventloop.CLOSE_S", 0.2)
+    events.close()
+
+
+def test_debugging_runs_coroutines_on_the_thread_that_waits():
+    async def where():
+        await asyncio.sleep(0)
+        return threading.current_thread()
+
+    with event_loop(debug=True) as events:
+        assert events.run(where()) is threading.current_thread()
+    with event_loop(debug=False) as events:
+        assert events.run(where()) is not threading.current_thread()
+
+
+def test_an_interrupted_debug_loop_still_closes_what_is_open():
+    """Leaving the debugger raises through the loop; what must be closed is awaited on it afterwards."""
+    events = event_loop(debug=True)
+
+    async def leave():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        events.run(leave())
+    assert events.run(value("closed"), interruptible=False) == "closed"
     events.close()

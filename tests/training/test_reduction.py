@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_host.testing.tensors import make_batch
-from rlhf_host.training.reduction import Metrics, Reducer, token_weights
+from rlhf_host.training.reduction import Denominators, Metrics, Reducer, token_weights
 from rlhf_host.types import LossTerm, Metric
 
 GROUPS, EPISODES = [0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4]
@@ -62,7 +62,7 @@ def test_micro_batches_add_up_to_the_whole_in_any_order(aggregation, split):
     batch = uneven_batch()
     values = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(1))
     whole = float((token_weights(aggregation, batch.loss_mask, batch.group_id, batch.episode_id) * values).sum())
-    reducer = Reducer(batch)
+    reducer = Reducer(Denominators.of(batch))
     total = 0.0
     for rows in split:
         part = batch.select(rows)
@@ -76,7 +76,7 @@ def test_masked_nan_in_values_reaches_neither_loss_nor_gradient():
     values = torch.ones(batch.loss_mask.shape)
     values[~batch.loss_mask] = float("nan")
     values.requires_grad_()
-    loss = Reducer(batch).reduce(LossTerm("policy", values), list(range(6)), None)
+    loss = Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values), list(range(6)), None)
     loss.backward()
     assert float(loss) == pytest.approx(1.0)
     assert torch.isfinite(values.grad).all()
@@ -87,7 +87,7 @@ def test_a_fully_masked_batch_gives_zero():
     batch.loss_mask[:] = False
     for aggregation in AGGREGATIONS:
         values = torch.ones(batch.loss_mask.shape, requires_grad=True)
-        loss = Reducer(batch).reduce(LossTerm("policy", values, aggregation=aggregation), list(range(6)), None)
+        loss = Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values, aggregation=aggregation), list(range(6)), None)
         assert float(loss) == 0.0
 
 
@@ -98,13 +98,15 @@ def test_corrections_multiply_corrected_terms_only_and_leave_the_denominator():
     half[:, 0] = 1.0
     values = torch.ones(batch.loss_mask.shape)
     kept = float((batch.loss_mask & (half > 0)).sum() / batch.loss_mask.sum())
-    assert float(Reducer(batch).reduce(LossTerm("policy", values, corrected=True), rows, half)) == pytest.approx(kept)
-    assert float(Reducer(batch).reduce(LossTerm("value", values), rows, half)) == pytest.approx(1.0)
+    assert float(
+        Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values, corrected=True), rows, half)
+    ) == pytest.approx(kept)
+    assert float(Reducer(Denominators.of(batch)).reduce(LossTerm("value", values), rows, half)) == pytest.approx(1.0)
 
 
 def test_row_terms_average_over_rows_of_the_whole_batch():
     batch = uneven_batch()
-    reducer = Reducer(batch)
+    reducer = Reducer(Denominators.of(batch))
     values = torch.tensor([1.0, 3.0, 5.0, 100.0, 7.0, 9.0])  # row 3 is masked; rows 0 and 1 are one episode
     total = sum(float(reducer.reduce(LossTerm("pair", values[rows]), rows, None)) for rows in ([4, 0], [3, 1], [2, 5]))
     assert total == pytest.approx((2.0 + 5.0 + 7.0 + 9.0) / 4)
@@ -114,13 +116,15 @@ def test_row_terms_average_over_rows_of_the_whole_batch():
 def test_an_unknown_mask_is_named(mask):
     batch = uneven_batch()
     with pytest.raises(ValueError, match=mask):
-        Reducer(batch).reduce(LossTerm("policy", torch.ones(batch.loss_mask.shape), mask=mask), list(range(6)), None)
+        Reducer(Denominators.of(batch)).reduce(
+            LossTerm("policy", torch.ones(batch.loss_mask.shape), mask=mask), list(range(6)), None
+        )
 
 
 def test_values_of_the_wrong_shape_are_named():
     batch = uneven_batch()
     with pytest.raises(ValueError, match="'policy' has shape"):
-        Reducer(batch).reduce(LossTerm("policy", torch.ones(2, 2)), [0, 1, 2], None)
+        Reducer(Denominators.of(batch)).reduce(LossTerm("policy", torch.ones(2, 2)), [0, 1, 2], None)
 
 
 def test_metrics_combine_exactly_over_parts():

@@ -19,6 +19,9 @@ from rlhf_host.testing.contracts.suite import (
     extension_contract,
     reward_contract,
     run_contract,
+    tasks_contract,
+    tracker_contract,
+    weight_sync_contract,
 )
 
 __all__ = [
@@ -31,4 +34,7 @@ __all__ = [
     "extension_contract",
     "reward_contract",
     "run_contract",
+    "tasks_contract",
+    "tracker_contract",
+    "weight_sync_contract",
 ]

@@ -35,6 +35,9 @@ OF_KIND = {
     "algo": (("needs",), ("compute_advantages", "make_rows", "compute_loss"), ("compute_loss",)),
     "reward": (("score",),),
     "agent": (("agent_reset", "agent_run"), ("agent_step", "agent_run")),
+    "tasks": (("load_tasks",),),
+    "tracker": (("log_metrics", "log_trajectories"),),
+    "weight_sync": (("sync_weights",),),
 }
 """Kind → sets of hooks of which it implements one each."""
 

@@ -14,7 +14,7 @@ from rlhf_host.testing.contracts.batches import close, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.training import Bigram, Updated, items_of, online, trainable, training_batch, update
-from rlhf_host.training.reduction import Reducer, named_mask, token_weights
+from rlhf_host.training.reduction import Denominators, Reducer, token_weights
 from rlhf_host.types import Experience, LossTerm, Metric
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess")
@@ -65,11 +65,11 @@ def _term_is_well_formed(name: str, term: LossTerm, batch: Experience) -> None:
     who = f"{name}loss term {term.name!r}"
     expect(math.isfinite(term.coefficient), f"{who} has coefficient {term.coefficient}")
     try:
-        Reducer(batch).reduce(term, list(range(len(batch))), None)
-        token_weights(term.aggregation, named_mask(batch, term.mask), batch.group_id, batch.episode_id)
+        Reducer(Denominators.of(batch)).reduce(term, list(range(len(batch))), None)
+        token_weights(term.aggregation, Denominators.of(batch).mask(term.mask), batch.group_id, batch.episode_id)
     except ValueError as error:
         raise Broken(f"{name}{error}") from error
-    counted = term.values if term.values.dim() == 1 else term.values[named_mask(batch, term.mask)]
+    counted = term.values if term.values.dim() == 1 else term.values[Denominators.of(batch).mask(term.mask)]
     expect(bool(torch.isfinite(counted).all()), f"{who} is not finite where its mask counts")
 
 
@@ -188,7 +188,7 @@ def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experienc
     assert outputs.logprobs is not None
     leaf = outputs.logprobs.detach().requires_grad_()
     outputs.logprobs = leaf
-    reducer, rows = Reducer(batch), list(range(len(batch)))
+    reducer, rows = Reducer(Denominators.of(batch)), list(range(len(batch)))
     terms = [item for item in items_of(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
     expect(terms, "compute_loss gives no loss term for the actor")
     total = torch.stack([reducer.reduce(term, rows, None) for term in terms]).sum()

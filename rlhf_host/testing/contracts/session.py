@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf_host.config.schema import DataConfig, RunConfig
@@ -113,8 +114,16 @@ class Endless(Exception):
 class Session:
     """One fresh instance of the plugin in a run of its own. As a context manager: ``run_started``, ``run_finished``."""
 
-    def __init__(self, subject: Subject, manager: PluginManager | None = None):
+    def __init__(
+        self,
+        subject: Subject,
+        manager: PluginManager | None = None,
+        *,
+        run_dir: Path | None = None,
+        resume_step: int | None = None,
+    ):
         self.subject = subject
+        self.run_dir, self.resume_step = run_dir, resume_step
         self.manager = subject.manager() if manager is None else manager
         self.roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
         self._loop = asyncio.new_event_loop()
@@ -122,7 +131,15 @@ class Session:
 
     def __enter__(self) -> Session:
         self._thread.start()
-        context = RunContext(RunConfig().model_dump(), tokenizer(), None, 0, self.roles)
+        context = RunContext(
+            RunConfig().model_dump(),
+            tokenizer(),
+            self.run_dir,
+            0,
+            self.roles,
+            resumed=self.resume_step is not None,
+            resume_step=self.resume_step or 0,
+        )
         try:
             self._hook("run_started", context=context)
         except BaseException:

@@ -33,7 +33,7 @@ class Subject:
     """One plugin, with the options its checks run under.
 
     Args:
-        kind: ``algo``, ``reward``, ``agent`` or ``extension``.
+        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker`` or ``weight_sync``.
         name: as ``--algo NAME`` would have it; ``distribution:name`` where two provide it.
         options: as a run would give them.
         group_relative: equal rewards in a group must give advantages of 0; ``None``: when it needs groups of two or more.

@@ -39,7 +39,7 @@ class CheckResult:
 CHECKS: list[Check] = []
 """Every check, in the order of definition."""
 
-_MODULES = ("common", "algorithm", "loss", "reward", "agent", "extension")
+_MODULES = ("common", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync")
 
 
 def check(*hooks: str, stage: str | None = None) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
@@ -68,7 +68,7 @@ def run_contract(kind: str, name: str, options: Mapping[str, Any] | None = None,
     """Every check that applies to the installed plugin, none stopping the others. Needs no pytest.
 
     Args:
-        kind: ``algo``, ``reward``, ``agent`` or ``extension``.
+        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker`` or ``weight_sync``.
         name: the plugin's name.
         options: its options.
         settings: fields of ``Subject``, such as ``tasks`` and ``texts``.
@@ -125,6 +125,21 @@ def agent_contract(name: str, options: Mapping[str, Any] | None = None, **settin
 def extension_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
     """The same for an extension, whichever hooks it has."""
     return _test_class("extension", name, options, **settings)
+
+
+def tasks_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
+    """The same for a task source."""
+    return _test_class("tasks", name, options, **settings)
+
+
+def tracker_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
+    """The same for a tracker; it is run in directories of its own."""
+    return _test_class("tracker", name, options, **settings)
+
+
+def weight_sync_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
+    """The same for weight sync, with engines in this process; what it refuses to serve is not judged."""
+    return _test_class("weight_sync", name, options, **settings)
 
 
 def _test_class(kind: str, name: str, options: Mapping[str, Any] | None, **settings: Any) -> type:

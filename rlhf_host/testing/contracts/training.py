@@ -15,7 +15,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_by, make_batch, make_groups, noise
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.training.reduction import Metrics, Reducer
+from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.types import Experience, LossTerm, Metric, Outputs
 
 
@@ -110,7 +110,7 @@ def update(
     parts = [list(rows) for rows in split or [range(len(batch))]]
     wanted = subject.needs.outputs
     _statistics(manager, role, head, batch, parts, model)
-    reducer, found = Reducer(batch), Metrics()
+    reducer, found = Reducer(Denominators.of(batch)), Metrics()
     total, terms = torch.zeros(()), []
     for rows in parts:
         part = batch.select(rows)

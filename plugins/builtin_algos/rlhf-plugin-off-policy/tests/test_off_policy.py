@@ -232,6 +232,8 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def run(tiny, tmp_path):
+    for other in ("rlhf_plugin_rloo", "rlhf_plugin_math_verifier"):
+        pytest.importorskip(other, reason="a whole run needs an algorithm and a reward")
     flags = ["train", "--algo", "rloo", "--reward", "math_verifier", "--actor.model", tiny, "--data", "arithmetic"]
     flags += ["--rollout.n", "2", "--rollout.max-new-tokens", "4", "--train.batch-size", "2", "--train.steps", "2"]
     flags += ["--train.threads", "1", "--run-dir", tmp_path / "run"]

@@ -376,6 +376,7 @@ def test_each_of_several_finds_its_own_column(same, groups):
 @pytest.fixture
 def flags(policy, tmp_path) -> list[str]:
     """A run of 2 prompts × 4 samples × 8 tokens."""
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{i}+{i}=", "label": str(2 * i)}) + "\n" for i in range(8)))
     flags = [
@@ -431,7 +432,7 @@ def test_the_model_may_be_an_option_of_the_plugin(flags, same, tmp_path):
 
 def test_what_cannot_judge_is_refused_in_one_line(flags, policy, other, tmp_path):
     flags += ["--run-dir", str(tmp_path / "run")]
-    assert "the role 'reward' has no model: give --roles.reward.model PATH" in rlhf_here(*flags, code=2)
+    assert "the role 'reward' has no model: give --reward-model.model PATH" in rlhf_here(*flags, code=2)
     said = rlhf_here(*flags, "--roles.reward.model", policy, code=2)
     assert "has no scalar head, and a frozen role cannot learn one: give a reward or value model" in said
     assert "another vocabulary than the policy" in rlhf_here(*flags, "--roles.reward.model", other, code=2)

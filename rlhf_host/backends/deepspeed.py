@@ -1,0 +1,513 @@
+"""The DeepSpeed backend: ZeRO stages 0 to 3, with the losses, clipping and schedule of the embedded one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pickle
+import shutil
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from rlhf_host.backends.protocol import StepResult
+from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.torch import decayed_groups, learning_rate
+from rlhf_host.backends.weights import Bucket, in_buckets, named_weights
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import PluginError, RunError, UserError
+from rlhf_host.models.forward import Route, examine, set_route
+
+TAG = "state"
+SHAPE = "shape.json"
+OWNED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+)
+"""Keys of DeepSpeed's configuration that follow from the role and the batch."""
+
+
+class DeepSpeedBackend:
+    """ZeRO over the ranks of a role's group: optimizer state (1), gradients (2) and weights (3) spread over them.
+
+    DeepSpeed averages gradients over ranks, and losses are shares of the whole batch's: each loss is multiplied by the number of
+    ranks, so that the average is the sum. ``model`` is given whole and, under stage 3, is in pieces afterwards.
+
+    Args:
+        model: trainable parameters in fp32, the same on every rank.
+        role: learning rate, schedule, clipping.
+        total_updates: optimizer updates of the whole run, for the schedule.
+        ranks: the processes that share the batch; torch's default group has to be theirs.
+    """
+
+    even_passes = True
+    """At every stage: gradients are reduced in the backward pass, below stage 2 in the last one, so no rank may be without."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        zero_stage: Literal[0, 1, 2, 3] = Field(
+            2, description="what is spread over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
+        )
+        precision: Literal["fp32", "bf16", "fp16"] = Field(
+            "fp32",
+            description="weights in forward passes, with an fp32 copy in the optimizer for 16 bits; with fp32, train.autocast"
+            " chooses the precision of products. fp16 finds its loss scale by steps that overflow: train.on_nonfinite skip",
+        )
+        optimizer: Literal["torch", "deepspeed"] = Field(
+            "torch", description="AdamW by PyTorch, or DeepSpeed's own, whose operators are compiled at the first use"
+        )
+        offload_optimizer: Literal["none", "cpu"] = Field(
+            "none", description="keep optimizer state in CPU memory (stages 1 to 3)"
+        )
+        offload_param: Literal["none", "cpu"] = Field("none", description="keep weights in CPU memory (stage 3)")
+        reduce_bucket_size: PositiveInt = Field(50_000_000, description="numbers reduced at once")
+        allgather_bucket_size: PositiveInt = Field(50_000_000, description="numbers gathered at once; stage 3: fetched ahead")
+        param_persistence_threshold: int = Field(
+            100_000, ge=0, description="stage 3: weights of at most so many numbers stay whole on every rank"
+        )
+        zero_quantized_weights: bool = Field(False, description="ZeRO++: gather weights in 8 bits (stage 3)")
+        zero_quantized_gradients: bool = Field(False, description="ZeRO++: reduce gradients in 4 bits between nodes (stage 3)")
+        zero_hpz_partition_size: PositiveInt = Field(
+            1, description="ZeRO++: ranks that keep a second whole copy of the weights between them, such as a node's (stage 3)"
+        )
+        autotp_size: PositiveInt = Field(1, description="AutoTP: ranks that split every layer and see the same rows")
+        extra: dict[str, Any] = Field(default_factory=dict, description="merged into DeepSpeed's configuration")
+
+        @model_validator(mode="after")
+        def _together(self) -> DeepSpeedBackend.Options:
+            if self.zero_stage == 0 and self.precision != "fp32":
+                raise ValueError(f"precision {self.precision} needs zero_stage 1 to 3, which keep an fp32 copy of the weights")
+            if self.zero_stage == 0 and self.offload_optimizer != "none":
+                raise ValueError("offload_optimizer needs zero_stage 1 to 3")
+            spread = {
+                "offload_param": self.offload_param != "none",
+                "zero_quantized_weights": self.zero_quantized_weights,
+                "zero_quantized_gradients": self.zero_quantized_gradients,
+                "zero_hpz_partition_size": self.zero_hpz_partition_size > 1,
+            }
+            if self.zero_stage < 3 and any(spread.values()):
+                name = next(name for name, wanted in spread.items() if wanted)
+                raise ValueError(f"{name} needs zero_stage 3")
+            if owned := [key for key in OWNED if key in self.extra]:
+                raise ValueError(f"extra sets {owned[0]}, which follows from the role's settings and the batch: leave it out")
+            return self
+
+    def __init__(self, options: Options, *, model: nn.Module, role: RoleConfig, total_updates: int, ranks: Ranks | None = None):
+        self.options = options
+        self.ranks = ranks or Ranks()
+        self.model = model
+        self.role = role
+        self.total_updates = total_updates
+        self.updates = 0
+        self.device = next(model.parameters()).device
+        deepspeed = _library(self.device)
+        _enter_group(self.ranks, self.device, options.autotp_size)
+        head = examine(model)
+        passes = _Passes(model)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with contextlib.redirect_stdout(sys.stderr):
+            self.engine, *_ = deepspeed.initialize(
+                model=passes, optimizer=self._optimizer(deepspeed), config=configuration(options, role)
+            )
+        if options.zero_stage == 3:
+            for parameter in head:
+                deepspeed.zero.register_external_parameter(passes.head, parameter)
+        # What is known of a model lives as long as the model does, and must not keep it alive.
+        set_route(model, Route(passes=_inside(self.engine), head=_inside(passes.head)))
+
+    def _optimizer(self, deepspeed: Any) -> torch.optim.Optimizer:
+        groups = decayed_groups(self.parameters, self.role.weight_decay)
+        settings: dict[str, Any] = {"lr": self.role.peak_lr, "betas": self.role.betas, "eps": self.role.adam_eps}
+        if self.options.optimizer == "torch":
+            return torch.optim.AdamW(groups, fused=True, **settings)
+        on_cpu = self.device.type == "cpu" or self.options.offload_optimizer == "cpu"
+        kind = deepspeed.ops.adam.DeepSpeedCPUAdam if on_cpu else deepspeed.ops.adam.FusedAdam
+        return kind(groups, **settings, **({"adamw_mode": True} if on_cpu else {"adam_w_mode": True}))
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
+
+    def step(self) -> StepResult:
+        """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
+        rate = learning_rate(self.role, self.updates, self.total_updates)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        norm = self._plain_norm() if self.options.zero_stage == 0 else None
+        if norm is not None and not math.isfinite(norm):
+            self.discard()
+            return StepResult(norm, rate, applied=False)
+        self.engine.step()
+        if norm is None:
+            norm = float(self.engine.get_global_grad_norm())
+        applied = bool(self.engine.was_step_applied())
+        self.updates += applied
+        return StepResult(norm, rate, applied=applied)
+
+    def _plain_norm(self) -> float:
+        """At stage 0 DeepSpeed neither reports the norm nor looks at it."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+    def discard(self) -> None:
+        """As DeepSpeed does itself after an overflow, but without touching the loss scale."""
+        optimizer = self.engine.optimizer
+        if self.options.zero_stage == 0:
+            self.engine.zero_grad()
+            return
+        optimizer.zero_grad(set_to_none=True)
+        if self.options.zero_stage == 3:
+            optimizer._pre_step()
+        elif hasattr(optimizer, "averaged_gradients"):  # not with bf16 at stage 1, which has an optimizer of its own
+            optimizer.micro_step_id = -1
+            for kept in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+                kept.update(dict.fromkeys(kept))
+        if self.options.offload_optimizer == "cpu":
+            optimizer.reset_cpu_buffers()
+
+    # --- state ------------------------------------------------------------------------------------
+
+    @property
+    def _shape(self) -> dict[str, Any]:
+        return {"zero_stage": self.options.zero_stage, "ranks": self.ranks.size, "precision": self.options.precision}
+
+    def save(self, directory: Path) -> None:
+        """DeepSpeed's own checkpoint, a file per rank."""
+        state = {"updates": self.updates, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
+        self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
+        if self.ranks.rank == 0:
+            (directory / SHAPE).write_text(json.dumps(self._shape))
+
+    def load(self, directory: Path) -> None:
+        """Raises ``UserError`` when another backend, stage or precision wrote the checkpoint, or when it holds more than data.
+
+        Another number of ranks is fine: the checkpoint goes through DeepSpeed's universal form then, once more on the disk.
+        """
+        saved = _read_shape(directory)
+        for name in ("zero_stage", "precision"):
+            if saved.get(name) != self._shape[name]:
+                raise UserError(
+                    f"{directory} was written with {name} {saved.get(name)}, this run has {self._shape[name]}: resume with the same"
+                )
+        optimizer = self.engine.optimizer
+        kept = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        try:
+            with _data_only():
+                if saved["ranks"] == self.ranks.size or self.options.zero_stage == 0:
+                    path, state = self.engine.load_checkpoint(str(directory), tag=TAG)
+                else:
+                    path, state = self._load_converted(directory)
+        except pickle.UnpicklingError as error:
+            raise UserError(f"{directory} holds more than data, and running code from a checkpoint is refused") from error
+        if path is None:
+            raise RunError(f"DeepSpeed found no checkpoint in {directory}")
+        # What this run's configuration says, not the one that wrote the checkpoint.
+        for group, settings in zip(optimizer.param_groups, kept, strict=True):
+            group.update(settings)
+        if hasattr(optimizer, "clip_grad"):
+            optimizer.clip_grad = self.role.max_grad_norm
+        self.updates = int(state["updates"])
+
+    def _load_converted(self, directory: Path) -> tuple[Any, Any]:
+        made = directory / ".universal"
+        problem: str | None = None
+        if self.ranks.rank == 0:
+            shutil.rmtree(made, ignore_errors=True)
+            try:
+                _convert(directory / TAG, made / TAG)
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+        if problem := self.ranks.gather(problem)[0]:
+            raise RunError(f"{directory} cannot be made fit for {self.ranks.size} ranks: {problem}")
+        self.engine._config.load_universal_checkpoint = True
+        try:
+            loaded = self.engine.load_checkpoint(str(made), tag=TAG)
+        finally:
+            self.engine._config.load_universal_checkpoint = False
+            self.ranks.gather(None)
+            if self.ranks.rank == 0:
+                shutil.rmtree(made, ignore_errors=True)
+        # Stage 3 gives all groups one and the same counter, which every group's step then advances.
+        for state in self.engine.optimizer.optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].clone()
+        return loaded
+
+    def save_model(self, directory: Path) -> None:
+        if self.options.zero_stage < 3:
+            if self.ranks.rank == 0:
+                self.model.save_pretrained(directory)  # type: ignore[operator]
+            return
+        whole: dict[str, Tensor] = {}
+        for bucket in self.gathered(2**28):
+            whole |= {name: tensor.cpu() for name, tensor in bucket}
+        if self.ranks.rank == 0:
+            self.model.save_pretrained(directory, state_dict=whole)  # type: ignore[operator]
+
+    def gathered(self, bucket_bytes: int) -> Iterator[Bucket]:
+        """All weights in buckets; under stage 3 a bucket's worth is whole at a time, and only rank 0 gets to see it."""
+        if self.options.zero_stage < 3:
+            yield from in_buckets(named_weights(self.model), bucket_bytes)
+            return
+        import deepspeed
+
+        for names, parameters in _buckets(self.model, bucket_bytes):
+            with deepspeed.zero.GatheredParameters(parameters):
+                bucket: Bucket = []
+                for parameter, known_as in zip(parameters, names, strict=True):
+                    if self.ranks.rank == 0:
+                        copy = parameter.detach().clone()
+                        bucket += [(name, copy) for name in known_as]
+            yield bucket
+        whole = dict(self.model.named_buffers())
+        if buffers := [(name, tensor) for name, tensor in named_weights(self.model) if name in whole]:
+            yield buffers if self.ranks.rank == 0 else []
+
+    # --- sharing a device -------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Move weights and optimizer state to CPU memory until ``reload``, but for what is there already."""
+        if self._stays:
+            return
+        include = None
+        if self._by_hand:
+            from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
+
+            include = [Kind.lp_params, Kind.lp_grads, Kind.contiguous_grad_buffer]
+            self._move_optimizer(torch.device("cpu"))
+        self.engine.offload_states(include=include, pin_memory=False)
+
+    def reload(self) -> None:
+        if self._stays:
+            return
+        self.engine.reload_states()
+        if self._by_hand:
+            self._move_optimizer(self.device)
+
+    @property
+    def _stays(self) -> bool:
+        return self.device.type == "cpu" or self.options.zero_stage == 0 or self.options.offload_param == "cpu"
+
+    @property
+    def _by_hand(self) -> bool:
+        """At stage 3 DeepSpeed moves optimizer state only of its own Adam."""
+        return self.options.zero_stage == 3 and self.options.optimizer == "torch" and self.options.offload_optimizer == "none"
+
+    def _move_optimizer(self, device: torch.device) -> None:
+        optimizer = self.engine.optimizer
+        for flat in optimizer.fp32_partitioned_groups_flat:
+            flat.data = flat.data.to(device)
+        for state in optimizer.optimizer.state.values():
+            state.update({key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)})
+
+
+# --- passes -------------------------------------------------------------------------------------
+
+
+class _Passes(nn.Module):
+    """What DeepSpeed takes for the model: a pass is whatever function it is called with."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.head = _Head()
+
+    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        return compute()
+
+
+class _Head(nn.Module):
+    """Where the head's weights are used; they are its external parameters."""
+
+    def forward(self, compute: Callable[[Tensor], Tensor], places: Tensor) -> Tensor:
+        return compute(places)
+
+
+def _inside(module: nn.Module) -> Callable[..., dict[str, Tensor]]:
+    """``call(compute, *inputs)``: ``compute(*inputs)`` as the module's forward pass.
+
+    The tensors it gives leave the module as one: stage 3 fetches weights for the backward pass of every output by which a
+    gradient comes in, and ranks whose losses use different outputs would fetch at different times.
+    """
+    reference = weakref.ref(module)
+
+    def call(compute: Callable[..., dict[str, Tensor]], *inputs: Tensor) -> dict[str, Tensor]:
+        alive = reference()
+        if alive is None:
+            raise RunError("the DeepSpeed engine of this model is gone")
+        found: dict[str, Tensor] = {}
+
+        def packed(*inputs: Tensor) -> Tensor:
+            found.update(compute(*inputs))
+            return torch.cat([tensor.flatten() for tensor in found.values()] or [torch.zeros(0)])
+
+        parts = alive(packed, *inputs).split([tensor.numel() for tensor in found.values()])
+        return {
+            name: part.view_as(tensor) if tensor.requires_grad else part.detach().view_as(tensor)
+            for (name, tensor), part in zip(found.items(), parts, strict=True)
+        }
+
+    return call
+
+
+def _buckets(model: nn.Module, bucket_bytes: int) -> Iterator[tuple[list[list[str]], list[Any]]]:
+    """Partitioned parameters in pieces of about ``bucket_bytes`` when whole, each parameter once under all its names."""
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, Any] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        parameters[id(parameter)] = parameter
+    bucket: list[int] = []
+    held = 0
+    for key, parameter in parameters.items():
+        size = parameter.ds_numel * parameter.element_size()
+        if bucket and held + size > bucket_bytes:
+            yield [names[k] for k in bucket], [parameters[k] for k in bucket]
+            bucket, held = [], 0
+        bucket.append(key)
+        held += size
+    if bucket:
+        yield [names[k] for k in bucket], [parameters[k] for k in bucket]
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def _read_shape(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((directory / SHAPE).read_text()))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{directory} was not written by the deepspeed backend: resume with the backend it was started with"
+        ) from error
+
+
+@contextlib.contextmanager
+def _data_only() -> Iterator[None]:
+    """DeepSpeed loads checkpoints in the way that lets them run code; meanwhile PyTorch overrules it."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def _convert(source: Path, target: Path) -> None:
+    """DeepSpeed's universal checkpoint: a file per parameter, for any number of ranks."""
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    arguments = {"input_folder": str(source), "output_folder": str(target), "strict": True}
+    settings = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "inject_missing_state": False}
+    with contextlib.redirect_stdout(sys.stderr):
+        main(argparse.Namespace(**arguments, **settings))
+
+
+# --- setting up ---------------------------------------------------------------------------------
+
+
+def configuration(options: DeepSpeedBackend.Options, role: RoleConfig) -> dict[str, Any]:
+    """DeepSpeed's configuration. One row per micro-batch stands for all: batches are counted and weighed by the host."""
+    zero: dict[str, Any] = {
+        "stage": options.zero_stage,
+        "reduce_bucket_size": options.reduce_bucket_size,
+        "allgather_bucket_size": options.allgather_bucket_size,
+    }
+    if options.offload_optimizer == "cpu":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if options.zero_stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": options.allgather_bucket_size,
+            "stage3_param_persistence_threshold": options.param_persistence_threshold,
+            "zero_quantized_weights": options.zero_quantized_weights,
+            "zero_quantized_gradients": options.zero_quantized_gradients,
+            "zero_hpz_partition_size": options.zero_hpz_partition_size,
+        }
+        if options.offload_param == "cpu":
+            zero["offload_param"] = {"device": "cpu"}
+    made: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": role.max_grad_norm,
+        "steps_per_print": sys.maxsize,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if options.precision == "bf16":
+        made["bf16"] = {"enabled": True, "check_grad_overflow": True}
+    elif options.precision == "fp16":
+        made["fp16"] = {"enabled": True}
+    if options.precision != "fp32":
+        made["data_types"] = {"grad_accum_dtype": "fp32"}
+    if options.autotp_size > 1:
+        made["tensor_parallel"] = {"autotp_size": options.autotp_size}
+    return _merged(made, options.extra)
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        inner = result.get(key)
+        result[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _enter_group(ranks: Ranks, device: torch.device, copies: int) -> None:
+    """torch's default group and the environment, as DeepSpeed wants to find them."""
+    if not dist.is_initialized():
+        if ranks.size > 1:
+            raise RunError("the ranks have not joined a process group")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if dist.get_world_size() != ranks.size * copies:
+        asked = f"{ranks.size} data-parallel ranks" + (f" × autotp_size {copies}" if copies > 1 else "")
+        raise UserError(f"backend 'deepspeed' is set up for {asked}, but the process group has {dist.get_world_size()} ranks")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    local = device.index or 0 if device.type == "cuda" else rank
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
+    os.environ.setdefault("LOCAL_SIZE", str(size))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+
+
+def _library(device: torch.device) -> Any:
+    # Read once, when DeepSpeed is imported.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    try:
+        import deepspeed
+        import deepspeed.ops.adam
+    except ModuleNotFoundError as error:
+        if error.name != "deepspeed":
+            raise
+        raise PluginError("backend 'deepspeed' needs the package deepspeed: pip install 'rlhf-host[deepspeed]'") from error
+    # A kernel for inference on CPUs, which takes minutes to compile at the first use.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated", category=FutureWarning)
+    found = deepspeed.accelerator.get_accelerator().device_name()
+    if found != device.type:
+        raise UserError(f"DeepSpeed runs on {found} in this process (DS_ACCELERATOR), but the model is on {device.type}")
+    return deepspeed

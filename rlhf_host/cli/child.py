@@ -1,0 +1,103 @@
+"""Work in a process of its own, answering as it goes: neither a crash nor a hang of a plugin reaches the command line.
+
+A tracker that is looked at sends nothing anywhere, unless the environment says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from rlhf_host.plugins.verify import end_process
+
+
+class ChildFailed(Exception):
+    """The work ended or hung before it was done; ``trace`` is the end of what it wrote to stderr."""
+
+    def __init__(self, reason: str, trace: str):
+        super().__init__(reason)
+        self.trace = trace
+
+
+def answers(work: str, job: Mapping[str, Any], deadline_s: float) -> Iterator[Any]:
+    """What ``work`` yields for ``job``, as it comes.
+
+    Args:
+        work: ``module:function``; the function takes ``job`` and yields JSON values.
+        job: JSON values.
+        deadline_s: longest wait for one answer.
+
+    Raises:
+        ChildFailed: no answer in time, or the process ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlhf-child-") as folder:
+        errors = Path(folder, "stderr")
+        with errors.open("wb") as stderr:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, work, json.dumps(job)],
+                env={"WANDB_MODE": "offline", **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            lines: SimpleQueue[bytes] = SimpleQueue()
+            reader = threading.Thread(target=_read, args=(child, lines), daemon=True)
+            reader.start()
+            try:
+                while (answer := json.loads(_next(child, lines, deadline_s, errors))) is not None:
+                    yield answer
+            finally:
+                end_process(child)
+
+
+def _next(child: subprocess.Popen[bytes], lines: SimpleQueue[bytes], deadline_s: float, errors: Path) -> bytes:
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        ended = child.poll() is not None  # children of its own may hold the pipe open
+        try:
+            line = lines.get(timeout=min(0.5, deadline_s))
+        except Empty:
+            line = b""
+            if not ended:
+                continue
+        if line:
+            return line
+        raise ChildFailed(f"ended the process with exit code {child.wait()}", _tail(errors))
+    raise ChildFailed(f"took longer than {deadline_s:g} s", _tail(errors))
+
+
+def _read(child: subprocess.Popen[bytes], lines: SimpleQueue[bytes]) -> None:
+    assert child.stdout is not None
+    with child.stdout:
+        for line in child.stdout:
+            lines.put(line)
+    lines.put(b"")
+
+
+def _tail(errors: Path) -> str:
+    return "\n".join(errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-20:])
+
+
+def _child(work: str, job: str) -> None:
+    answered = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what plugins print is no answer
+    module, _, function = work.partition(":")
+    for answer in getattr(importlib.import_module(module), function)(json.loads(job)):
+        print(json.dumps(answer), file=answered, flush=True)
+    print("null", file=answered, flush=True)
+    os._exit(0)  # threads that a plugin left behind must not hold the end back
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])

@@ -1,0 +1,145 @@
+"""What the shell may offer after ``rlhf train`` and alike: flags of the schema and of the chosen plugins, and their values.
+
+Runs at every press of the tab key: no torch, and plugins are imported only for their own options, with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import threading
+from collections.abc import Iterator, Sequence
+
+from click.shell_completion import CompletionItem
+
+from rlhf_host.cli.configured import PLUGINS, chosen_plugins
+from rlhf_host.cli.plugin_names import named
+from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
+from rlhf_host.config.layers import Layer
+from rlhf_host.config.load import assemble
+from rlhf_host.config.plan import PROTOCOLS
+from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.sections import MANY, SINGLE, SPELLINGS
+from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.options import Option, describe_options
+from rlhf_host.plugins.selection import find, load, options_model
+
+PATIENCE_S = 2.0
+"""How long a plugin's import may keep a person waiting for its options."""
+
+DIRECTORIES = ("resume", "checkpoint", "run-dir")
+FILES = ("config", "output", "from-trajectories", "data", "eval.data")
+
+
+def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes_file: bool = False) -> list[CompletionItem]:
+    """What ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags."""
+    words = list(argv)
+    if takes_file and not words and not incomplete.startswith("-"):
+        return [CompletionItem(incomplete, type="file")]
+    if takes_file and words and not words[0].startswith("-"):
+        words.pop(0)
+    if words[-1:] == ["="]:  # bash takes --flag=value and alias=name apart
+        words.pop()
+        if words and not words[-1].startswith("--"):
+            words.pop()
+    layer = _layer(words, control)
+    last = words[-1] if words else ""
+    if last.startswith("--") and "=" not in last and last[2:] not in SWITCHES and not incomplete.startswith("--"):
+        return _values(last[2:].replace("_", "-"), incomplete, layer)
+    found = []
+    for name, text in _flags(incomplete, layer, control):
+        head, dot, key = name.rpartition(".")
+        spelled = f"{head}{dot}{key.replace('-', '_')}" if "_" in incomplete.rpartition(".")[2] else name
+        if spelled.startswith(incomplete):
+            found.append(CompletionItem(spelled, help=text or None))
+    return found
+
+
+def _layer(argv: Sequence[str], control: Sequence[str]) -> Layer:
+    """What the line so far chooses; mistakes in it are not completion's to tell."""
+    with contextlib.suppress(Exception):
+        own, flags = take([flag for flag in parse(argv) if flag.value is not None], control)
+        presets = [preset for preset in own.get("preset", []) if preset]
+        return assemble(own.get("config", [None])[0], flags, presets, [])[0]
+    return {}
+
+
+def _flags(incomplete: str, layer: Layer, control: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from ((f"--{name}", "") for name in control)
+    for name, option in _schema().items():
+        yield f"--{name}", PLUGINS.get(name, option.description if option else "")
+    for kind, spec, prefix in chosen_plugins(layer):
+        if incomplete.startswith(f"--{prefix.partition('.')[0]}"):
+            if kind == "reward":
+                yield f"--{prefix}.weight", "factor in the weighted sum"
+            yield from ((f"--{prefix}.{option.name.replace('_', '-')}", option.description) for option in _options(kind, spec))
+
+
+def _values(flag: str, incomplete: str, layer: Layer) -> list[CompletionItem]:
+    kind = _kind(flag)
+    if kind or flag in ("preset", "disable"):
+        names = named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))
+        # alias=name and name,name: what is before the last mark stays.
+        done = incomplete[: max(incomplete.rfind("="), incomplete.rfind(",")) + 1]
+        items = [CompletionItem(done + name) for name in names if (done + name).startswith(incomplete)]
+        return [*items, CompletionItem(incomplete, type="file")] if flag == "preset" else items
+    if flag in DIRECTORIES:
+        return [CompletionItem(incomplete, type="dir")]
+    if flag in FILES or flag.endswith((".model", ".tokenizer")):
+        tasks = named(info for info in discover() if info.kind == "tasks") if flag.endswith("data") else ()
+        items = [CompletionItem(name) for name in tasks if name.startswith(incomplete)]
+        return [*items, CompletionItem(incomplete, type="file")]
+    return [CompletionItem(word) for word in _words(_option(flag, layer)) if word.startswith(incomplete)]
+
+
+def _kind(flag: str) -> str | None:
+    """Which kind of plugin the flag chooses, if it does."""
+    key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
+    key = SPELLINGS.get(key, key)
+    return SINGLE.get(key) or MANY.get(key)
+
+
+def _schema() -> dict[str, Option | None]:
+    """Flag → what the schema says of it; ``None`` for those that choose plugins and sources."""
+    options = {option.name.replace("_", "-"): option for option in describe_options(RunConfig)}
+    of_roles = {option.name.replace("_", "-"): option for option in describe_options(RoleConfig)}
+    return {flag: options.get(flag) or of_roles.get(flag.partition(".")[2]) for flag in known_flags()}
+
+
+def _option(flag: str, layer: Layer) -> Option | None:
+    if (option := _schema().get(flag)) is not None:
+        return option
+    for kind, spec, prefix in chosen_plugins(layer):
+        start = f"{prefix.replace('_', '-')}."
+        if flag.startswith(start):
+            name = flag.removeprefix(start).replace("-", "_")
+            return next((option for option in _options(kind, spec) if option.name == name), None)
+    return None
+
+
+def _words(option: Option | None) -> list[str]:
+    """What the option's type allows, where these are a few words."""
+    if option is None:
+        return []
+    words = re.findall(r"'([^']*)'", option.type)
+    kinds = option.type.split(" | ")
+    return [*words, *(("true", "false") if "bool" in kinds else ()), *(("none",) if words and "None" in kinds else ())]
+
+
+def _options(kind: str, spec: str) -> list[Option]:
+    """The plugin's options, or none where it cannot be imported in time."""
+    if kind in PROTOCOLS:  # these import what they run on
+        return []
+    found: list[Option] = []
+
+    def look() -> None:
+        with contextlib.suppress(Exception, SystemExit):
+            found.extend(describe_options(options_model(load(find(kind, spec)))))
+
+    # What an import prints must not reach the shell, which reads our output.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+    return list(found)

@@ -1,0 +1,95 @@
+"""``rlhf doctor``: what is wrong with this machine and its libraries, and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+
+from rlhf_host.cli.findings import Finding
+from rlhf_host.cli.plugins import wrap
+from rlhf_host.plugins.discovery import discover
+
+DEADLINE_S = 60.0
+COLOURS = {"ok": "green", "note": None, "absent": None, "warning": "yellow", "problem": "red"}
+LABEL = 20
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print an object instead of a report.")
+@click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one import may take.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool, deadline: float) -> None:
+    """Look at this machine: Python, torch and GPUs, memory, disk, hubs, libraries that do not fit together, plugins.
+
+    Says what is wrong and what to do, and what each runtime, engine and backend lacks. Tokens are looked for and never
+    shown. Libraries and plugins are imported in processes of their own. Exit code 0 without problems, 1 with some.
+    """
+    width = min(shutil.get_terminal_size().columns, 120)
+    found: list[Finding] = []
+    for finding in findings(deadline):
+        if not as_json:
+            new = not found or found[-1].section != finding.section
+            click.echo("\n".join([*([f"{chr(10) if found else ''}{finding.section}"] if new else []), *_lines(finding, width)]))
+        found.append(finding)
+    counts: Counter[str] = Counter(finding.status for finding in found)
+    if as_json:
+        click.echo(json.dumps({"ok": not counts["problem"], "findings": [asdict(finding) for finding in found]}, indent=2))
+    else:
+        click.echo(f"\n{_summary(counts)}")
+    if counts["problem"]:
+        ctx.exit(1)
+
+
+def findings(deadline_s: float) -> Iterator[Finding]:
+    """Everything, section by section."""
+    from rlhf_host.cli.doctor_libraries import gpu_build, libraries, versions
+    from rlhf_host.cli.doctor_machine import access, machine
+    from rlhf_host.cli.doctor_plugins import parts, plugins
+
+    seen = list(machine())
+    yield from seen
+    if sys.stderr.isatty():
+        click.echo("\nImporting libraries and plugins: up to a minute", err=True)
+    imported = libraries(deadline_s)
+    for group in imported.values():
+        yield from group
+    yield from gpu_build(seen, imported)
+    yield from versions([info.distribution for info in discover()])
+    yield from plugins(deadline_s)
+    yield from parts(imported)
+    yield from access()
+
+
+def _lines(finding: Finding, width: int) -> Iterator[str]:
+    status = click.style(finding.status.upper() if finding.status == "problem" else finding.status, fg=COLOURS[finding.status])
+    head = f"  {status}{' ' * (8 - len(finding.status))} {finding.name:{LABEL}} "
+    indent = 12 + LABEL
+    detail = wrap(finding.detail, width - indent) or [""]
+    if len(finding.name) > LABEL:
+        detail.insert(0, "")
+    yield f"{head}{detail[0]}".rstrip()
+    yield from (f"{'':{indent}}{line}" for line in detail[1:])
+    if finding.advice:
+        yield from (
+            f"{'':{indent}}{mark}{line}" for mark, line in zip(_marks(), wrap(finding.advice, width - indent - 2), strict=False)
+        )
+
+
+def _marks() -> Iterator[str]:
+    yield "→ "
+    while True:
+        yield "  "
+
+
+def _summary(counts: Counter[str]) -> str:
+    if not counts["problem"] and not counts["warning"]:
+        return "No problems."
+    return ", ".join(
+        f"{counts[status]} {status}{'s' if counts[status] != 1 else ''}" for status in ("problem", "warning") if counts[status]
+    )

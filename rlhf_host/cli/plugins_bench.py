@@ -1,0 +1,120 @@
+"""``rlhf plugins bench``: time and memory of each hook of an installed plugin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from rlhf_host.cli.child import ChildFailed, answers
+from rlhf_host.cli.plugin_names import PluginName, given_options, kind_option, option_option, with_hooks
+from rlhf_host.cli.plugins_check import read_given
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.discovery import PluginInfo
+
+DEADLINE_S = 600.0
+HEAD = ("HOOK", "TIME", "MEMORY", "CALLS", "SIZE")
+
+
+@click.command()
+@click.argument("name", type=PluginName())
+@option_option
+@kind_option()
+@click.option("--rows", type=click.IntRange(1), help="Trajectories.  [default: 1024 in a batch; 512 to judge, play or log]")
+@click.option("--tokens", type=click.IntRange(1), default=1024, show_default=True, help="Longest completion of a batch.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per plugin, instead of tables.")
+@click.pass_context
+def bench(
+    ctx: click.Context, name: str, option: Sequence[str], kind: str | None, rows: int | None, tokens: int, as_json: bool
+) -> None:
+    """Measure what each hook of the plugin NAME or DISTRIBUTION:NAME costs per call, at the sizes of a real run.
+
+    Time is the median of the calls after a first one; memory is the most that a call holds at once beyond what was there,
+    worker processes of the plugin left out. On the CPU. Exit code 1 when a hook fails.
+    """
+    options, reports, failed = given_options(option), [], False
+    infos = [info for info in with_hooks(name, kind, options) if info.kind != "preset"]
+    if not infos:
+        raise UserError(f"preset {name!r} has no hooks to measure")
+    for position, info in enumerate(infos):
+        found = list(measure(info, options, rows, tokens))
+        failed = failed or any(cost["problem"].startswith("failed") for cost in found)
+        about = {field: getattr(info, field) for field in ("kind", "name", "distribution", "version")}
+        reports.append({**about, "hooks": found})
+        if not as_json:
+            click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}\n")
+            click.echo("\n".join(_table(found)))
+    if as_json:
+        click.echo(json.dumps(reports, indent=2))
+    if failed:
+        ctx.exit(1)
+
+
+def measure(info: PluginInfo, options: Mapping[str, Any], rows: int | None, tokens: int) -> Iterator[dict[str, Any]]:
+    """Fields of ``testing.bench.Cost`` as they come, from a process of its own.
+
+    Raises:
+        UserError: the plugin cannot be built, or not with these options.
+    """
+    job = {
+        "kind": info.kind,
+        "name": f"{info.distribution}:{info.name}",
+        "options": dict(options),
+        "rows": rows,
+        "tokens": tokens,
+    }
+    try:
+        for answer in answers(f"{__name__}:_work", job, DEADLINE_S):
+            if "refused" in answer:
+                raise UserError(answer["refused"])
+            yield answer
+    except ChildFailed as failure:
+        raise UserError("\n".join(filter(None, [f"{info}: measuring it {failure}", failure.trace]))) from failure
+
+
+def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """In the child."""
+    from rlhf_host.testing.bench import bench as costs
+    from rlhf_host.testing.contracts.subject import Subject, Unusable
+
+    subject = Subject(job["kind"], job["name"])
+    try:
+        subject.options = read_given(subject.info, subject.cls, job["options"])
+        for cost in costs(subject, rows=job["rows"], tokens=job["tokens"]):
+            yield asdict(cost)
+    except (UserError, Unusable) as error:
+        yield {"refused": str(error)}
+
+
+def _table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [HEAD]
+    for cost in found:
+        if cost["problem"]:
+            rows.append((cost["hook"], "-", "-", "-", cost["problem"]))
+        else:
+            rows.append((cost["hook"], _time(cost["median_s"]), _memory(cost["peak_bytes"]), str(cost["calls"]), cost["size"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    for row in rows:
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:4], widths[1:4], strict=True)),
+            row[4],
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.2g} µs"
+
+
+def _memory(size: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"

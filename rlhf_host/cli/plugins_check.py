@@ -1,0 +1,164 @@
+"""``rlhf plugins check``: the contract suite on an installed plugin."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from rlhf_host.cli.child import ChildFailed, answers
+from rlhf_host.cli.plugin_names import PluginName, given_options, kind_option, option_option, with_hooks
+from rlhf_host.cli.plugins import wrap
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.discovery import PluginInfo
+
+DEADLINE_S = 300.0
+SHOWN = {"passed": "green", "failed": "red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One check's result; its fields are the keys of ``--json``."""
+
+    name: str
+    result: str
+    """``passed``, ``failed``, or ``skipped``: it could not run, and ``message`` says why."""
+    message: str = ""
+    rule: str = ""
+    """What the check demands, in words."""
+    seconds: float = 0.0
+
+
+@click.command()
+@click.argument("name", type=PluginName())
+@option_option
+@kind_option()
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per plugin, instead of a report.")
+@click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one check may take.")
+@click.pass_context
+def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None, as_json: bool, deadline: float) -> None:
+    """Run the contract suite on the installed plugin NAME or DISTRIBUTION:NAME: what the host relies on, check by check.
+
+    The checks run in a process of their own. Exit code 1 when one fails. A preset is loaded, and its settings validated.
+    """
+    options, reports = given_options(option), []
+    width = min(shutil.get_terminal_size().columns, 120)
+    for position, info in enumerate(with_hooks(name, kind, options)):
+        if not as_json:
+            click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
+        found = []
+        started = time.monotonic()
+        for checked in run_checks(info, options, deadline):
+            found.append(checked)
+            if not as_json:
+                told = any(other.message == checked.message for other in found[:-1])
+                click.echo("\n".join(_lines(checked, width, told)))
+        if not as_json:
+            click.echo(f"\n{_summary(found)} in {time.monotonic() - started:.0f} s")
+        about = {field: getattr(info, field) for field in ("kind", "name", "distribution", "version")}
+        reports.append({**about, "checks": [asdict(checked) for checked in found]})
+    if as_json:
+        click.echo(json.dumps(reports, indent=2))
+    if any(checked["result"] == "failed" for report in reports for checked in report["checks"]):
+        ctx.exit(1)
+
+
+def run_checks(info: PluginInfo, options: Mapping[str, Any], deadline_s: float = DEADLINE_S) -> Iterator[Checked]:
+    """Results as they come; a check that ends its process or hangs has failed, and the others run in another process.
+
+    Raises:
+        UserError: the plugin has no such options.
+    """
+    names: dict[str, str] = {}
+    done: list[str] = []
+    while True:
+        job = {"kind": info.kind, "name": f"{info.distribution}:{info.name}", "options": dict(options), "done": done}
+        try:
+            for answer in answers(f"{__name__}:_work", job, deadline_s):
+                if "refused" in answer:
+                    raise UserError(answer["refused"])
+                if "checks" in answer:
+                    names = answer["checks"]
+                    continue
+                done.append(answer["name"])
+                yield Checked(**answer)
+            return
+        except ChildFailed as failure:
+            culprit = next((name for name in names if name not in done), "entry_point_loads")
+            message = "\n".join(filter(None, [f"it {failure}", failure.trace]))
+            yield Checked(culprit, "failed", message, names.get(culprit, ""))
+            if culprit not in names:
+                return
+            done.append(culprit)
+
+
+def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """In the child: first the names and rules of all checks, then results of those not done."""
+    if job["kind"] == "preset":
+        yield from _preset(job["name"])
+        return
+    from rlhf_host.testing.contracts.subject import Subject, Unusable
+    from rlhf_host.testing.contracts.suite import checks_of, run_check
+
+    subject = Subject(job["kind"], job["name"])
+    if job["options"]:
+        try:
+            subject.options = read_given(subject.info, subject.cls, job["options"])
+        except UserError as error:
+            yield {"refused": str(error)}
+            return
+        except Unusable:  # a check of its own reports it
+            pass
+    checks = checks_of(subject)
+    yield {"checks": {check.name: check.rule for check in checks}}
+    for check in checks:
+        if check.name not in job["done"]:
+            start = time.monotonic()
+            result = run_check(check, subject)
+            outcome = "skipped" if result.passed is None else "passed" if result.passed else "failed"
+            yield asdict(Checked(result.name, outcome, result.message, check.rule, round(time.monotonic() - start, 3)))
+
+
+def _preset(name: str) -> Iterator[dict[str, Any]]:
+    from rlhf_host.config.load import read_config
+    from rlhf_host.config.plan import complete
+
+    rule = "Every setting exists and has a value that fits, those of its plugins included."
+    yield {"checks": {"settings_are_valid": rule}}
+    try:
+        loaded = read_config(presets=[name])
+        complete(loaded.config, loaded.origins)
+    except UserError as error:
+        yield asdict(Checked("settings_are_valid", "failed", str(error), rule))
+    else:
+        yield asdict(Checked("settings_are_valid", "passed", rule=rule))
+
+
+def read_given(info: PluginInfo, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts of the command line as what the plugin's options are. Raises ``PluginError`` when they do not fit."""
+    from rlhf_host.config.plan import coerced
+    from rlhf_host.plugins.selection import options_model, read_options
+
+    values = coerced(options_model(cls), dict(options))
+    read_options(info, cls, values)
+    return values
+
+
+def _lines(checked: Checked, width: int, told: bool) -> Iterator[str]:
+    """``told``: an earlier check had the same message."""
+    word = click.style(checked.result.upper() if checked.result == "failed" else checked.result, fg=SHOWN[checked.result])
+    yield f"  {word}{' ' * (8 - len(checked.result))} {checked.name}"
+    for text in (checked.rule if checked.result == "failed" else "", "" if told else checked.message):
+        for line in text.splitlines():
+            yield from (f"           {part}" for part in wrap(line, width - 11))
+
+
+def _summary(found: Sequence[Checked]) -> str:
+    counts = Counter(checked.result for checked in found)
+    return ", ".join(f"{counts[result]} {result}" for result in SHOWN if counts[result])

@@ -1,0 +1,155 @@
+"""``rlhf plugins new``: a project for a plugin that works at once, made from the template that the wheel carries."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shutil
+import tempfile
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import rlhf_host
+from rlhf_host.errors import UserError, near_matches
+from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.discovery import discover, normalised
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync")
+"""What there is a template for."""
+
+LONGEST = 50
+"""Characters of a name."""
+
+
+class _Kind(click.ParamType):
+    name = "kind"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        kind = value.replace("_", "-")
+        if kind not in KINDS:
+            raise UserError(f"no template for kind {value!r}{near_matches(kind, KINDS)} (there are {', '.join(KINDS)})")
+        return kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(kind) for kind in KINDS if kind.startswith(incomplete)]
+
+
+@click.command(short_help="Write a new one.")
+@click.argument("kind", type=_Kind())
+@click.argument("name")
+@click.option(
+    "--output", default=".", metavar="DIR", type=click.Path(path_type=Path), help="Where its folder goes; default: here."
+)
+@click.option("--description", metavar="TEXT", help="What it is, in one line.")
+@click.option("--author", default="", metavar="NAME", help="Who writes it.")
+def new(kind: str, name: str, output: Path, description: str | None, author: str) -> None:
+    """Write a new plugin called NAME: a small one of its KIND, which works, with tests, to be edited.
+
+    KIND is algo, reward, agent, extension, tasks, tracker or weight-sync. The folder is called rlhf-plugin-NAME.
+    """
+    check_name(kind, name)
+    texts = {"author": _one_line("--author", author)}
+    if description is not None:
+        texts["description"] = _one_line("--description", description)
+        if not texts["description"]:
+            raise UserError("--description is empty: say in one line what the plugin is, or leave the flag out")
+    project, flags = write_project(kind, name, output, texts)
+    click.echo(
+        f"Wrote {project}, a plugin that works. Next:\n"
+        f"  cd {_quoted(project)}\n"
+        "  pip install -e . 'rlhf-host[testing]'\n"
+        "  pytest\n"
+        f"  rlhf train {flags} --dry-run\n"
+        f"Then edit src/{project.name.replace('-', '_')}/__init__.py: changes count at once."
+    )
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises ``UserError`` for a name that cannot be one, or that is somebody else's."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
+        proper = re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()).strip("-")
+        hint = f", such as {proper!r}" if re.match(r"[a-z]", proper) else ""
+        raise UserError(f"{name!r} cannot be a plugin's name: use lower-case letters and digits, words joined by '-'{hint}")
+    if len(name) > LONGEST:
+        raise UserError(f"{name!r} has {len(name)} characters: a plugin's name has at most {LONGEST}")
+    plugin = name.replace("-", "_")
+    if keyword.iskeyword(plugin) or keyword.iskeyword(plugin.title()):
+        raise UserError(f"{name!r} is a word of Python itself: choose another name, such as 'my-{name}'")
+    if plugin.startswith("rlhf_"):
+        rest = re.sub(r"rlhf_(plugin_)?", "", plugin).replace("_", "-") or "my-plugin"
+        raise UserError(f"the folder's name begins with 'rlhf-plugin-' by itself: rlhf plugins new {kind} {rest}")
+    distribution, group = f"rlhf-plugin-{normalised(name)}", kind.replace("-", "_")
+    owner = CATALOGUE.get(group, {}).get(plugin) or next(
+        (info.distribution for info in discover() if (info.kind, info.name) == (group, plugin)), distribution
+    )
+    published = {each for names in CATALOGUE.values() for each in names.values()}
+    if distribution in published:
+        raise UserError(f"{distribution} is published already: choose another name, such as 'my-{name}'")
+    if normalised(owner) != distribution:
+        raise UserError(f"{kind} {plugin!r} is the name of one from {owner}: choose another name, such as 'my-{name}'")
+
+
+def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> tuple[Path, str]:
+    """The project's folder, there whole or not at all, and the flags of ``rlhf train`` that use its plugin.
+
+    Args:
+        texts: ``description`` and ``author``, each on one line; taken as they are, braces and quotes included.
+
+    Raises:
+        UserError: something is in the folder's place, or it cannot be written.
+    """
+    from cookiecutter.generate import generate_context, generate_files
+    from cookiecutter.prompt import prompt_for_config
+
+    template = template_folder()
+    project = output / f"rlhf-plugin-{normalised(name)}"
+    if project.exists() or project.is_symlink():
+        raise UserError(f"{project} is there already: remove it, or choose another name or --output DIR")
+    asked = generate_context(str(template / "cookiecutter.json"), extra_context={"kind": kind, "name": name})
+    context: dict[str, Any] = prompt_for_config({"cookiecutter": asked["cookiecutter"]}, no_input=True)
+    # Now, so that braces in them are not taken for the template's own.
+    context.update(texts)
+    aside = output / f".{project.name}.partial"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
+            made = generate_files(template, {"cookiecutter": context}, folder, accept_hooks=False)
+            shutil.copytree(made, aside)
+        aside.rename(project)
+    except OSError as error:
+        raise UserError(f"{error.filename or output}: {error.strerror or error}; choose another --output DIR") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return project, context["__flags"]
+
+
+def template_folder() -> Path:
+    """The template: inside the installed package, or beside it in a checkout. Raises ``UserError`` where it is neither."""
+    package = Path(rlhf_host.__file__).parent
+    for folder in (package / "_plugin_template", package.parent / "plugin_template"):
+        if (folder / "cookiecutter.json").is_file():
+            return folder
+    raise UserError("this installation of rlhf-host has no plugin template: reinstall rlhf-host")
+
+
+def _one_line(flag: str, text: str) -> str:
+    """Without line breaks and double spaces. Raises ``UserError`` for what no file could hold."""
+    line = " ".join(text.split())
+    odd = next((char for char in line if unicodedata.category(char) in ("Cc", "Cs")), None)
+    if odd is not None:
+        raise UserError(f"{flag} holds {odd!r}, which is not text: leave it out")
+    return line
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))

@@ -1,0 +1,65 @@
+"""``rlhf plugins show``: where a plugin comes from, its hooks and its options."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import click
+
+from rlhf_host import __version__
+from rlhf_host.cli.plugin_names import PluginName, kind_option
+from rlhf_host.cli.plugins import wrap
+from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.selection import find_all
+from rlhf_host.plugins.verify import Inspection, look_inside
+
+
+@click.command()
+@click.argument("name", type=PluginName())
+@click.option("--deadline", default=10.0, show_default=True, metavar="S", help="Seconds the import may take.")
+@kind_option()
+@click.pass_context
+def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> None:
+    """Look inside the plugin NAME or DISTRIBUTION:NAME: where it comes from, its hooks and its options.
+
+    Imports it in a process of its own. Exit code 1 when it cannot be used, with the reason.
+    """
+    width = min(shutil.get_terminal_size().columns, 120)
+    usable = True
+    known = [info for info in discover(disabled=True) if kind in (None, info.kind)]
+    for position, info in enumerate(find_all(name, known)):
+        inside = look_inside(info, deadline)
+        usable = usable and not inside.problem
+        click.echo("\n".join([*([""] if position else []), *_description(info, inside, width)]))
+    if not usable:
+        ctx.exit(1)
+
+
+def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[str]:
+    status = "broken" if inside.problem and info.status in ("ok", "conflict") else info.status
+    rows = [
+        ("from", f"{info.distribution} {info.version} ({info.value})"),
+        ("file", inside.file),
+        ("summary", info.summary),
+        ("API", f"{info.api} (this is rlhf-host {__version__})"),
+        ("status", status if not (info.problem or inside.problem) else f"{status}: {inside.problem or info.problem}"),
+        ("hooks", ", ".join(inside.hooks)),
+    ]
+    yield f"{info.kind} {info.name}"
+    for label, text in rows:
+        if text:
+            for number, line in enumerate(wrap(text, width - 11)):
+                yield f"  {'' if number else label:<7}  {line}"
+    if inside.trace:
+        yield ""
+        yield from (f"    {line}" for line in inside.trace.rstrip().splitlines())
+        return
+    if inside.problem:
+        return
+    if info.kind != "preset":
+        yield "  options" if inside.options else "  options  none"
+    for option in inside.options:
+        default = "required" if option["default"] is None else f"default {option['default']}"
+        yield f"    {option['name']}  {option['type']}, {default}"
+        yield from (f"        {line}" for line in wrap(option["description"], width - 8))

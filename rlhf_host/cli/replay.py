@@ -1,0 +1,153 @@
+"""``rlhf replay``: saved trajectories under other plugins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.config.check import check_replay
+from rlhf_host.config.flags import parse, take
+from rlhf_host.config.load import read_config
+from rlhf_host.config.plan import build_plugins, complete
+from rlhf_host.errors import UserError
+
+if TYPE_CHECKING:
+    from rlhf_host.training.replay import Change, Replay
+
+CONTROL = ("config", "preset", "output", "rows", "json", "disable", "help")
+
+START = {
+    "reward": "[ALIAS=]NAME: score anew; repeatable (default: rewards stay as saved)",
+    "algo": "NAME: compute advantages",
+    "with": "[ALIAS=]NAME: filters and changes of rewards; repeatable, in order",
+    "rows": "how many trajectories to show, those that changed most (int, default 20; 0: all)",
+    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "json": "print everything as a JSON object instead of a table",
+    "output": "FILE.jsonl: write the trajectories with their new rewards, for rlhf train --from-trajectories",
+    "actor.model": "only where a plugin asks for a role, or for texts that the file does not have",
+    "config": "FILE.yaml: settings; flags lie on top",
+    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+}
+
+SECTIONS = {"roles": "Models", "kl": "KL to the reference model"}
+
+ABOUT = """Score saved trajectories again, compute their advantages again, and show what changes. FILE is what rlhf rollout wrote, a
+run directory or its trajectories/ (of a run with --trajectories.tokens). No model is loaded unless a plugin needs one."""
+
+
+@click.command(cls=RawCommand, control=CONTROL, takes_file=True)
+@click.pass_context
+def replay(ctx: click.Context, argv: Sequence[str]) -> None:
+    """Score saved trajectories again with other plugins; show what changes."""
+    file = None if not argv or argv[0].startswith("-") else argv[0]
+    control, flags = take(parse(argv[file is not None :]), CONTROL)
+    leave_out(ctx, control.get("disable", ()))
+    config_path = control.get("config", [None])[0]
+    presets = [preset for preset in control.get("preset", []) if preset]
+    if "help" in control:
+        return show_help("replay FILE [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
+    if file is None:
+        raise UserError("no file is given: rlhf replay FILE --reward NAME --algo NAME")
+    count = _count(control.get("rows", ["20"])[0])
+    output = control.get("output", [None])[0]
+    loaded = read_config(config_path, flags, presets, CONTROL, quickstart=False)
+    config = complete(loaded.config, loaded.origins, "replay")
+    check_replay(config)
+    manager = build_plugins(config, "replay")
+    try:
+        from rlhf_host.training import trajectories
+        from rlhf_host.training.replay import replay as run
+
+        if output is not None:
+            trajectories.check_output(Path(output))
+        found = run(config, manager, trajectories.read_steps(Path(file)))
+        if output is not None:
+            parts = (trajectories.lines(s.step, s.split, s.rows, s.origin) for s in found.steps)
+            trajectories.write_lines(Path(output), parts)
+    finally:
+        manager.close()
+    if "json" in control:
+        from rlhf_host.training.records import plain
+
+        shown = {"summary": found.summary(), "trajectories": [change.row() for change in found.changes]}
+        click.echo(json.dumps(plain(shown), indent=2))
+    else:
+        _print(found, count)
+        if output is not None:
+            click.echo(f"Written to {output}; train on it with rlhf train --from-trajectories {output}")
+    return None
+
+
+def _count(text: str | None) -> int:
+    try:
+        count = int(text or "")
+    except ValueError:
+        count = -1
+    if count < 0:
+        raise UserError(f"--rows {text}: how many trajectories to show, as a whole number; 0: all")
+    return count
+
+
+def _print(found: Replay, count: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlhf_host.trackers.records import shorten, visible
+
+    changes = sorted(found.changes, key=_interest, reverse=True)
+    table = Table(box=None, pad_edge=False)
+    for title in ("step", "group", "sample", "answer", "label"):
+        table.add_column(title, overflow="fold")
+    for title in ("reward", "advantage"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for change in changes[: count or None]:
+        old, new = change.old, change.new
+        table.add_row(
+            str(change.step),
+            old.group_id.rpartition("-")[2],
+            str(old.sample),
+            Text(shorten(visible(change.text), 40)),
+            Text(shorten(visible(str(old.task.ground_truth)), 16)),
+            _pair(old.reward, change.reward),
+            _pair(old.advantage, new.advantage),
+            Text(shorten(visible(_note(change)), 60)),
+        )
+    console = Console()
+    console.print(table)
+    left = len(changes) - len(changes[: count or None])
+    if left:
+        console.print(f"... and {left} more, which changed no more than these (--rows 0 shows all)")
+    console.print()
+    summary = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in found.summary().items():
+        text = _pair(value["old"], value["new"]) if isinstance(value, dict) else str(value)
+        summary.add_row(name.replace("_", " "), text)
+    console.print(summary)
+
+
+def _interest(change: Change) -> tuple[float, float]:
+    def gap(old: float | None, new: float | None) -> float:
+        return abs(old - new) if old is not None and new is not None else float(old is not new) * 1e9
+
+    return gap(change.old.reward, change.reward), gap(change.old.advantage, change.new.advantage)
+
+
+def _pair(old: float | None, new: float | None) -> str:
+    first, second = ("none" if value is None else f"{value:.3g}" for value in (old, new))
+    return first if first == second else f"{first} → {second}"
+
+
+def _note(change: Change) -> str:
+    if change.dropped is not None:
+        return f"dropped: {change.dropped}"
+    if change.new.reward is None:
+        return f"unjudged: {change.new.unjudged_reason}"
+    return "not in the loss" if change.masked else ""

@@ -1,0 +1,162 @@
+"""``rlhf rollout``: what a run would sample and score, into a file, without training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlhf_host.cli.configured import RawCommand, show_help
+from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.config.check import check_rollout
+from rlhf_host.config.flags import parse, take
+from rlhf_host.config.load import read_config
+from rlhf_host.config.plan import build_plugins, complete
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError
+
+if TYPE_CHECKING:
+    from rlhf_host.rollouts.collect import Collected
+    from rlhf_host.types import Trajectory
+
+CONTROL = ("config", "preset", "output", "steps", "rollouts", "json", "disable", "help")
+
+START = {
+    "output": "FILE.jsonl: where the trajectories go",
+    "steps": "batches of train.batch-size prompts (int, default 1)",
+    "rollouts": "instead of steps: so many trajectories, rounded up to whole prompts",
+    "reward": "[ALIAS=]NAME: what judges; repeatable (default: nothing does, and rlhf replay can later)",
+    "actor.model": "the model to sample from: a directory, hub name or GGUF file",
+    "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable",
+    "with": "[ALIAS=]NAME: filters of groups; repeatable",
+    "rollout.n": "samples per prompt (int, default 8)",
+    "seed": "fixes data order and sampling (int, default 0)",
+    "config": "FILE.yaml: settings; flags lie on top",
+    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "json": "print a JSON object instead of a table",
+}
+
+SECTIONS = {"rollout": "Rollouts", "roles": "Models", "data": "Data"}
+
+ABOUT = """Sample and score as the first steps of rlhf train would with the same flags, and write whole trajectories to a file:
+tokens, log-probabilities, versions, rewards. Train on it with rlhf train --from-trajectories, look at it with rlhf replay."""
+
+
+@click.command(cls=RawCommand, control=CONTROL)
+@click.pass_context
+def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
+    """Sample and score without training, into a file."""
+    control, flags = take(parse(argv), CONTROL)
+    leave_out(ctx, control.get("disable", ()))
+    config_path = control.get("config", [None])[0]
+    presets = [preset for preset in control.get("preset", []) if preset]
+    if "help" in control:
+        return show_help("rollout --output FILE.jsonl [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
+    output = Path(control.get("output", [""])[0] or "")
+    if "output" not in control:
+        raise UserError("no file is given: add --output FILE.jsonl")
+    loaded = read_config(config_path, flags, presets, CONTROL)
+    for notice in loaded.notices:
+        click.echo(notice, err=True)
+    config = complete(loaded.config, loaded.origins, "rollout")
+    prompts = prompts_per_step(config, _whole(control, "steps"), _whole(control, "rollouts"))
+    manager = build_plugins(config, "rollout")
+    try:
+        check_rollout(config, manager)
+        from rlhf_host.training import trajectories
+        from rlhf_host.training.records import provenance
+        from rlhf_host.training.run import rollout_only
+
+        trajectories.check_output(output)
+        origin = provenance(config.model_dump(mode="json"), "train")
+        parts: list[bytes] = []
+        rows: list[Trajectory] = []
+        dropped = 0
+
+        def take_in(step: int, collected: Collected) -> None:
+            nonlocal dropped
+            found = collected.trajectories_in_order()
+            rows.extend(found)
+            dropped += collected.dropped.total()
+            parts.append(trajectories.lines(step, "train", found, origin))
+            click.echo(f"step {step}/{len(prompts)}: {len(found)} trajectories", err=True)
+
+        interrupted = False
+        try:
+            rollout_only(config, manager, prompts, take_in)
+        except KeyboardInterrupt:
+            interrupted = True
+            if not parts:
+                raise
+        trajectories.write_lines(output, parts)
+    finally:
+        manager.close()
+    summary = {"steps": len(parts), **_summary(rows), "groups_dropped": dropped, "output": str(output)}
+    if "json" in control:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        _say(summary, interrupted)
+    if interrupted:
+        ctx.exit(130)
+    return None
+
+
+def prompts_per_step(config: RunConfig, steps: int | None, rollouts: int | None) -> list[int]:
+    """How many groups each step has: ``steps`` whole batches, or batches until there are ``rollouts`` trajectories.
+
+    Raises:
+        UserError: when both are given.
+    """
+    size = config.train.batch_size
+    if rollouts is None:
+        return [size] * (1 if steps is None else steps)
+    if steps is not None:
+        raise UserError("--steps and --rollouts both say how much to sample: give one")
+    wanted = -(-rollouts // config.rollout.n)
+    return [size] * (wanted // size) + ([wanted % size] if wanted % size else [])
+
+
+def _whole(control: dict[str, list[str | None]], name: str) -> int | None:
+    text = control.get(name, [None])[0]
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise UserError(f"--{name} {text}: should be a whole number from 1")
+    return int(text)
+
+
+def _summary(rows: Sequence[Trajectory]) -> dict[str, Any]:
+    judged = [row.reward for row in rows if row.reward is not None]
+    scores = [row.score for row in rows if row.score is not None]
+    return {
+        "trajectories": len(rows),
+        "groups": len({row.group_id for row in rows}),
+        "unjudged": len(rows) - len(judged),
+        "reward_mean": sum(judged) / len(judged) if judged else None,
+        "score_mean": sum(scores) / len(scores) if scores else None,
+        "length_mean": sum(row.action_length for row in rows) / len(rows) if rows else None,
+        "truncated": sum(row.truncated for row in rows),
+    }
+
+
+def _say(summary: dict[str, Any], interrupted: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in summary.items():
+        if name != "output":
+            shown = "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+            table.add_row(name.replace("_", " "), shown)
+    Console().print(table)
+    output = summary["output"]
+    said = "Interrupted; the finished steps are in" if interrupted else "Written to"
+    click.echo(
+        f"{said} {output}\n"
+        f"  rlhf train --from-trajectories {output} ...    trains on it\n"
+        f"  rlhf replay {output} --reward NAME    scores it anew"
+    )

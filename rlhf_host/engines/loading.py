@@ -1,0 +1,82 @@
+"""New weights for an engine: code that runs beside them is named by import path and given a loader."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_host.errors import RunError, near_matches
+
+Buckets = Iterator[list[tuple[str, Tensor]]]
+
+
+class Loader(Protocol):
+    """First argument of a function that ``engine.run`` calls, in a thread of each process that holds the engine's weights."""
+
+    engine: str
+    """Which engine, for messages."""
+    rank: int
+    """Of this process among the ``size`` that hold the engine's weights (tensor-parallel engines have several)."""
+    size: int
+    device: torch.device
+    """Where the weights are."""
+    state: dict[str, Any]
+    """Whatever such functions keep from call to call."""
+
+    def load(self, buckets: Buckets, version: int) -> None:
+        """Replace all weights, then hold ``version``. Waits until nothing is generated, and forgets cached prompts.
+
+        A bucket's tensors are valid until the next bucket is asked for: what must live longer has to be copied. Meanwhile, and
+        ever after when this raises, the engine has version -1 and refuses to generate: its weights may be a mixture.
+        """
+        ...
+
+
+def call_by_path(path: str, first: Any, arguments: Mapping[str, Any]) -> Any:
+    """``package.module:function`` called with ``first`` and ``arguments``, in whatever process this is."""
+    module, _, name = path.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function(first, **arguments)
+
+
+def copy_weights(model: nn.Module, buckets: Iterable[list[tuple[str, Tensor]]]) -> None:
+    """Overwrite every parameter and persistent buffer of ``model`` in place, by name, cast to its own dtype.
+
+    Raises:
+        RunError: for a name the model does not have or a shape it does not fit, for weights that never came (a head that is not
+            tied needs its own), and for different weights sent to names that are tied here.
+    """
+    own = dict(model.state_dict(keep_vars=True))
+    written: dict[int, str] = {}
+    with torch.no_grad():
+        for bucket in buckets:
+            for name, tensor in bucket:
+                target = own.get(name)
+                if target is None:
+                    raise RunError(f"there is no weight {name!r} here{near_matches(name, own, 1)} (see --sync.rename)")
+                if target.shape != tensor.shape:
+                    raise RunError(
+                        f"the weight {name} is {list(target.shape)} here and {list(tensor.shape)} where it came from"
+                    )
+                tied = written.setdefault(target.data_ptr(), name) if target.numel() else name
+                if tied == name:
+                    target.copy_(tensor)
+                elif not torch.equal(target, tensor.to(target.device, target.dtype)):
+                    raise RunError(f"{tied} and {name} are tied here, but came with different weights")
+    missing = [name for name, target in own.items() if target.numel() and target.data_ptr() not in written]
+    if missing:
+        raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more)")
+
+
+class ModuleLoader:
+    """The loader of an engine that generates with a module in this process; ``replace`` does its ``load``."""
+
+    def __init__(self, engine: str, model: nn.Module, replace: Callable[[Buckets, int], None]):
+        self.engine, self.rank, self.size = engine, 0, 1
+        self.device = next(model.parameters()).device
+        self.load = replace
+        self.state: dict[str, Any] = {}

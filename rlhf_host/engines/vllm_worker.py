@@ -1,0 +1,59 @@
+"""What vLLM's workers learn from us: taking weights bucket by bucket, in the checkpoint's own names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+
+class WeightLoading:
+    """vLLM mixes this class into its worker (``worker_extension_cls``); the methods are called by ``collective_rpc``.
+
+    The model's own ``load_weights`` is not enough: on a CPU weights are packed for oneDNN after the first load, and packed
+    weights cannot be written to. vLLM's layer-wise reload unpacks, loads and packs again; a layer is rebuilt once all its
+    parts have come.
+    """
+
+    vllm_config: Any
+    model_runner: Any
+
+    def begin_weights(self) -> None:
+        initialize_layerwise_reload(self.model_runner.get_model())
+
+    def load_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
+        """Load a part of the state dict. The tensors may change once this returns."""
+        model = self.model_runner.get_model()
+        with set_current_vllm_config(self.vllm_config):
+            model.load_weights(iter(bucket))
+        # Layers that still wait for a part hold on to what has come.
+        borrowed = {tensor.untyped_storage().data_ptr() for _, tensor in bucket}
+        for layer in model.modules():
+            for _, call in get_layerwise_info(layer).loaded_weights:
+                call.arguments.update({name: _owned(value, borrowed) for name, value in call.arguments.items()})
+
+    def load_bucket_file(self, path: str) -> None:
+        """The same from a safetensors file, which may go once this returns."""
+        from safetensors.torch import load_file
+
+        self.load_bucket(list(load_file(path).items()))
+
+    def end_weights(self) -> None:
+        """All parts have come, or no more will: what is half loaded then is of no use, but the next load starts clean."""
+        with set_current_vllm_config(self.vllm_config):
+            finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+        self.model_runner.reset_encoder_cache()
+        self.model_runner.reset_mm_cache()
+
+
+def _owned(value: Any, borrowed: set[int]) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone() if not value.is_meta and value.untyped_storage().data_ptr() in borrowed else value
+    if isinstance(value, tuple | list):
+        return type(value)(_owned(item, borrowed) for item in value)
+    if isinstance(value, dict):
+        return {key: _owned(item, borrowed) for key, item in value.items()}
+    return value

@@ -1,0 +1,246 @@
+"""Placement: which roles share which devices, from ``actor+reference+rollout=4`` to bundles that a cluster holds or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlhf_host.config.sections import ROLES, SHORTHANDS
+from rlhf_host.errors import UserError, near_matches
+
+Kind = Literal["cpu", "gpu"]
+
+ROLLOUT = "rollout"
+"""Stands for the engines among the roles of a placement."""
+
+STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict_pack": "STRICT_PACK", "strict_spread": "STRICT_SPREAD"}
+KINDS: tuple[Kind, ...] = ("cpu", "gpu")
+
+_BLOCK = re.compile(r"(?P<roles>[^=]+)=(?:(?P<nodes>\d+)x)?(?P<devices>\d+)(?P<words>(?::[a-z_]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one ``--placement`` says: these roles share ``nodes`` × ``devices`` devices, or ``devices`` wherever they are."""
+
+    roles: tuple[str, ...]
+    devices: int
+    nodes: int | None = None
+    kind: Kind | None = None
+    strategy: str | None = None
+
+    @property
+    def total(self) -> int:
+        return self.devices * (self.nodes or 1)
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.roles)
+
+    @property
+    def size(self) -> str:
+        return f"{self.nodes}x{self.devices}" if self.nodes else str(self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Devices shared by some roles: a worker on each device, and engines where the rollout is here too."""
+
+    roles: tuple[str, ...]
+    """Models held by the workers; none where only engines are."""
+    kind: Kind
+    bundles: tuple[int, ...]
+    """Devices per bundle; a bundle is on one node."""
+    strategy: str
+    engines: tuple[tuple[int, ...], ...] = ()
+    """Devices (by number within the place) of every engine."""
+    rollout: bool = False
+
+    @property
+    def devices(self) -> int:
+        return sum(self.bundles)
+
+    @property
+    def name(self) -> str:
+        return "+".join((*self.roles, *((ROLLOUT,) if self.rollout else ())))
+
+    @property
+    def shared(self) -> bool:
+        """Workers and engines are on the same devices."""
+        return self.rollout and bool(self.roles)
+
+    def bundle_of(self, device: int) -> int:
+        """The bundle that has the place's device number ``device``."""
+        for number, size in enumerate(self.bundles):
+            if device < size:
+                return number
+            device -= size
+        raise IndexError(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine's devices as the cluster counts them."""
+
+    name: str
+    cpu: int
+    gpu: int = 0
+
+    def has(self, kind: Kind) -> int:
+        return self.gpu if kind == "gpu" else self.cpu
+
+
+def parse_placement(texts: Sequence[str]) -> list[Block]:
+    """``ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread|strict_pack|strict_spread]``, one block each.
+
+    Raises:
+        UserError: a text that is none, or a role in two blocks.
+    """
+    blocks: list[Block] = []
+    placed: dict[str, str] = {}
+    for text in texts:
+        block = _parse_block(text)
+        for role in block.roles:
+            if role in placed:
+                raise UserError(f"placement: {role} is placed twice, in {placed[role]!r} and in {text!r}; name it once")
+            placed[role] = text
+        blocks.append(block)
+    return blocks
+
+
+def _parse_block(text: str) -> Block:
+    match = _BLOCK.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise UserError(
+            f"placement {text!r} is not ROLE+ROLE=DEVICES or ROLE=NODESxDEVICES, as in actor+rollout=4 or critic=2x4"
+        )
+    roles = tuple(SHORTHANDS.get(role, role) for role in match["roles"].replace("-", "_").split("+"))
+    if "" in roles or len(set(roles)) < len(roles):
+        raise UserError(f"placement {text!r}: name each role once, joined by +")
+    nodes = None if match["nodes"] is None else int(match["nodes"])
+    if int(match["devices"]) == 0 or nodes == 0:
+        raise UserError(f"placement {text!r} asks for no device at all; give at least 1")
+    kind: Kind | None = None
+    strategy: str | None = None
+    for word in filter(None, match["words"].split(":")):
+        if word in KINDS and kind is None:
+            kind = word  # type: ignore[assignment]
+        elif word in STRATEGIES and strategy is None:
+            strategy = STRATEGIES[word]
+        else:
+            near = (
+                near_matches(word, (*KINDS, *STRATEGIES)) or f"; after ':' come {', '.join((*KINDS, *STRATEGIES))}, one of each"
+            )
+            raise UserError(f"placement {text!r}: {word!r} is not understood{near}")
+    return Block(roles, int(match["devices"]), nodes, kind, strategy)
+
+
+def devices_per_engine(options: Mapping[str, Any]) -> int:
+    """Devices one engine works on, by the engine's options: its tensor × pipeline parallel size."""
+    given = {key.replace("-", "_"): value for key, value in options.items()}
+    return int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
+
+
+def plan_places(
+    blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int = 1, default_kind: Kind = "cpu"
+) -> list[Place]:
+    """Where every role of a run goes. What no block names goes where the actor is, or on one device of its own.
+
+    Args:
+        roles: that the run needs, the rollout apart.
+        per_engine: devices of one engine (tensor × pipeline parallel).
+        default_kind: of blocks that name none.
+
+    Raises:
+        UserError: unknown or unneeded roles, or engines that do not come out even.
+    """
+    wanted = [*roles, ROLLOUT]
+    for block in blocks:
+        for role in block.roles:
+            if role not in wanted and role not in ROLES:
+                known = sorted({*wanted, *ROLES})
+                raise UserError(
+                    f"placement {block.name}={block.size}: no chosen plugin knows the role {role!r}{near_matches(role, known)}"
+                )
+        if not any(role in wanted for role in block.roles):
+            raise UserError(
+                f"placement {block.name}={block.size}: no chosen plugin needs {' or '.join(block.roles)}; leave it out"
+                f" (this run has {', '.join(wanted)})"
+            )
+    named = {role for block in blocks for role in block.roles}
+    left = tuple(role for role in wanted if role not in named)
+    home = next((block for block in blocks if "actor" in block.roles), None)
+    whole = list(blocks)
+    if left and home is None:
+        whole.insert(0, Block(left, per_engine if ROLLOUT in left else 1))
+        left = ()
+    return [_place(block, left if block is home else (), wanted, per_engine, default_kind) for block in whole]
+
+
+def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engine: int, default_kind: Kind) -> Place:
+    here = {*block.roles, *more}
+    rollout = ROLLOUT in here
+    unit = per_engine if rollout else 1
+    if block.total % unit or (block.nodes and block.devices % unit):
+        where = f"{block.devices} on each node" if block.nodes else f"{block.total}"
+        raise UserError(
+            f"placement {block.name}={block.size}: an engine takes {unit} devices (tensor × pipeline parallel), and"
+            f" {where} do not divide by {unit}; ask for a multiple of {unit}"
+        )
+    if block.nodes:
+        bundles: tuple[int, ...] = (block.devices,) * block.nodes
+    else:
+        bundles = (unit,) * (block.total // unit)  # an engine's devices must be on one node
+    strategy = block.strategy or ("STRICT_SPREAD" if block.nodes and block.nodes > 1 else "PACK")
+    engines = tuple(tuple(range(begin, begin + unit)) for begin in range(0, block.total, unit)) if rollout else ()
+    held = tuple(role for role in wanted if role in here and role != ROLLOUT)
+    return Place(held, block.kind or default_kind, bundles, strategy, engines, rollout)
+
+
+def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> str | None:
+    """Why the cluster can never hold the placement, with the sum shown; ``None`` where it can, as far as counting tells.
+
+    Args:
+        remedy: what to do besides asking for less.
+    """
+    units: tuple[tuple[Kind, str], ...] = (("gpu", "GPU"), ("cpu", "CPU"))
+    for kind, unit in units:
+        # A device that computes on a GPU takes one CPU too, for its process.
+        asking = [place for place in places if kind == "cpu" or place.kind == "gpu"]
+        need, have = sum(place.devices for place in asking), sum(node.has(kind) for node in nodes)
+        if need > have:
+            parts = " + ".join(f"{place.name} {place.devices}" for place in asking)
+            held = ", ".join(f"{node.name} {node.has(kind)}" for node in nodes)  # type: ignore[arg-type]
+            return (
+                f"the placement needs {need} {unit}s ({parts}), and the cluster has {have} ({held}): ask for less, or {remedy}"
+            )
+    for place in places:
+        size, count = max(place.bundles), len(place.bundles)
+        fitting = [node for node in nodes if node.has(place.kind) >= size and node.cpu >= size]
+        apart = place.strategy == "STRICT_SPREAD"
+        room = len(fitting) if apart else sum(min(node.has(place.kind), node.cpu) // size for node in fitting)
+        together = place.strategy == "STRICT_PACK"
+        if together:
+            room = max((min(node.has(place.kind), node.cpu) // size for node in nodes), default=0)
+        if room < count:
+            unit = f"{place.kind.upper()}s" if size > 1 else place.kind.upper()
+            held = ", ".join(f"{node.name} {node.has(place.kind)}" for node in nodes)
+            what = "different nodes with" if apart else "bundles on one node of" if together else "bundles of"
+            return (
+                f"the placement of {place.name} needs {count} {what} {size} {unit}, and the cluster has room for {room}"
+                f" ({held}): ask for less, or {remedy}"
+            )
+    return None
+
+
+def describe(places: Sequence[Place]) -> str:
+    """One line: ``actor+rollout on 2 CPUs (2 engines), critic on 1 CPU``."""
+    lines = []
+    for place in places:
+        unit = place.kind.upper() + ("s" if place.devices > 1 else "")
+        count = len(place.engines)
+        engines = f" ({count} engine{'s' if count > 1 else ''})" if place.rollout else ""
+        lines.append(f"{place.name} on {place.devices} {unit}{engines}")
+    return ", ".join(lines)

@@ -1,0 +1,198 @@
+"""A Ray cluster for one run: joined, or made here for this run alone, and left as it was found."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.schema import RayConfig
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.runtimes.placement import Node, Place
+
+SOCKET_ROOM = 107 - len("/session_2000-01-01_00-00-00_000000_0000000/sockets/plasma_store")
+"""Longest path of a temporary directory: Ray puts Unix sockets beneath it, and their names may have 107 bytes."""
+
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    # Ray calls the machine by its outward address, and then its servers listen on every interface. This switch, made for
+    # systems with firewalls that ask, is the only one that keeps the address, and with it every socket, on the loopback.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would empty CUDA_VISIBLE_DEVICES for actors that take none of its GPUs: engines that share a worker's.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RayCluster:
+    """``with``-less: ``start`` once, ``stop`` once; after that the environment is as before and no process is left."""
+
+    def __init__(self, settings: RayConfig):
+        self.settings = settings
+        self.made = False
+        self._directory: Path | None = None
+        self._environment: dict[str, str | None] = {}
+        self._groups: list[Any] = []
+
+    def start(self) -> None:
+        """Join ``ray.address``, or make a cluster on this machine: token authentication, loopback only, no dashboard.
+
+        Raises:
+            UserError: the cluster cannot be reached, or this process uses Ray already.
+        """
+        if self.settings.address is None:
+            self._set_environment()
+        import ray
+
+        if ray.is_initialized():
+            self._restore_environment()
+            raise UserError("this process is connected to a Ray cluster already: leave it (ray.shutdown()) before the run")
+        atexit.register(self.stop)
+        quiet = {"logging_level": "ERROR", "log_to_driver": False}
+        try:
+            if self.settings.address is not None:
+                with _as_user_error(f"cannot join the Ray cluster {self.settings.address}"):
+                    ray.init(address=self.settings.address, **quiet)  # type: ignore[arg-type]
+                return
+            self._make(ray, quiet)
+            self.made = True
+        except BaseException:
+            self.stop()
+            raise
+
+    def _make(self, ray: Any, quiet: dict[str, Any]) -> None:
+        parent = self.settings.temp_dir or _short_directory()
+        if len(os.fsencode(parent)) + len("/rlhf-ray-00000000") > SOCKET_ROOM:
+            raise UserError(f"ray.temp_dir {parent} is too long for the sockets beneath it: give one such as /tmp")
+        Path(parent).mkdir(parents=True, exist_ok=True)
+        self._directory = Path(tempfile.mkdtemp(prefix="rlhf-ray-", dir=parent))
+        token = self._directory / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        _reread_environment()
+        memory = self.settings.object_store_mb
+        with _as_user_error("cannot start Ray on this machine"):
+            ray.init(
+                address="local",
+                num_cpus=self.settings.num_cpus,
+                num_gpus=self.settings.num_gpus,
+                object_store_memory=None if memory is None else memory * 2**20,
+                include_dashboard=False,
+                _temp_dir=str(self._directory),
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+
+    def nodes(self) -> list[Node]:
+        """The machines alive, with all their CPUs and GPUs."""
+        import ray
+
+        found = [
+            Node(node["NodeManagerHostname"], int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
+            for node in ray.nodes()
+            if node["Alive"]
+            for resources in [node["Resources"]]
+        ]
+        return sorted(found, key=lambda node: node.name)
+
+    def reserve(self, places: Sequence[Place]) -> list[Any]:
+        """A placement group for every place.
+
+        Raises:
+            UserError: when the devices are not free within ``ray.wait_s``.
+        """
+        import ray
+        from ray.util.placement_group import placement_group
+
+        for place in places:
+            bundles = [_bundle(place, size) for size in place.bundles]
+            self._groups.append(placement_group(bundles, strategy=place.strategy, name=f"rlhf {place.name}"))
+        waiting = [group.ready() for group in self._groups]
+        _, late = ray.wait(waiting, num_returns=len(waiting), timeout=self.settings.wait_s)
+        if late:
+            lacking = ", ".join(place.name for place, ref in zip(places, waiting, strict=True) if ref in late)
+            free = {unit: int(count) for unit, count in ray.available_resources().items() if unit in ("CPU", "GPU")}
+            rest = ", ".join(f"{count} {unit}s" for unit, count in sorted(free.items())) or "nothing"
+            raise UserError(
+                f"the devices for {lacking} were not free within {self.settings.wait_s:g} s ({rest} free, and other work holds"
+                " the rest): wait for it, set --ray.wait-s higher, or ask for less"
+            )
+        return list(self._groups)
+
+    def stop(self) -> None:
+        """Give devices back; end the cluster if it was made here. Never raises, so that the run's own error is seen."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if ray.is_initialized():
+            for group in self._groups:
+                with contextlib.suppress(Exception):
+                    remove_placement_group(group)
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+        self._groups = []
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+        self._restore_environment()
+        if self.made:
+            _reread_environment()
+        atexit.unregister(self.stop)
+
+    def _set_environment(self) -> None:
+        self._environment["PYTHONBREAKPOINT"] = os.environ.get("PYTHONBREAKPOINT")  # Ray puts its own debugger there
+        for name, value in {**_ENVIRONMENT, "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": None, "RAY_ADDRESS": None}.items():
+            self._environment[name] = os.environ.get(name)
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def _restore_environment(self) -> None:
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._environment = {}
+
+
+def _reread_environment() -> None:
+    """Ray reads it when it is imported, and its token at the first use: perhaps long ago, for another run."""
+    import ray
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, not ray_constants.IS_WINDOWS_OR_OSX
+    )
+    with contextlib.suppress(AttributeError):
+        raylet: Any = ray._raylet
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _bundle(place: Place, size: int) -> dict[str, float]:
+    return {"CPU": size, "GPU": size} if place.kind == "gpu" else {"CPU": size}
+
+
+def _short_directory() -> str:
+    given = tempfile.gettempdir()
+    return given if len(os.fsencode(given)) + len("/rlhf-ray-00000000") <= SOCKET_ROOM else "/tmp"
+
+
+@contextlib.contextmanager
+def _as_user_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{what}: {type(error).__name__}: {reason[:500]}") from error

@@ -1,0 +1,70 @@
+"""Shards: an optimizer batch's rows dealt out over ranks by tokens, packed so that a rank reads them without copying twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf_host.training.batching import deal, group_rows
+from rlhf_host.types import Experience
+
+UNEVEN = 0.03
+"""How far the heaviest rank may be above the mean before groups are split, which costs their prompt once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's rows: ``fields`` of an ``Experience`` with tensors as arrays, ``rows`` their places in the whole batch."""
+
+    rows: list[int]
+    fields: dict[str, Any]
+
+    def experience(self) -> Experience:
+        return Experience(**_convert(self.fields, np.ndarray, _tensor))
+
+
+def make_shard(batch: Experience, rows: Sequence[int]) -> Shard:
+    """The rows without the records, which only the controller has."""
+    part = batch.select(rows)
+    part.trajectories = []
+    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    return Shard(list(rows), _convert(fields, Tensor, lambda value: value.detach().cpu().contiguous().numpy()))
+
+
+def deal_rows(batch: Experience, count: int, *, unit_rows: bool) -> list[list[int]]:
+    """Which rows each of ``count`` ranks gets, about equally many tokens each; a group stays together where that is even enough.
+
+    Args:
+        unit_rows: rows that share a ``unit_id`` must stay together.
+    """
+    if count == 1:
+        return [list(range(len(batch)))]
+    prompts = [len(prompt) for prompt in batch.prompt_ids]
+    completions: list[int] = batch.lengths.tolist()
+    units = group_rows((batch.unit_id if unit_rows else batch.group_id).tolist())
+    while True:
+        # A unit's prompt is mostly one, which is computed once.
+        sizes = [sum(completions[i] for i in unit) + max(prompts[i] for i in unit) for unit in units]
+        hands = deal(units, sizes, count)
+        by_first = {unit[0]: size for unit, size in zip(units, sizes, strict=True)}
+        loads = [sum(by_first[unit[0]] for unit in hand) for hand in hands]
+        even = max(loads, default=0) <= (1 + UNEVEN) * sum(loads) / count
+        if even or unit_rows or all(len(unit) == 1 for unit in units):
+            return [sorted(row for unit in hand for row in unit) for hand in hands]
+        units = [part for unit in units for part in (unit[: -(-len(unit) // 2)], unit[-(-len(unit) // 2) :]) if part]
+
+
+def _convert(value: Any, kind: type, change: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _convert(item, kind, change) for key, item in value.items()}
+    return change(value) if isinstance(value, kind) else value
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

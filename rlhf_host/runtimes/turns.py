@@ -1,0 +1,59 @@
+"""Workers and engines on the same devices: their memory is taken in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlhf_host.errors import RunError
+from rlhf_host.runtimes.worker_group import WorkerGroup, wait_all
+
+if TYPE_CHECKING:
+    from rlhf_host.runtimes.engine_pool import EnginePool
+
+
+class Turns:
+    """While engines sample, what workers need for training lies in CPU memory; while those train, the engines sleep.
+
+    For engines with the option ``sleep``. Both methods wait until it is done; call them from any thread but the event loop's.
+    """
+
+    def __init__(self, engines: EnginePool, groups: Sequence[WorkerGroup]):
+        self._engines, self._groups = engines, [group for group in groups if group.trainable]
+        self._away = False
+        self._lock = threading.Lock()
+
+    def train(self, trainable: bool = True) -> None:
+        """Before workers compute: engines sleep, unless they are at work just now.
+
+        Args:
+            trainable: a role that is trained will compute. Others are always there.
+        """
+        with self._lock:
+            with contextlib.suppress(RunError):
+                self._engines.sleep()
+            if self._away and trainable:
+                self._everywhere("reload")
+                self._away = False
+
+    def sample(self) -> None:
+        """Before engines compute."""
+        with self._lock:
+            if not self._away:
+                self._everywhere("offload")
+                self._away = True
+            self._engines.wake()
+
+    def meet(self) -> None:
+        """Before weights travel: both are there."""
+        with self._lock:
+            if self._away:
+                self._everywhere("reload")
+                self._away = False
+            self._engines.wake()
+
+    def _everywhere(self, method: str) -> None:
+        calls = [(reference, group.name) for group in self._groups for reference in group.call(method)]
+        wait_all([reference for reference, _ in calls], *(name for _, name in calls))

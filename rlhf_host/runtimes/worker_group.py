@@ -1,0 +1,160 @@
+"""Groups of training workers that act as one trainer: rows are dealt out over ranks, what comes back is put together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.runtimes.shards import Shard, deal_rows, make_shard
+from rlhf_host.training.reduction import Denominators, Metrics
+from rlhf_host.training.worker import Update
+from rlhf_host.types import Experience
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class WorkerGroup:
+    """The ranks that train or hold the same roles. ``actors`` are Ray handles, rank by rank."""
+
+    name: str
+    actors: list[Any]
+    roles: tuple[str, ...]
+    trainable: tuple[str, ...]
+    _order: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def size(self) -> int:
+        return len(self.actors)
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """References to every rank's answer to the same call."""
+        return self.call_each(method, [arguments] * self.size)
+
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        # Calls may be collective: all ranks must get two threads' calls in the same order.
+        with self._order:
+            return [getattr(actor, method).remote(*own) for actor, own in zip(self.actors, arguments, strict=True)]
+
+
+class RemoteTrainer:
+    """``training.runtime.Trainer`` over groups; those with different roles work at the same time."""
+
+    def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool):
+        self.groups = list(groups)
+        self.by_role = {role: group for group in groups for role in group.roles}
+        self.unit_rows = unit_rows
+        self.compute_s = 0.0
+        self.ahead = False
+        """The weights have been trained since the engines got them."""
+        self.before: Callable[[bool], None] | None = None
+        """Called before workers compute, with whether a role that is trained does."""
+
+    def logprobs(self, role: str, experience: Experience) -> Tensor:
+        return self._gather(role, experience, "logprobs")
+
+    def values(self, role: str, experience: Experience) -> Tensor:
+        return self._gather(role, experience, "values")
+
+    def scores(self, role: str, experience: Experience) -> Tensor:
+        return self._gather(role, experience, "scores")
+
+    def _gather(self, role: str, experience: Experience, what: str) -> Tensor:
+        group = self.by_role[role]
+        if self.before is not None:
+            self.before(role in group.trainable)
+        shards = _Shards(experience, self.unit_rows)
+        found = wait_all(group.call_each("compute", [(what, role, ref) for ref in shards.references(group.size)]), group.name)
+        self.compute_s += max(seconds for _, seconds in found)
+        shape = (len(experience),) if what == "scores" else (len(experience), experience.completion_ids.shape[1])
+        result = torch.zeros(shape)
+        for rows, (part, _) in zip(shards.rows(group.size), found, strict=True):
+            if not rows:
+                continue
+            if what == "scores":
+                result[rows] = torch.tensor(part)
+            else:
+                result[rows, : part.shape[1]] = torch.tensor(part)
+        return result
+
+    def update(self, batch: Experience, *, first: bool = True) -> Update:
+        """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
+        import ray
+
+        groups = [group for group in self.groups if group.trainable]
+        shards = _Shards(batch, self.unit_rows)
+        whole = ray.put(Denominators.of(batch))
+        self.ahead = True
+        if self.before is not None:
+            self.before(True)
+        references = [
+            group.call_each("update", [(ref, whole, first) for ref in shards.references(group.size)]) for group in groups
+        ]
+        names = [group.name for group in groups for _ in range(group.size)]
+        found: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
+        self.compute_s += max((seconds for _, seconds in found), default=0.0)
+        joined = Update(Metrics())
+        for update, _ in found:
+            joined.metrics.join(update.metrics)
+            joined.refused = joined.refused or update.refused
+        return joined
+
+
+class _Shards:
+    """A batch's shards, put into the object store once per number of ranks."""
+
+    def __init__(self, batch: Experience, unit_rows: bool):
+        self._batch, self._unit_rows = batch, unit_rows
+        self._made: dict[int, tuple[list[list[int]], list[Any]]] = {}
+
+    def references(self, count: int) -> list[Any]:
+        return self._for(count)[1]
+
+    def rows(self, count: int) -> list[list[int]]:
+        return self._for(count)[0]
+
+    def _for(self, count: int) -> tuple[list[list[int]], list[Any]]:
+        import ray
+
+        if count not in self._made:
+            rows = deal_rows(self._batch, count, unit_rows=self._unit_rows)
+            shards: Iterable[Shard] = (make_shard(self._batch, own) for own in rows)
+            self._made[count] = rows, [ray.put(shard) for shard in shards]
+        return self._made[count]
+
+
+def wait_all(references: Sequence[Any], *names: str) -> list[Any]:
+    """All results, in order. The first failure is raised as soon as it is there: ranks that wait for a dead one never answer.
+
+    Args:
+        names: whose each reference is, for messages; one alone stands for all.
+    """
+    import ray
+
+    owners = dict(zip(references, names * len(references) if len(names) == 1 else names, strict=False))
+    left = list(references)
+    while left:
+        done, left = ray.wait(left, num_returns=1)
+        for reference in done:
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError as error:
+                raise plain_error(error, f"a worker of {owners[reference]}") from error
+    return ray.get(list(references))
+
+
+def plain_error(error: Exception, who: str) -> Exception:
+    """What happened over there as an error of the project: a ``UserError`` or ``RunError`` as it was raised."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, UserError | RunError):
+        return cause
+    if cause is not None:
+        return RunError(f"{who} failed: {type(cause).__name__}: {' '.join(str(cause).split())}")
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return RunError(f"{who} is lost ({type(error).__name__}: {reason}); go on from the last checkpoint with --resume")

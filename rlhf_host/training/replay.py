@@ -1,0 +1,249 @@
+"""Replay: saved trajectories scored again and their advantages computed again, with other plugins, and what that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host.config.plan import merge_needs, old_logprobs_mode
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError
+from rlhf_host.models.loading import load_tokenizer, vocabulary_size
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.rollouts.experience import apply_rewards, make_experience
+from rlhf_host.rollouts.scoring import Judges, judges, score_group
+from rlhf_host.training.eventloop import EventLoop, event_loop
+from rlhf_host.training.online import add_advantages, add_outputs
+from rlhf_host.training.run import run_context, told, using_roles
+from rlhf_host.training.runtime import Runtime
+from rlhf_host.training.trajectories import SavedStep, check_vocabulary, decoder
+from rlhf_host.types import Drop, Experience, Group, Needs, RoleNeed, ScoreContext, Trajectory
+
+
+@dataclass(slots=True)
+class Change:
+    """One trajectory before and after."""
+
+    step: int
+    split: str
+    old: Trajectory
+    new: Trajectory
+    reward: float | None
+    """After ``transform_rewards``; ``None`` where it is unjudged."""
+    dropped: str | None = None
+    """Why a filter refuses its group."""
+    masked: bool = False
+    """No token of it is in the loss."""
+
+    @property
+    def text(self) -> str:
+        """The answer; empty where neither the file nor a tokenizer has it."""
+        try:
+            return self.new.text
+        except UserError:
+            return ""
+
+    def row(self) -> dict[str, Any]:
+        """As JSON values; ``advantage`` is the mean over the tokens in the loss."""
+        old, new = self.old, self.new
+        return {
+            "step": self.step,
+            "split": self.split,
+            "group_id": old.group_id,
+            "sample": old.sample,
+            "source": old.task.source,
+            "task": old.task.index,
+            "text": self.text,
+            "label": old.task.ground_truth,
+            "reward": {"old": old.reward, "new": self.reward},
+            "score": {"old": old.score, "new": new.score},
+            "advantage": {"old": old.advantage, "new": new.advantage},
+            "unjudged": new.unjudged_reason,
+            "dropped": self.dropped,
+            "masked": self.masked,
+        }
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a replay found."""
+
+    changes: list[Change]
+    steps: list[SavedStep]
+    """The trajectories as they are now scored, without groups that a filter refused."""
+    recomputed: bool
+    """The file had no advantages: the old ones are the given algorithm's, on the saved rewards."""
+
+    def summary(self) -> dict[str, Any]:
+        old, new = [c.old.reward for c in self.changes], [c.reward for c in self.changes]
+        before, after = [c.old.advantage for c in self.changes], [c.new.advantage for c in self.changes]
+        pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+        return {
+            "trajectories": len(self.changes),
+            "rewards_changed": sum(map(_differ, old, new)),
+            "reward_mean": {"old": _mean(old), "new": _mean(new)},
+            "unjudged": {"old": old.count(None), "new": sum(c.new.reward is None for c in self.changes)},
+            "dropped": sum(c.dropped is not None for c in self.changes),
+            "masked": sum(c.masked for c in self.changes),
+            "advantages_changed": sum(_differ(a, b) for a, b in pairs),
+            "advantages_flipped": sum(a * b < 0 for a, b in pairs),
+            "advantage_size_mean": {"old": _mean([_size(a) for a in before]), "new": _mean([_size(a) for a in after])},
+            "old_advantages": "recomputed from the saved rewards" if self.recomputed else "as saved",
+        }
+
+
+def _differ(old: float | None, new: float | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return not math.isclose(old, new, rel_tol=1e-5, abs_tol=1e-7)
+
+
+def _size(value: float | None) -> float | None:
+    return None if value is None else abs(value)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
+
+
+def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]) -> Replay:
+    """Score, filter and compute advantages as a run with these plugins would have; what is not chosen stays as saved.
+
+    A model is loaded only where a plugin asks a role for something; trained roles, such as a critic, are taken as they are.
+
+    Raises:
+        UserError: where a role, or a text that the file does not hold, needs a model that is not given.
+        RunError: when a plugin gives something unusable.
+    """
+    needs = merge_needs(manager)
+    roles = _roles(needs)
+    tokenizer = load_tokenizer(config.roles["actor"]) if config.roles["actor"].model else None
+    if roles and tokenizer is None:
+        names = ", ".join(sorted({role.name for role in roles if role.name != "actor"} or {"actor"}))
+        raise UserError(f"the chosen plugins ask the role {names}, beside the actor's tokenizer: give --actor.model PATH")
+    if not roles:
+        with event_loop(config.debug) as events:
+            try:
+                with told(events, manager, run_context(config, tokenizer, None, {}, resume_step=None)):
+                    return _Replayer(config, manager, needs, events, None, tokenizer).run(steps)
+            finally:
+                manager.close()
+    check_vocabulary(steps, vocabulary_size(config.roles["actor"]))
+    with using_roles(config, manager, tokenizer, dataclasses.replace(needs, roles=roles)) as (runtime, events, _):
+        return _Replayer(config, manager, needs, events, runtime, tokenizer).run(steps)
+
+
+def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
+    """What must be there to score and compute advantages, all frozen; the actor comes with any other."""
+    asked = {output.rpartition(".")[0] for output in needs.outputs}
+    found = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
+    if found and all(role.name != "actor" for role in found):
+        found.insert(0, RoleNeed("actor", source=None))
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class _Replayer:
+    config: RunConfig
+    manager: PluginManager
+    needs: Needs
+    events: EventLoop
+    runtime: Runtime | None
+    tokenizer: Any
+
+    def run(self, steps: Sequence[SavedStep]) -> Replay:
+        changes: list[Change] = []
+        scored: list[SavedStep] = []
+        recomputed = False
+        for step in steps:
+            fresh, by, weights = self._scored(step)
+            kept, dropped = self._filtered(step, fresh)
+            found = [
+                Change(step.step, step.split, old, new, new.reward, dropped.get(old.group_id))
+                for old, new in zip(step.rows, fresh, strict=True)
+            ]
+            if self.manager.has("compute_advantages") and all(row.advantage is None for row in step.rows):
+                recomputed = True
+                self._experience(step, step.groups(), step.reward_weights({}))
+            experience = self._experience(step, kept, weights)
+            if experience is not None:
+                self._note(experience, {id(change.new): change for change in found})
+            changes += found
+            rows = [change.new for change in found if change.dropped is None]
+            scored.append(SavedStep(step.step, step.split, rows, weights if by else step.weights, step.sampling, step.where))
+        return Replay(changes, scored, recomputed)
+
+    def _scored(self, step: SavedStep) -> tuple[list[Trajectory], Judges, dict[str, float]]:
+        """Copies with the new rewards, in the same order, and the weight of each reward."""
+        by = judges(self.manager, step.split)
+        rows = [dataclasses.replace(row, advantage=None, metrics=dict(row.metrics)) for row in step.rows]
+        for row in rows if self.tokenizer is not None else ():
+            row.decode = decoder(self.tokenizer)
+        if not by:
+            return rows, by, step.reward_weights({})
+        groups: dict[str, list[Trajectory]] = {}
+        for row in rows:
+            agent_judged = any(reward is not None for reward in row.agent_rewards)
+            row.rewards, row.reward, row.unjudged_reason = {}, None, None
+            row.score = row.score if agent_judged else None
+            groups.setdefault(row.group_id, []).append(row)
+        context = ScoreContext(step.split, step.step, self.runtime.handles if self.runtime else {}, self.tokenizer)
+
+        async def score() -> None:
+            scoring = (score_group(self.manager, by, group, context, self.config.rollout) for group in groups.values())
+            await asyncio.gather(*scoring)
+
+        self.events.run(score())
+        return rows, by, {alias: weight for alias, (_, weight) in by.items()}
+
+    def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:
+        """The judged rows by group, and why others would not have been kept in training."""
+        kept: list[Group] = []
+        dropped: dict[str, str] = {}
+        for group in dataclasses.replace(step, rows=list(rows)).groups():
+            verdicts = self.manager.each("keep_group", group=group) if step.split == "train" else []
+            refusal = next(((key, verdict) for key, verdict in verdicts if verdict is not True), None)
+            if refusal is None:
+                kept.append(group)
+            else:
+                key, verdict = refusal
+                dropped[group.group_id] = verdict.reason if isinstance(verdict, Drop) else key
+        return kept, dropped
+
+    def _experience(self, step: SavedStep, groups: Sequence[Group], weights: Mapping[str, float]) -> Experience | None:
+        """The groups with rewards transformed and, where an algorithm is chosen, advantages; ``None`` without groups."""
+        if not groups:
+            return None
+        rollout = self.config.rollout
+        experience = make_experience(
+            groups,
+            dict(weights),
+            step=step.step,
+            max_new_tokens=int(step.sampling.get("max_new_tokens", rollout.max_new_tokens)),
+            temperature=float(step.sampling.get("temperature", rollout.temperature)),
+        )
+        # The weights that sampled are gone, so what they gave their tokens stands for π_old.
+        mode = "fused" if old_logprobs_mode(self.config) == "fused" else "sampler"
+        if self.runtime is not None:
+            add_outputs(experience, self.runtime.trainer, self.needs, mode)
+        elif mode == "sampler":
+            experience.old_logprobs = experience.sampler_logprobs
+        if self.manager.has("compute_advantages"):
+            add_advantages(experience, self.manager)
+        else:
+            apply_rewards(experience, self.manager)
+        return experience
+
+    def _note(self, experience: Experience, changes: Mapping[int, Change]) -> None:
+        rewards, kept = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
+        raw = [row.reward for row in experience.trajectories]
+        for row, reward, before, inside in zip(experience.trajectories, rewards, raw, kept, strict=True):
+            change = changes[id(row)]
+            # float32 only where a transform has changed it
+            change.reward = before if before is not None and math.isclose(reward, before, rel_tol=1e-6) else reward
+            change.masked = not inside

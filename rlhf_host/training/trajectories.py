@@ -1,0 +1,437 @@
+"""Saved trajectories, read back: the steps of a file as they were scored, and as the rollouts of a run that samples nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.data.rows import LINES, file_format, read_path
+from rlhf_host.errors import UserError, near_matches
+from rlhf_host.rollouts.collect import Collected
+from rlhf_host.rollouts.scoring import AGENT
+from rlhf_host.training.records import json_line, record, write_whole
+from rlhf_host.types import Group, Reward, ScoreContext, Segment, Task, Trajectory
+
+Split = Literal["train", "eval"]
+
+HOW = "write token ids too: rlhf rollout does, and rlhf train with --trajectories.tokens"
+
+
+@dataclass(slots=True)
+class SavedStep:
+    """The trajectories of one step and split, in file order, the unjudged ones among them."""
+
+    step: int
+    split: Split
+    rows: list[Trajectory]
+    weights: dict[str, float]
+    """Reward alias → weight, where the file says so."""
+    sampling: dict[str, int | float] = field(default_factory=dict)
+    """How they were sampled, where the file says so."""
+    where: str = ""
+    """Place of the first row, for messages."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """As ``lines`` writes it."""
+        return {"sampling": self.sampling, "weights": self.weights}
+
+    def groups(self) -> list[Group]:
+        """The judged trajectories by group, in file order."""
+        found: dict[str, Group] = {}
+        for row in self.rows:
+            if row.reward is not None:
+                found.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
+        return list(found.values())
+
+    @property
+    def reward_names(self) -> list[str]:
+        """Aliases of the reward plugins that judged, the agent's own left out."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.rewards if name != AGENT))
+
+    def reward_weights(self, configured: Mapping[str, float]) -> dict[str, float]:
+        """The weight of every reward in these rows: the file's, else the configured one, else 1 where rewards say so.
+
+        Raises:
+            UserError: when nothing says, or the file and the configuration say different things.
+        """
+        names = self.reward_names
+        weights = {**configured, **self.weights}
+        again = "; rlhf replay scores a file anew: --reward NAME --output SCORED.jsonl"
+        for name, weight in configured.items():
+            if name not in names:
+                raise UserError(f"{self.where}: scored by {', '.join(names) or 'no plugin'}, not by {name}{again}")
+            if self.weights.get(name, weight) != weight:
+                raise UserError(f"{self.where}: {name} was weighted {self.weights[name]:g}, and now {weight:g}{again}")
+        if [name for name in names if name not in weights] and all(map(_is_plain_sum, self.rows)):
+            weights = dict.fromkeys(names, 1.0)
+        unknown = [name for name in names if name not in weights]
+        if unknown:
+            raise UserError(
+                f"{self.where}: nothing says how the rewards {', '.join(unknown)} were weighted: "
+                f"give --reward and --reward.NAME.weight as in the run that made the file"
+            )
+        return {name: weights[name] for name in names}
+
+
+def _is_plain_sum(row: Trajectory) -> bool:
+    return row.reward is None or math.isclose(row.reward, sum(reward.total for reward in row.rewards.values() if reward))
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[str, Any]) -> bytes:
+    """The rows as JSON lines that ``read_steps`` reads.
+
+    Args:
+        origin: ``sampling`` and ``weights``, as of ``records.provenance``.
+    """
+    return b"".join(json_line({"step": step, "split": split, **record(row, tokens=True), **origin}) for row in rows)
+
+
+def write_lines(path: Path, parts: Iterable[bytes]) -> None:
+    """Whole or not at all; missing directories are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, b"".join(parts))
+
+
+def check_output(path: Path) -> None:
+    """Raises ``UserError`` for a file that is there already, or that could not be read back under its name."""
+    if file_format(path) not in LINES or path.suffix.lower() not in LINES:
+        raise UserError(f"--output {path}: trajectories are JSON lines: give it a name that ends in .jsonl")
+    if path.exists():
+        raise UserError(f"--output {path}: there is such a file already: choose another name, or remove it")
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Segment(_Strict):
+    kind: Literal["prompt", "action", "observation"]
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    versions: list[int] | None = None
+    text: str | None = None
+
+
+class _Verdict(_Strict):
+    value: float | None = None
+    turns: list[float] | None = None
+    tokens: list[float] | None = None
+    score: float | None = None
+    metrics: dict[str, float | None] = {}
+
+
+class _Given(_Strict):
+    prompt: Any = None
+    metadata: dict[str, Any] = {}
+    agent: str | None = None
+    prompt_ids: list[int] | None = None
+
+
+class _Row(_Strict):
+    step: int
+    split: Literal["train", "eval"] = "train"
+    episode_id: str
+    group_id: str
+    segments: list[_Segment]
+    source: str = ""
+    task: int = 0
+    sample: int = 0
+    prompt: str = ""
+    text: str = ""
+    full_text: str | None = None
+    label: Any = None
+    reward: float | None
+    rewards: dict[str, float | None] = {}
+    verdicts: dict[str, _Verdict | None] | None = None
+    agent_rewards: list[float | None] = []
+    score: float | None = None
+    finish_reason: Literal["stop", "length", "abort"] = "stop"
+    metrics: dict[str, float | None] = {}
+    advantage: float | None = None
+    unjudged: str | None = None
+    row: _Given | None = None
+    weights: dict[str, float] = {}
+    sampling: dict[str, int | float] = {}
+
+
+def read_steps(path: Path) -> list[SavedStep]:
+    """The steps of a file, or of the files of a run's ``trajectories/``, in order; numbers that were not finite are NaN.
+
+    Texts are the file's own, so no tokenizer is needed for those of whole segments.
+
+    Raises:
+        UserError: naming file and line of what is not a trajectory.
+    """
+    found: dict[tuple[int, str], SavedStep] = {}
+    owners: dict[str, tuple[int, str]] = {}
+    last: tuple[int, str] | None = None
+    for file in _files(path):
+        rows = read_path(file, None, None, ())
+        for index, values in enumerate(rows.rows):
+            where = rows.where(index)
+            row = _parse(values, where)
+            key = (row.step, row.split)
+            if key != last and key in found:
+                raise UserError(f"{where}: step {row.step} goes on after another step began: sort the file by step")
+            if owners.setdefault(row.group_id, key) != key:
+                then, _ = owners[row.group_id]
+                raise UserError(f"{where}: the group {row.group_id!r} is in step {row.step} and in step {then}")
+            step = found.setdefault(key, SavedStep(*key, [], row.weights, row.sampling, where))
+            step.rows.append(_trajectory(row, where))
+            last = key
+    if not found:
+        raise UserError(f"{path} holds no trajectories")
+    return list(found.values())
+
+
+def _files(path: Path) -> list[Path]:
+    path = path.expanduser()
+    if path.is_dir():
+        for folder in (path, path / "trajectories"):
+            if found := sorted(folder.glob("train-step-*.jsonl")):
+                return found
+        raise UserError(f"{path} has no trajectories/train-step-*.jsonl: give a file, a run directory or its trajectories/")
+    if not path.exists():
+        siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such file or directory{near_matches(path.name, siblings)}")
+    if file_format(path) not in LINES:
+        raise UserError(f"{path}: trajectories are JSON lines: .jsonl")
+    return [path]
+
+
+def _parse(values: Mapping[str, Any], where: str) -> _Row:
+    if "segments" not in values:
+        if "episode_id" in values and "text" in values:
+            raise UserError(f"{where}: a trajectory without its tokens: {HOW}")
+        raise UserError(f"{where}: not a trajectory; it has {', '.join(values) or 'no keys'}")
+    try:
+        row = _Row.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{where}: {place}: {first['msg'].removeprefix('Input ')}") from error
+    problem = _inconsistency(row)
+    if problem:
+        raise UserError(f"{where}: {problem}")
+    return row
+
+
+def _inconsistency(row: _Row) -> str:
+    """What makes the row unusable, or an empty string."""
+    kinds = [segment.kind for segment in row.segments]
+    if kinds[:1] != ["prompt"] or "prompt" in kinds[1:]:
+        return "segments: a trajectory begins with its prompt, and has one"
+    if any(token < 0 for segment in row.segments for token in segment.token_ids):
+        return "segments: a token id is negative"
+    for number, segment in enumerate(row.segments):
+        if segment.kind == "action":
+            count = len(segment.token_ids)
+            for name, values in (("logprobs", segment.logprobs), ("versions", segment.versions)):
+                if values is None or len(values) != count:
+                    return f"segments.{number}: {count} tokens were sampled, and it has {len(values or ())} {name}"
+    if row.reward is not None and not math.isfinite(row.reward):
+        return "reward: not a finite number"
+    actions = [segment for segment in row.segments if segment.kind == "action"]
+    sampled = sum(len(segment.token_ids) for segment in actions)
+    for name, verdict in (row.verdicts or {}).items():
+        if verdict and verdict.turns is not None and len(verdict.turns) != len(actions):
+            return f"verdicts.{name}: {len(verdict.turns)} rewards for {len(actions)} turns"
+        if verdict and verdict.tokens is not None and len(verdict.tokens) != sampled:
+            return f"verdicts.{name}: {len(verdict.tokens)} rewards for {sampled} sampled tokens"
+    return ""
+
+
+def _trajectory(row: _Row, where: str) -> Trajectory:
+    given = row.row or _Given(prompt=row.prompt)
+    ids = row.segments[0].token_ids if given.prompt_ids is None else given.prompt_ids
+    task = Task(given.prompt, row.label, given.metadata, given.agent, row.task, row.source, tuple(ids))
+    verdicts: Mapping[str, _Verdict | None] = (
+        {name: None if value is None else _Verdict(value=value) for name, value in row.rewards.items()}
+        if row.verdicts is None
+        else row.verdicts
+    )
+    if not verdicts and row.reward is not None:
+        verdicts = {"reward": _Verdict(value=row.reward)}
+    return Trajectory(
+        episode_id=row.episode_id,
+        group_id=row.group_id,
+        task=task,
+        segments=[Segment(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments],
+        finish_reason=row.finish_reason,
+        sample=row.sample,
+        rewards={
+            name: None if one is None else Reward(one.value, one.turns, one.tokens, one.score, _numbers(one.metrics))
+            for name, one in verdicts.items()
+        },
+        agent_rewards=row.agent_rewards,
+        reward=row.reward,
+        score=row.score,
+        metrics=_numbers(row.metrics),
+        advantage=row.advantage,
+        unjudged_reason=row.unjudged,
+        decode=_reader(row, where),
+    )
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def _reader(row: _Row, where: str) -> Callable[[Sequence[int]], str]:
+    """Decodes by looking up the texts that the file has."""
+    completion = row.segments[1:]
+    texts = {tuple(row.segments[0].token_ids): row.prompt}
+    if len(completion) == 1:
+        texts[tuple(completion[0].token_ids)] = row.text
+    elif row.full_text is not None:
+        texts[tuple(token for segment in completion for token in segment.token_ids)] = row.full_text
+    texts |= {tuple(segment.token_ids): segment.text for segment in completion if segment.text is not None}
+    texts[()] = ""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        try:
+            return texts[tuple(token_ids)]
+        except KeyError:
+            raise UserError(
+                f"{where}: the file has no text for {len(token_ids)} tokens that were asked for: "
+                "give the model that they come from, --actor.model PATH, for its tokenizer"
+            ) from None
+
+    return decode
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+
+# --- as a run's rollouts ------------------------------------------------------------------------
+
+
+class SavedRollouts:
+    """The training steps of a file in the place of a run's task stream and collector: step ``k`` gets the file's ``k``-th.
+
+    Args:
+        config: ``from_trajectories`` names the file; sampling must be as the file says.
+
+    Raises:
+        UserError: for a file that cannot be trained on as configured.
+    """
+
+    epoch = 0
+
+    def __init__(self, config: RunConfig):
+        assert config.from_trajectories is not None
+        self.path = Path(config.from_trajectories)
+        self._planned = config.train.steps
+        self.saved = [step for step in read_steps(self.path) if step.split == "train"]
+        if not self.saved:
+            raise UserError(f"{self.path} has no trajectories of the split 'train'")
+        configured = {alias: choice.weight for alias, choice in config.reward.items()}
+        self.weights: dict[str, float] = {}
+        for step in self.saved:
+            self._check(step, config)
+            weights = step.reward_weights(configured)
+            clash = next((name for name, weight in weights.items() if self.weights.setdefault(name, weight) != weight), None)
+            if clash:
+                raise UserError(
+                    f"{step.where}: the reward {clash} is weighted {weights[clash]:g} here and {self.weights[clash]:g} before"
+                )
+
+    @property
+    def steps(self) -> int:
+        return len(self.saved)
+
+    @property
+    def report(self) -> list[str]:
+        """For people: what was read."""
+        rows = sum(len(step.rows) for step in self.saved)
+        found = [f"{rows} trajectories in {self.steps} steps from {self.path}; nothing is sampled or evaluated"]
+        if self.steps < self._planned:
+            found.append(
+                f"training ends with them, before train.steps {self._planned}, which the learning rate's schedule follows"
+            )
+        for step in self.saved:
+            sizes = _group_sizes(step.rows)
+            if len(sizes) > 1:
+                found.append(
+                    f"{step.where}: groups of {min(sizes)} to {max(sizes)} trajectories in step {step.step}; "
+                    "trajectories.max_per_step cuts what a run writes (0: all)"
+                )
+                break
+        return found
+
+    async def fill(self, draw: Any, groups: int, context: ScoreContext) -> Collected:
+        """What the file has for ``context.step``; drawn and sampled is nothing."""
+        step = self.saved[context.step - 1]
+        for row in step.rows if context.tokenizer is not None else ():
+            row.decode = decoder(context.tokenizer)
+        found = Collected(step.groups(), trajectories=len(step.rows))
+        found.drawn = len(_group_sizes(step.rows, each=True))
+        for row in step.rows:
+            if row.reward is None:
+                found.unjudged[row.unjudged_reason or "unknown"] += 1
+                found.spoiled.append(row)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trajectories": self._digest(), "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ``UserError`` when the file is not what it was."""
+        if state["trajectories"] != self._digest():
+            raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")
+
+    def _digest(self) -> str:
+        """Of what training depends on: tokens, log-probabilities and rewards, in order."""
+        found = hashlib.blake2b(digest_size=16)
+        for step in self.saved:
+            for row in step.rows:
+                parts = [(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments]
+                found.update(repr((step.step, row.group_id, row.reward, parts)).encode())
+        return found.hexdigest()
+
+    def _check(self, step: SavedStep, config: RunConfig) -> None:
+        if all(row.reward is None for row in step.rows):
+            raise UserError(
+                f"{step.where}: no trajectory of step {step.step} has a reward: score them with "
+                f"rlhf replay {self.path} --reward NAME --output SCORED.jsonl"
+            )
+        for name, value in step.sampling.items():
+            wanted = getattr(config.rollout, name, value)
+            if wanted != value:
+                flag = f"--rollout.{name.replace('_', '-')}"
+                raise UserError(
+                    f"{step.where}: sampled with {name} {value:g}, and rollout.{name} is {wanted:g}: set {flag} {value:g}"
+                )
+
+
+def check_vocabulary(steps: Iterable[SavedStep], size: int | None) -> None:
+    """Raises ``UserError`` for a token that a model of ``size`` tokens, where that is known, does not have."""
+    for step in steps if size is not None else ():
+        highest = max((max(s.token_ids, default=0) for row in step.rows for s in row.segments), default=0)
+        if highest >= (size or 0):
+            raise UserError(
+                f"{step.where}: step {step.step} has the token {highest}, and the model a vocabulary of {size}: "
+                "give the model that they were sampled from"
+            )
+
+
+def _group_sizes(rows: Sequence[Trajectory], each: bool = False) -> Any:
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row.group_id] = sizes.get(row.group_id, 0) + 1
+    return sizes if each else set(sizes.values())

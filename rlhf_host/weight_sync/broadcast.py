@@ -1,0 +1,38 @@
+"""Weights by broadcast: from the trainer's rank 0 to every engine process, over gloo on CPUs and NCCL between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlhf_host.weight_sync.connected import LOOPBACK, ConnectedSync
+from rlhf_host.weight_sync.rounds import SyncOptions
+
+
+class Broadcast(ConnectedSync):
+    """A process group of its own, made anew when engines come or go; names, shapes and dtypes travel once per group."""
+
+    name = "broadcast"
+    module = "rlhf_host.weight_sync.process_group"
+
+    class Options(SyncOptions):
+        backend: Literal["auto", "gloo", "nccl"] = Field(
+            "auto", description="auto: nccl where trainer and engines are all on GPUs, each on another; else gloo"
+        )
+        address: str | None = Field(
+            None,
+            description="address the trainer listens on; default: loopback on one machine, else its address in the network",
+        )
+
+    def choose(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        backend = self.options.backend
+        if backend == "auto":
+            gpus = [one["gpu"] for one in found]
+            backend = "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+        return {"backend": backend, "size": 1 + sum(engine["size"] for engine in found[1:])}
+
+    def address(self, found: Sequence[Mapping[str, Any]]) -> str | None:
+        here = len({one["machine"] for one in found}) == 1
+        return self.options.address or (LOOPBACK if here else None)

@@ -1,0 +1,96 @@
+"""Weights as bytes: a bucket's layout, packing into one flat buffer and back, renaming and casting on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.errors import RunError
+
+Bucket = list[tuple[str, Tensor]]
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each tensor of a bucket lies in a flat buffer: ``(name, dtype, shape, offset, bytes)``; plain values."""
+
+    entries: tuple[tuple[str, str, tuple[int, ...], int, int], ...]
+    bytes: int
+
+    @classmethod
+    def of(cls, bucket: Bucket, dtype: torch.dtype | None = None) -> Layout:
+        """Floating-point tensors as ``dtype`` where one is given."""
+        entries, offset = [], 0
+        for name, tensor in bucket:
+            kind = _cast(tensor.dtype, dtype)
+            size = tensor.numel() * kind.itemsize
+            entries.append((name, dtype_name(kind), tuple(tensor.shape), offset, size))
+            offset += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(entries), offset)
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Layout:
+        entries = ((name, kind, tuple(shape), offset, size) for name, kind, shape, offset, size in value["entries"])
+        return cls(tuple(entries), value["bytes"])
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"entries": self.entries, "bytes": self.bytes}
+
+    def pack(self, bucket: Bucket, buffer: Tensor) -> None:
+        """Copy the tensors into ``buffer`` (uint8, ``bytes`` at least), casting as they go."""
+        for (_, view), (_, tensor) in zip(self.views(buffer), bucket, strict=True):
+            view.copy_(tensor)
+
+    def views(self, buffer: Tensor) -> Bucket:
+        """The tensors in ``buffer``, without copying."""
+        return [
+            (name, buffer[offset : offset + size].view(dtype_of(kind)).view(shape))
+            for name, kind, shape, offset, size in self.entries
+        ]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def cast(bucket: Bucket, dtype: torch.dtype | None) -> Bucket:
+    return [(name, tensor.to(_cast(tensor.dtype, dtype))) for name, tensor in bucket]
+
+
+def _cast(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and own.is_floating_point else own
+
+
+def renamed(buckets: Iterable[Bucket], names: Mapping[str, str]) -> Iterator[Bucket]:
+    """Weights under the names an engine has: a key of ``names`` is a whole name, or a prefix that ends in a dot; the longest fits.
+
+    Raises:
+        RunError: when two weights get one name.
+    """
+    if not names:
+        yield from buckets
+        return
+    prefixes = sorted((key for key in names if key.endswith(".")), key=len, reverse=True)
+    given: dict[str, str] = {}
+    for bucket in buckets:
+        out: Bucket = []
+        for name, tensor in bucket:
+            new = names.get(name)
+            if new is None:
+                prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+                new = name if prefix is None else names[prefix] + name.removeprefix(prefix)
+            if given.setdefault(new, name) != name:
+                raise RunError(f"rename gives {given[new]} and {name} the same name, {new}")
+            out.append((new, tensor))
+        yield out

@@ -1,0 +1,51 @@
+"""Weights through a directory that trainer and engines both see: engines may come late, go, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, PositiveInt
+
+from rlhf_host.errors import RunError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.types import RunContext, SyncTarget
+from rlhf_host.weight_sync.access import Source
+from rlhf_host.weight_sync.rounds import TRAINER, RemoteSync, SyncOptions
+
+SHARDS = "rlhf_host.weight_sync.shards"
+
+
+class Checkpoint(RemoteSync):
+    """``version-NNNNNN/`` appears whole, with sharded safetensors and the usual index, and is read by every engine."""
+
+    name = "checkpoint"
+
+    class Options(SyncOptions):
+        directory: Path | None = Field(None, description="where all machines see it; default: weights/ in the run's directory")
+        keep: PositiveInt = Field(2, description="newest versions kept")
+
+    def __init__(self, options: Options):
+        super().__init__(options)
+        self._directory: Path | None = options.directory
+        self._written: int | None = None
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        if self._directory is None and context.run_dir is not None:
+            self._directory = context.run_dir / "weights"
+
+    async def transfer(self, source: Source, targets: Sequence[SyncTarget], version: int) -> None:
+        if self._directory is None:
+            raise RunError("weight sync checkpoint has no directory: set --sync.directory")
+        directory = str(self._directory.expanduser().absolute())
+        # What another run left under this version is not this run's; an engine that came late finds what is.
+        written, self._written = self._written, None
+        if written != version:
+            writing = source.run(
+                f"{SHARDS}:write", directory=directory, version=version, keep=self.options.keep, **self.options.wire()
+            )
+            await self.together(f"writing version {version}", {TRAINER: writing})
+        jobs = {target.name: target.engine.run(f"{SHARDS}:read", directory=directory, version=version) for target in targets}
+        await self.together(f"version {version}", jobs)
+        self._written = version

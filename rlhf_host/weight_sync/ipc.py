@@ -1,0 +1,30 @@
+"""Weights through shared memory on one machine: CUDA IPC between processes that see the same GPU, else the computer's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_host.errors import UserError
+from rlhf_host.weight_sync.connected import ConnectedSync
+from rlhf_host.weight_sync.rounds import SyncOptions
+
+
+class IPC(ConnectedSync):
+    """Packed by the trainer into memory that engines map: no bytes cross a socket."""
+
+    name = "ipc"
+    module = "rlhf_host.weight_sync.shared_memory"
+
+    class Options(SyncOptions):
+        pass
+
+    def choose(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        trainer = found[0]
+        for target, engine in zip(self._members, found[1:], strict=True):
+            if engine["machine"] != trainer["machine"]:
+                raise UserError(
+                    f"engine {target.name} is not on the trainer's machine, and ipc shares memory: use --sync broadcast"
+                )
+        cuda = all(one["device"] == "cuda" for one in found)
+        return {"cuda": cuda, "receivers": sum(engine["size"] for engine in found[1:])}

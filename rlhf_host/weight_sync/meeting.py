@@ -1,0 +1,120 @@
+"""How trainer and engines meet: a small key-value store on the trainer's machine, and who is where."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from rlhf_host.errors import RunError
+from rlhf_host.weight_sync.rounds import OtherEndGone
+
+
+def describe(end: Any) -> dict[str, Any]:
+    """Machine, device and, with CUDA, which GPU: run at either end (``Weights`` or ``Loader``)."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine = f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
+    gpu = str(torch.cuda.get_device_properties(end.device).uuid) if end.device.type == "cuda" else None
+    return {"machine": machine, "device": end.device.type, "gpu": gpu, "size": end.size}
+
+
+STOP_S = 3.0
+LINK = "weight_sync"
+"""Where both ends keep their connection, in ``state``; one at a time."""
+
+
+def listen(weights: Any, address: str | None, timeout_s: float) -> tuple[str, int] | None:
+    """Run at the trainer: rank 0 opens the meeting place and says where it is."""
+    if weights.rank:
+        return None
+    store, host, port = open_store(address, timeout_s)
+    weights.state[LINK] = (store, host)
+    return host, port
+
+
+def leave(end: Any) -> None:
+    """Run at either end: give up the connection and what belongs to it."""
+    end.state.pop(LINK, None)
+    gc.collect()
+
+
+def open_store(address: str | None, timeout_s: float) -> tuple[TCPStore, str, int]:
+    """A store that listens on ``address`` alone, at a free port. (Left to itself ``TCPStore`` listens on all interfaces.)"""
+    host = address or outward_address("192.0.2.1")
+    listener = socket.create_server((host, 0), family=socket.AF_INET, backlog=128)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host, port, None, True, timedelta(seconds=timeout_s), wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, host, port
+
+
+def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
+    return TCPStore(host, port, None, False, timedelta(seconds=timeout_s))
+
+
+def outward_address(to: str) -> str:
+    """The address of this machine that others see when it talks to ``to``. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((to, 9))
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+        return str(probe.getsockname()[0])
+
+
+def stop_waiting(host: str, port: int) -> None:
+    """Wake whoever still waits for news at a meeting place."""
+    with contextlib.suppress(OSError, RuntimeError):  # nobody is there any more
+        socket.create_connection((host, port), timeout=STOP_S).close()  # a store would try for long, and loudly
+        Board(join_store(host, port, STOP_S), STOP_S).fail("the controller", RunError("the sync was given up"))
+
+
+class Board:
+    """What the two ends of one connection tell each other, as JSON under keys. A failure is told too and raised where waited."""
+
+    def __init__(self, store: TCPStore, timeout_s: float):
+        self.store, self.timeout_s = store, timeout_s
+
+    def put(self, key: str, value: Any) -> None:
+        self.store.set(key, json.dumps(value))
+
+    def read(self, key: str) -> Any:
+        return json.loads(self.store.get(key))
+
+    def fail(self, who: str, error: BaseException) -> None:
+        """Say so to those who wait, if anybody can still read it."""
+        with contextlib.suppress(RuntimeError):
+            self.put("failed", f"{who}: {error}")
+
+    def wait(self, *keys: str) -> str:
+        """The first of ``keys`` that is there.
+
+        Raises:
+            OtherEndGone: when another end failed.
+            RunError: after the deadline.
+        """
+        # Polled, because a store's own wait can neither be interrupted by another key nor time out without a warning.
+        deadline, pause = time.monotonic() + self.timeout_s, 5e-5
+        while True:
+            for key in keys:
+                if self.store.check([key]):
+                    return key
+            if self.store.check(["failed"]):
+                raise OtherEndGone(f"stopped, because another did ({self.read('failed')})")
+            if time.monotonic() > deadline:
+                raise RunError(f"nothing came within {self.timeout_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+
+    def forget(self, *keys: str) -> None:
+        for key in keys:
+            self.store.delete_key(key)

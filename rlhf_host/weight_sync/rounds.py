@@ -1,0 +1,154 @@
+"""One sync as a round: trainer and engines work at once, under one deadline; who failed is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.types import SyncTarget
+from rlhf_host.weight_sync.access import Source
+
+TRAINER = "trainer"
+GRACE_S = 3.0
+"""How long the others may take to fail too, once one has: then the one at fault can be told from those it took along."""
+
+
+class OtherEndGone(RunError):
+    """What an end says that only noticed that another one stopped."""
+
+
+class VerifiedOptions(BaseModel):
+    """What every sync can be told; the controller acts on it (``verify.py``)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    verify: Literal["auto", "on", "off"] | bool | NonNegativeInt = Field(
+        "auto",
+        description="after which syncs engines and trainer are compared on a probe: auto (the first two), on, off, or how many",
+    )
+
+
+class SyncOptions(VerifiedOptions):
+    """What every way of sending weights can be told."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="what floating-point weights are cast to before they travel; auto: as they are trained"
+    )
+    bucket_mb: PositiveInt = Field(256, description="weights gathered and sent at a time, in MB")
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="the trainer's name → the engine's: whole names, or prefixes that end in a dot"
+    )
+    timeout_s: float = Field(600.0, gt=0, description="longest time for one sync")
+
+    def wire(self) -> dict[str, Any]:
+        """The arguments that every sender takes."""
+        return {
+            "bucket_bytes": self.bucket_mb * 2**20,
+            "dtype": None if self.dtype == "auto" else self.dtype,
+            "rename": self.rename,
+        }
+
+
+class RemoteSync:
+    """The frame of a sync to engines that hold weights of their own. A way of sending fills in ``transfer`` and ``release``.
+
+    Only engines that are behind get weights, so a run may sync again, under the same version, after an engine was replaced.
+    """
+
+    name = ""
+
+    def __init__(self, options: Any):
+        self.options = options
+        self.targets: list[SyncTarget] = []
+        self._held: dict[str, tuple[Any, int]] = {}
+
+    async def transfer(self, source: Source, targets: Sequence[SyncTarget], version: int) -> None:
+        raise NotImplementedError
+
+    async def release(self) -> None:
+        """Give back groups, memory and connections at both ends, also after a failure; called any number of times."""
+
+    @hookimpl
+    async def sync_connect(self, targets: Sequence[SyncTarget]) -> None:
+        await self.release()
+        self.targets = list(targets)
+
+    @hookimpl
+    async def sync_weights(self, source: Any, version: int) -> None:
+        behind = [target for target in self.targets if not self._holds(target, version)]
+        if not behind:
+            return
+        for target in behind:
+            if source.model is not None and getattr(target.engine, "model", None) is source.model:
+                raise UserError(
+                    f"engine {target.name} samples from the trainer's own weights: nothing is to be sent; use --sync in_process"
+                )
+        try:
+            await self.transfer(source, behind, version)
+        except BaseException:
+            await self.release()
+            raise
+        for target in behind:
+            target.engine.set_version(version)
+            self._held[target.name] = (target.engine, version)
+
+    @hookimpl
+    async def sync_close(self) -> None:
+        await self.release()
+        self.targets = []
+
+    def _holds(self, target: SyncTarget, version: int) -> bool:
+        engine, held = self._held.get(target.name, (None, -1))
+        return engine is target.engine and held == version == target.engine.version
+
+    async def together(self, what: str, jobs: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+        """As the function of this name, with this plugin and its deadline."""
+        return await together(f"weight sync {self.name}: {what}", jobs, self.options.timeout_s)
+
+
+async def together(what: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
+    """Await all jobs, named by who does them.
+
+    Raises:
+        RunError: ``what`` failed, who failed and how; or who was not done after ``timeout_s``.
+    """
+    tasks = {name: asyncio.ensure_future(job) for name, job in jobs.items()}
+    try:
+        await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+        failed = _failures(tasks)
+        if failed:
+            waiting = [task for task in tasks.values() if not task.done()]
+            if waiting:
+                await asyncio.wait(waiting, timeout=GRACE_S)
+            failed = _failures(tasks)
+            shown = [name for name, error in failed.items() if not isinstance(error, OtherEndGone)] or list(failed)
+            said = "; ".join(f"{_who(name)}: {_text(failed[name])}" for name in shown)
+            raise RunError(f"{what} failed: {said}") from failed[shown[0]]
+        late = [_who(name) for name, task in tasks.items() if not task.done()]
+        if late:
+            raise RunError(f"{what} was not done after {timeout_s:g} s: still waiting for {', '.join(late)} (--sync.timeout-s)")
+        return {name: task.result() for name, task in tasks.items()}
+    finally:
+        for task in tasks.values():
+            task.cancel()
+            if task.done() and not task.cancelled():
+                task.exception()  # seen, though perhaps not shown
+
+
+def _failures(tasks: Mapping[str, asyncio.Future[Any]]) -> dict[str, BaseException]:
+    return {name: e for name, task in tasks.items() if task.done() and not task.cancelled() and (e := task.exception())}
+
+
+def _who(name: str) -> str:
+    return "the trainer" if name == TRAINER else f"engine {name}"
+
+
+def _text(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    kind = "" if isinstance(error, RunError | UserError) else f"{type(error).__name__}: "
+    return kind + (lines[0] if lines else "no message")

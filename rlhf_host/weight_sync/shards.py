@@ -1,0 +1,119 @@
+"""Both ends of ``checkpoint``: a version of the weights as sharded safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlhf_host.engines.loading import Loader
+from rlhf_host.errors import RunError
+from rlhf_host.weight_sync.access import Weights
+from rlhf_host.weight_sync.buckets import Bucket, cast, dtype_of, renamed
+
+INDEX = "model.safetensors.index.json"
+_VERSION = re.compile(r"version-(\d{6,})")
+
+
+def version_directory(directory: str, version: int) -> Path:
+    return Path(directory) / f"version-{version:06d}"
+
+
+def versions(directory: str) -> list[int]:
+    """The whole ones, oldest first."""
+    return sorted(int(match[1]) for path in Path(directory).glob("version-*") if (match := _VERSION.fullmatch(path.name)))
+
+
+def write(
+    weights: Weights, directory: str, version: int, keep: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]
+) -> int:
+    """Write all weights, a shard per bucket; how many bytes that was."""
+    buckets = weights.buckets(bucket_bytes)
+    try:
+        if weights.rank:
+            return 0
+        path = version_directory(directory, version)
+        aside = path.with_name(f".{path.name}.partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        size = _write_shards(aside, renamed(buckets, rename), dtype, version)
+        if path.exists():  # another run's
+            _remove(path)
+        aside.rename(path)
+        _flush(path.parent)
+        for old in versions(directory)[:-keep]:
+            if old < version:
+                _remove(version_directory(directory, old))
+        return size
+    finally:
+        for _ in buckets:  # gathering is collective: the other ranks go on to the end
+            pass
+
+
+def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: str | None, version: int) -> int:
+    where: dict[str, str] = {}
+    size = 0
+    for number, bucket in enumerate(buckets):
+        name = f"model-{number + 1:05d}.safetensors"
+        whole = _apart(cast(bucket, None if dtype is None else dtype_of(dtype)))
+        save_file(whole, directory / name, metadata={"format": "pt"})
+        _flush(directory / name)
+        where.update(dict.fromkeys(whole, name))
+        size += sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
+    index = {"metadata": {"total_size": size, "version": version}, "weight_map": where}
+    (directory / INDEX).write_text(json.dumps(index, indent=1))
+    _flush(directory / INDEX)
+    _flush(directory)
+    return size
+
+
+def _apart(bucket: Bucket) -> dict[str, Tensor]:
+    """safetensors takes neither tied weights nor strided ones."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in bucket:
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor.contiguous()
+        seen.add(place)
+    return found
+
+
+def read(loader: Loader, directory: str, version: int) -> None:
+    """Load a version that was written."""
+    path = version_directory(directory, version)
+    try:
+        where = json.loads((path / INDEX).read_text())["weight_map"]
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read here ({error.strerror}): --sync.directory has to be on storage all share"
+        ) from error
+    loader.load(_shards(path, where), version)
+
+
+def _shards(path: Path, where: Mapping[str, str]) -> Iterator[Bucket]:
+    for shard in sorted(set(where.values())):
+        with safe_open(path / shard, framework="pt") as file:
+            yield [(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
+
+
+def _remove(path: Path) -> None:
+    """Renamed first, so that no half of a version ever stands under its name."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

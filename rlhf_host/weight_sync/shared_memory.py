@@ -1,0 +1,195 @@
+"""Both ends of ``ipc``: buckets laid out in memory that the engines map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.engines.loading import Loader
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.weight_sync.access import Weights
+from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
+from rlhf_host.weight_sync.meeting import LINK, Board, join_store
+
+SLOTS = 2
+"""Buffers: the trainer packs one bucket while the engines load the other."""
+
+
+class HostMemory:
+    """Anonymous shared memory (a memfd): it has no name that could be left behind, and no limit of /dev/shm's size.
+
+    Others open it through this process's entry in /proc.
+    """
+
+    def __init__(self, size: int, receivers: int):
+        if not hasattr(os, "memfd_create"):
+            raise UserError("ipc without GPUs needs Linux: use --sync broadcast")
+        self._handle = os.memfd_create("rlhf-weights")
+        # Claimed now, because a machine out of memory would otherwise kill the process at the first write.
+        os.posix_fallocate(self._handle, 0, size)
+        self.tensor = torch.frombuffer(mmap.mmap(self._handle, size), dtype=torch.uint8)
+        status = os.fstat(self._handle)
+        ticket = {"pid": os.getpid(), "handle": self._handle, "size": size, "file": [status.st_dev, status.st_ino]}
+        self.tickets: list[Any] = [ticket] * receivers
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            os.close(self._handle)
+
+    @staticmethod
+    def open(ticket: Mapping[str, Any]) -> Tensor:
+        try:
+            handle = os.open(f"/proc/{ticket['pid']}/fd/{ticket['handle']}", os.O_RDWR)
+        except OSError as error:
+            raise RunError(f"the trainer's memory cannot be opened ({error.strerror}): use --sync broadcast") from error
+        try:
+            status = os.fstat(handle)
+            if [status.st_dev, status.st_ino] != list(ticket["file"]):
+                raise RunError("the trainer is not in this container: use --sync broadcast")
+            return torch.frombuffer(mmap.mmap(handle, ticket["size"]), dtype=torch.uint8)
+        finally:
+            os.close(handle)
+
+
+class DeviceMemory:
+    """GPU memory that other processes map by a CUDA IPC handle. PyTorch counts who holds one, so each receiver gets its own."""
+
+    def __init__(self, size: int, receivers: int, device: torch.device):
+        self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+        self.tickets = [{"gpu": gpu, "size": size, "handle": self._share()} for _ in range(receivers)]
+
+    def _share(self) -> list[Any]:
+        _, *parts = self.tensor.untyped_storage()._share_cuda_()
+        return [["hex", part.hex()] if isinstance(part, bytes) else ["plain", part] for part in parts]
+
+    @staticmethod
+    def open(ticket: Mapping[str, Any]) -> Tensor:
+        for index in range(torch.cuda.device_count()):
+            if str(torch.cuda.get_device_properties(index).uuid) == ticket["gpu"]:
+                parts = [bytes.fromhex(value) if kind == "hex" else value for kind, value in ticket["handle"]]
+                storage = torch.UntypedStorage._new_shared_cuda(index, *parts)
+                return torch.empty(0, dtype=torch.uint8, device=f"cuda:{index}").set_(storage)[: ticket["size"]]
+        raise RunError(f"the trainer's GPU {ticket['gpu']} is not visible here: use --sync broadcast")
+
+
+# --- both ends ------------------------------------------------------------------------------------
+
+
+class Sender:
+    """The trainer's side: a board to say what lies where, and the memory."""
+
+    def __init__(self, board: Board, cuda: bool, receivers: int, device: torch.device):
+        self.board, self.cuda, self.receivers, self.device = board, cuda, receivers, device
+        self._memory: dict[int, HostMemory | DeviceMemory] = {}
+
+    def memory(self, slot: int, size: int) -> HostMemory | DeviceMemory:
+        """Of ``size`` bytes at least. What it replaces stays mapped wherever it is in use."""
+        found = self._memory.get(slot)
+        if found is None or found.tensor.numel() < size:
+            made = DeviceMemory(size, self.receivers, self.device) if self.cuda else HostMemory(max(1, size), self.receivers)
+            self._memory[slot] = found = made
+        return found
+
+
+class Receiver:
+    """An engine process's side."""
+
+    def __init__(self, board: Board, cuda: bool, rank: int, device: torch.device):
+        self.board, self.cuda, self.rank, self.device = board, cuda, rank, device
+        self._mapped: dict[int, tuple[Any, Tensor]] = {}
+
+    def memory(self, slot: int, ticket: Any) -> Tensor:
+        known = self._mapped.get(slot)
+        if known is None or known[0] != ticket:
+            self._mapped[slot] = known = (ticket, (DeviceMemory if self.cuda else HostMemory).open(ticket))
+        return known[1]
+
+
+def join_sender(weights: Weights, cuda: bool, receivers: int, timeout_s: float) -> None:
+    if weights.rank == 0:
+        store, _ = weights.state[LINK]
+        weights.state[LINK] = Sender(Board(store, timeout_s), cuda, receivers, weights.device)
+
+
+def join_receiver(loader: Loader, host: str, port: int, first: int, cuda: bool, receivers: int, timeout_s: float) -> None:
+    board = Board(join_store(host, port, timeout_s), timeout_s)
+    loader.state[LINK] = Receiver(board, cuda, first + loader.rank, loader.device)
+
+
+def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> int:
+    """Lay out all weights once; how many bytes that was."""
+    buckets = weights.buckets(bucket_bytes)
+    try:
+        if weights.rank == 0:
+            return _send(weights.state[LINK], number, renamed(buckets, rename), None if dtype is None else dtype_of(dtype))
+    except BaseException as error:
+        _fail(weights.state, "the trainer", error)
+        raise
+    finally:
+        for _ in buckets:  # gathering is collective: the other ranks go on to the end
+            pass
+    return 0
+
+
+def _send(sender: Sender, number: int, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> int:
+    board, count, sent = sender.board, 0, 0
+    for bucket in buckets:
+        layout = Layout.of(bucket, dtype)
+        if count >= SLOTS:
+            _await_readers(sender, number, count - SLOTS)
+        memory = sender.memory(count % SLOTS, layout.bytes)
+        layout.pack(bucket, memory.tensor)
+        if sender.cuda:
+            torch.cuda.synchronize(sender.device)
+        board.put(f"bucket/{number}/{count}", {"tickets": memory.tickets, "layout": layout.to_plain()})
+        count, sent = count + 1, sent + layout.bytes
+    board.put(f"end/{number}", count)
+    for index in range(max(0, count - SLOTS), count):
+        _await_readers(sender, number, index)
+    return sent
+
+
+def _await_readers(sender: Sender, number: int, index: int) -> None:
+    read = [f"read/{number}/{index}/{rank}" for rank in range(sender.receivers)]
+    for key in read:
+        sender.board.wait(key)
+    sender.board.forget(f"bucket/{number}/{index}", *read)
+
+
+def receive(loader: Loader, number: int, version: int) -> None:
+    """Load what is laid out."""
+    receiver = loader.state.get(LINK)
+    if not isinstance(receiver, Receiver):
+        raise RunError("it is not connected: it was started anew, and has to be connected again")
+    try:
+        loader.load(_arriving(receiver, number), version)
+    except BaseException as error:
+        _fail(loader.state, f"engine {loader.engine}", error)
+        raise
+
+
+def _arriving(receiver: Receiver, number: int) -> Iterator[Bucket]:
+    board, count = receiver.board, 0
+    while True:
+        key = board.wait(f"bucket/{number}/{count}", f"end/{number}")
+        if key.startswith("end") and board.read(key) == count:
+            return
+        found = board.read(f"bucket/{number}/{count}")
+        memory = receiver.memory(count % SLOTS, found["tickets"][receiver.rank])
+        yield Layout.from_plain(found["layout"]).views(memory)
+        if receiver.cuda:
+            torch.cuda.synchronize(receiver.device)
+        board.put(f"read/{number}/{count}/{receiver.rank}", True)
+        count += 1
+
+
+def _fail(state: dict[str, Any], who: str, error: BaseException) -> None:
+    link = state.pop(LINK, None)
+    if isinstance(link, Sender | Receiver):
+        link.board.fail(who, error)

@@ -1,0 +1,97 @@
+"""After a sync: do engines and trainer agree on the log-probabilities of a probe?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.types import Generation, Sampling, Segment, SyncTarget, Task, Trajectory
+
+PROMPT_TOKENS = 320
+"""Ten blocks of 32 tokens: a prompt within one block is not cached, and would hide a stale prefix cache."""
+NEW_TOKENS = 8
+AUTO = 2
+"""Syncs that ``auto`` verifies. The second is the one that finds keys and values kept from the first."""
+TOLERANCE = 1e-4
+ROUGH_TOLERANCE = 0.2
+"""Where either side computes in 16 bits; stale keys and values are off by about 1."""
+
+
+def verified_syncs(setting: str | int, *, moved: bool = True) -> float:
+    """How many syncs of a run are verified under ``--sync.verify auto|on|off|N``.
+
+    Args:
+        moved: weights were sent; where engines sample from the trainer's own module, ``auto`` verifies nothing.
+
+    Raises:
+        UserError: for any other setting.
+    """
+    # YAML reads on and off as booleans.
+    named = {"auto": AUTO if moved else 0, "on": float("inf"), "true": float("inf"), "off": 0, "false": 0}
+    value = named.get(str(setting).lower())
+    if value is None and str(setting).isdecimal():
+        value = int(setting)
+    if value is None:
+        raise UserError(f"sync.verify is {setting!r}: use auto (the first {AUTO} syncs), on, off or a number of syncs")
+    return value
+
+
+def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:
+    """The same several hundred ordinary tokens every time, so that engines have them in their caches; shorter where the
+    model has no room for them."""
+    special = set(tokenizer.all_special_ids)
+    ordinary = [token for token in range(min(len(tokenizer), 4096)) if token not in special]
+    length = max(1, min(PROMPT_TOKENS, context_length - NEW_TOKENS - 1))
+    return np.random.default_rng(0).choice(ordinary, length).tolist()
+
+
+async def verify_sync(
+    targets: Sequence[SyncTarget],
+    logprobs: Callable[[Sequence[Trajectory]], Awaitable[list[list[float]]]],
+    version: int,
+    prompt: Sequence[int],
+    *,
+    temperature: float = 1.0,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Every engine continues ``prompt``; its sampled log-probabilities are compared with the trainer's.
+
+    Args:
+        logprobs: the actor's, of completions at ``temperature`` (``RoleHandle.logprobs``).
+
+    Returns:
+        The largest difference in nats.
+
+    Raises:
+        RunError: an engine has another version, or differs by more than ``tolerance``.
+    """
+    sampling = Sampling(NEW_TOKENS, temperature)
+    said: list[Generation] = await asyncio.gather(
+        *(target.engine.generate(prompt, sampling, (0, 0, 0, 0, 0, number, version)) for number, target in enumerate(targets))
+    )
+    expected = await logprobs([_trajectory(prompt, generation) for generation in said])
+    largest = 0.0
+    for target, generation, trained in zip(targets, said, expected, strict=True):
+        if set(generation.versions) != {version}:
+            raise RunError(
+                f"engine {target.name} samples under version {sorted(set(generation.versions))} after the sync of version {version}"
+            )
+        gaps = np.abs(np.asarray(generation.logprobs, dtype=np.float64) - np.asarray(trained, dtype=np.float64))
+        gap = float(gaps.max())
+        if not gap <= tolerance:  # NaN too
+            raise RunError(
+                f"engine {target.name} does not have the trainer's weights of version {version}: their log-probabilities of a"
+                f" probe differ by {gap:.2g} (at most {tolerance:g} expected). Either weights were left out of the sync, or the"
+                " engine keeps a prefix cache from before it, or the two compute in different precision (--sync.verify off)"
+            )
+        largest = max(largest, gap)
+    return largest
+
+
+def _trajectory(prompt: Sequence[int], generation: Generation) -> Trajectory:
+    action = Segment("action", generation.token_ids, generation.logprobs, generation.versions)
+    return Trajectory("sync-probe", "sync-probe", Task("sync probe"), [Segment("prompt", list(prompt)), action])

@@ -1,0 +1,342 @@
+"""One test per hook, named after it: when the host calls it, with what, and what becomes of the answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+HERE = Path(__file__).parent
+
+ENTRY_POINTS = """
+[rlhf.algos]
+recorder = rlhf_recorder:Algorithm
+selecting = rlhf_recorder:Selecting
+[rlhf.rewards]
+recorder = rlhf_recorder:Judge
+[rlhf.extensions]
+recorder = rlhf_recorder:Extension
+[rlhf.agents]
+recorder = rlhf_recorder:Agent
+owner = rlhf_recorder:Owner
+[rlhf.tasks]
+recorder = rlhf_recorder:Tasks
+[rlhf.trackers]
+recorder = rlhf_recorder:Tracker
+[rlhf.weight_sync]
+recorder = rlhf_recorder:Sync
+"""
+
+PLUGINS = ["--algo", "recorder", "--reward", "recorder", "--data", "recorder"]
+ALL = ["--with", "recorder", "--tracker", "recorder", "--sync", "recorder", "--eval.data", "recorder"]
+SMALL = ["--rollout.n", "2", "--rollout.max-new-tokens", "4", "--train.batch-size", "2", "--train.threads", "1"]
+
+
+class Record:
+    """What a run called, in order."""
+
+    def __init__(self, calls, run_dir, output):
+        self.calls = list(calls)
+        self.run_dir = run_dir
+        self.output = output
+
+    def of(self, hook):
+        """Every call's arguments."""
+        return [call.arguments for call in self.calls if call.hook == hook]
+
+    @property
+    def order(self):
+        return [call.hook for call in self.calls]
+
+    @property
+    def metrics(self):
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory):
+    """Run ``rlhf train`` in this process, the recorder installed; gives its ``Record``."""
+    site = tmp_path_factory.mktemp("recorder")
+    about = site / "rlhf_recorder-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: rlhf-recorder\nVersion: 1.0\nRequires-Dist: rlhf-host>=1,<2\n"
+    )
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+
+    def train(*flags, code=0, resume=None, plugins=PLUGINS):
+        from rlhf_host.cli.main import main
+
+        run_dir = resume or tmp_path_factory.mktemp("run") / "run"
+        start = ["--resume", resume] if resume else [*plugins, *SMALL, "--actor.model", tiny_model, "--run-dir", run_dir]
+        steps = [] if "--train.steps" in flags else ["--train.steps", "1"]
+        if (module := sys.modules.get("rlhf_recorder")) is not None:
+            module.CALLS.clear()
+        result = CliRunner().invoke(main, ["train", *map(str, [*start, *steps, *flags])])
+        assert result.exit_code == code, result.output
+        return Record(sys.modules["rlhf_recorder"].CALLS, run_dir, result.output)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        patch.syspath_prepend(str(HERE / "recorder"))
+        patch.setenv("COLUMNS", "200")
+        yield train
+    sys.modules.pop("rlhf_recorder", None)
+
+
+@pytest.fixture(scope="module")
+def whole(run):
+    """Two steps with every kind of plugin, an evaluation before and after, a checkpoint after each step."""
+    return run(*ALL, "--agent", "recorder", "--train.steps", "2", "--checkpoint.every", "1", "--checkpoint.keep", "0")
+
+
+@pytest.fixture(scope="module")
+def resumed(run, whole):
+    return run("--train.steps", "3", resume=whole.run_dir)
+
+
+# --- before and around the run ------------------------------------------------------------------
+
+
+def test_hook_needs_is_asked_before_any_model_or_file_is_touched(run, whole, tmp_path):
+    assert whole.order[0] == "needs"
+    refused = run("--actor.model", tmp_path / "nowhere", "--algo.group-size", "9", code=2)
+    assert "needs groups of 9 or more, and rollout.n is 2: set --rollout.n 9" in refused.output
+    assert set(refused.order) == {"needs"}
+    assert not refused.run_dir.exists()
+
+
+def test_hook_run_started_comes_before_anything_is_sampled(whole):
+    (call,) = whole.of("run_started")
+    context = call["context"]
+    assert context.run_dir == whole.run_dir
+    assert context.config["rollout"]["n"] == 2
+    assert context.seed == 0
+    assert context.tokenizer.decode([13])
+    assert set(context.roles) == {"actor"}
+    assert not context.resumed
+    assert whole.order.index("run_started") < min(whole.order.index(hook) for hook in ("sync_weights", "agent_reset", "score"))
+
+
+def test_hook_run_finished_comes_last_and_after_a_failure_too(run, whole):
+    assert whole.order[-1] == "run_finished"
+    (call,) = whole.of("run_finished")
+    assert (call["outcome"].status, call["outcome"].step, call["outcome"].error) == ("finished", 2, None)
+    assert "eval/reward/mean" in call["outcome"].metrics
+    failed = run("--with", "recorder", "--algo.shape", "wrong", code=1)
+    (call,) = failed.of("run_finished")
+    assert call["outcome"].status == "failed"
+    assert "compute_advantages gave advantages" in call["outcome"].error
+
+
+def test_hook_load_tasks_gives_tasks_or_mappings_of_a_split(whole):
+    assert {(call["split"], call["seed"]) for call in whole.of("load_tasks")} == {("train", 0), ("eval", 0)}
+    tasks = {call["episode"].task.prompt: call["episode"].task for call in whole.of("agent_reset")}
+    assert {prompt: task.ground_truth for prompt, task in tasks.items()} == {"1+1=": "2", "1+2=": "3"}
+    assert [tasks[prompt].index for prompt in ("1+1=", "1+2=")] == [0, 1]
+
+
+# --- agents -------------------------------------------------------------------------------------
+
+
+def episodes_of(record, hook):
+    return [call["episode"].episode_id for call in record.of(hook)]
+
+
+def test_hook_agent_reset_begins_each_episode_once(whole):
+    begun = episodes_of(whole, "agent_reset")
+    assert len(begun) == len(set(begun)) == 2 * 2 * 2 + 2 * 2, "two steps of two groups of two, two evaluations of two tasks"
+    assert {call["episode"].sample for call in whole.of("agent_reset")} == {0, 1}
+    rows = [row for call in whole.of("log_trajectories") for row in call["trajectories"]]
+    assert {row.prompt_text for row in rows} == {"1+1=", "1+2="}, "an observation of None is the task's own prompt"
+
+
+def test_hook_agent_step_answers_each_action_until_done(whole):
+    assert sorted(episodes_of(whole, "agent_step")) == sorted(2 * episodes_of(whole, "agent_reset"))
+    for row in (row for call in whole.of("log_trajectories") for row in call["trajectories"]):
+        assert [segment.kind for segment in row.segments] == ["prompt", "action", "observation", "action"]
+        assert "again" in row.full_text
+        assert "again" not in row.text
+
+
+def test_hook_agent_close_follows_every_episode_and_failures_too(run, whole):
+    assert sorted(episodes_of(whole, "agent_close")) == sorted(episodes_of(whole, "agent_reset"))
+    failed = run("--agent", "recorder", "--agent.fails", "--with", "recorder")
+    assert sorted(episodes_of(failed, "agent_close")) == sorted(episodes_of(failed, "agent_reset"))
+    assert failed.metrics[-1]["rollout/failed"] == 2
+    assert failed.metrics[-1]["reward/mean"] == 1.0, "the sample that failed is no reward of 0"
+
+
+def test_hook_agent_run_owns_the_whole_episode(run):
+    record = run("--agent", "owner", "--tracker", "recorder")
+    assert len(record.of("agent_run")) == 4
+    (logged,) = record.of("log_trajectories")
+    for row in logged["trajectories"]:
+        (action,) = row.actions
+        assert 1 <= len(action.token_ids) <= 4
+        assert len(action.logprobs) == len(action.versions) == len(action.token_ids)
+
+
+# --- rewards and filters ------------------------------------------------------------------------
+
+
+def test_hook_score_judges_a_whole_group_and_none_leaves_it(run, whole):
+    training = [call for call in whole.of("score") if call["context"].split == "train"]
+    assert [call["context"].step for call in training] == [1, 1, 2, 2]
+    for call in training:
+        assert len({row.group_id for row in call["trajectories"]}) == 1
+        assert sorted(row.sample for row in call["trajectories"]) == [0, 1]
+    assert whole.metrics[1]["reward/mean"] == 0.5
+    unjudged = run("--reward.recorder.unjudged", "0")
+    assert unjudged.metrics[-1]["rollout/unjudged"] == 2
+    assert unjudged.metrics[-1]["reward/mean"] == 1.0, "the mean over those that were judged"
+
+
+def test_hook_keep_group_drops_with_a_reason_and_others_are_drawn(run):
+    record = run("--with", "recorder", "--with.recorder.refuse", "1+1=")
+    row = record.metrics[-1]
+    assert row["rollout/dropped"] == row["rollout/dropped/refused"] >= 1
+    assert row["rollout/drawn"] == 2 + row["rollout/dropped"]
+    assert {call["group"].task.prompt for call in record.of("keep_group")} == {"1+1=", "1+2="}
+
+
+@pytest.mark.parametrize(("order", "mean"), [(["add", "times"], (0.5 + 1) * 2), (["times", "add"], 0.5 * 2 + 1)])
+def test_hook_transform_rewards_is_chained_in_order(run, order, mean):
+    chosen = [part for name in order for part in ("--with", f"{name}=recorder")]
+    record = run(*chosen, "--with.add.add", "1", "--with.times.times", "2")
+    assert record.metrics[-1]["reward/mean"] == mean
+    first, second = record.of("transform_rewards")
+    assert sorted(first["rewards"].tolist()) == [0, 0, 1, 1]
+    assert second["rewards"].tolist() == [value + 1 if order[0] == "add" else value * 2 for value in first["rewards"].tolist()]
+
+
+def test_hook_shape_rewards_is_summed(run):
+    record = run("--with", "a=recorder,b=recorder", "--with.a.shaped", "0.25", "--with.b.shaped", "-1")
+    assert record.metrics[-1]["seen/shaped"] == -0.75
+
+
+def test_hook_loss_masks_are_joined(run):
+    record = run("--with", "a=recorder,b=recorder", "--with.a.first", "1", "--with.b.last", "2", "--rollout.n", "1")
+    (call,) = record.of("compute_advantages")
+    experience = call["experience"]
+    position = experience.action_mask.long().cumsum(-1) - 1
+    expected = experience.action_mask & (position >= 1) & (position <= 2)
+    assert expected.any()
+    assert experience.loss_mask.equal(expected)
+
+
+# --- the learning signal ------------------------------------------------------------------------
+
+
+def test_hook_compute_advantages_sees_the_whole_rollout_batch(run, whole):
+    assert [len(call["experience"]) for call in whole.of("compute_advantages")] == [4, 4]
+    assert whole.order.index("loss_masks") < whole.order.index("compute_advantages") < whole.order.index("compute_loss")
+    refused = run("--algo.shape", "wrong", code=1)
+    assert "compute_advantages gave advantages [4, 1], expected [4, " in refused.output
+
+
+def test_hook_importance_weights_multiply_into_corrected_terms_only(run):
+    record = run("--with", "a=recorder,b=recorder", "--with.a.weight", "0.5", "--with.b.weight", "0.25")
+    row = record.metrics[-1]
+    assert row["correction/mean"] == 0.125
+    assert row["loss/corrected"] == pytest.approx(0.125)
+    assert row["loss/plain"] == pytest.approx(1.0)
+    for call in record.of("importance_weights"):
+        assert not call["logprobs"].requires_grad
+        assert not call["current"].requires_grad
+        assert call["current"].equal(call["logprobs"]), "one update per batch"
+
+
+def test_hook_make_rows_is_part_of_the_contract_and_of_no_loop_yet(run):
+    refused = run(code=2, plugins=["--algo", "selecting", "--reward", "recorder", "--data", "recorder"])
+    assert "compute_advantages" in refused.output
+    assert "'selecting' is incomplete" in refused.output
+    assert "make_rows" not in refused.order
+
+
+def test_hook_batch_statistics_are_reduced_over_the_optimizer_batch_before_any_loss(run, whole):
+    assert whole.order.index("batch_statistics") < whole.order.index("compute_loss")
+    split = run("--train.max-tokens-per-microbatch", "1", "--train.minibatches", "2")
+    assert len(split.of("batch_statistics")) > 2, "the batches are split"
+    assert split.metrics[-1]["seen/rows"] == 2, "rows of the optimizer batch, whatever the split"
+    assert not any(call["outputs"].logprobs.requires_grad for call in split.of("batch_statistics"))
+
+
+def test_hook_compute_loss_is_asked_for_every_micro_batch_and_reduced_over_all(run, whole):
+    split = run("--train.max-tokens-per-microbatch", "1")
+    assert len(split.of("compute_loss")) > len(whole.of("compute_loss")) / 2
+    assert sum(len(call["batch"]) for call in split.of("compute_loss")) == 4
+    for call in split.of("compute_loss"):
+        assert call["role"] == "actor"
+        assert call["outputs"].logprobs.requires_grad
+        assert call["batch"].trajectories == [], "workers have no records"
+    assert split.metrics[-1]["loss/plain"] == pytest.approx(1.0)
+    assert split.metrics[-1]["loss"] == pytest.approx(2.0)
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def test_hook_sync_connect_is_given_the_engines_once(whole):
+    (call,) = whole.of("sync_connect")
+    (target,) = call["targets"]
+    assert target.name
+    assert target.engine.version == whole.of("sync_weights")[-1]["version"]
+    assert whole.order.index("sync_connect") < whole.order.index("sync_weights")
+
+
+def test_hook_sync_weights_gives_each_step_its_version(whole):
+    versions = [call["version"] for call in whole.of("sync_weights")]
+    assert versions == sorted(set(versions))
+    assert len(versions) == 3, "before the first step, and after each"
+    for call, version in zip(
+        [call for call in whole.of("log_trajectories") if call["split"] == "train"], versions[:2], strict=True
+    ):
+        sampled = {number for row in call["trajectories"] for action in row.actions for number in action.versions}
+        assert sampled == {version}
+
+
+def test_hook_sync_close_ends_what_sync_connect_began(whole):
+    assert whole.order.count("sync_close") == 1
+    assert whole.order.index("sync_close") > max(i for i, hook in enumerate(whole.order) if hook == "sync_weights")
+
+
+# --- reporting and state ------------------------------------------------------------------------
+
+
+def test_hook_step_finished_sees_the_reduced_metrics_before_the_next_batch(whole):
+    first, second, third = whole.of("step_finished")
+    assert "eval/reward/mean" in first["metrics"]
+    assert "loss" not in first["metrics"]
+    assert second["metrics"]["loss"] == pytest.approx(2.0)
+    assert {"loss", "eval/reward/mean"} <= third["metrics"].keys(), "of the evaluation after it too"
+    last_loss = whole.order.index("compute_loss")
+    next_batch = [i for i, hook in enumerate(whole.order) if hook == "compute_advantages"][1]
+    assert any(hook == "step_finished" for hook in whole.order[last_loss:next_batch])
+
+
+def test_hook_log_metrics_gets_a_row_per_step(whole):
+    assert [call["step"] for call in whole.of("log_metrics")] == [0, 1, 2]
+    for call, row in zip(whole.of("log_metrics"), whole.metrics, strict=True):
+        assert call["metrics"].keys() <= row.keys()
+
+
+def test_hook_log_trajectories_gets_both_splits(whole):
+    found = [(call["step"], call["split"], len(call["trajectories"])) for call in whole.of("log_trajectories")]
+    assert found == [(0, "eval", 2), (1, "train", 4), (2, "train", 4), (2, "eval", 2)]
+
+
+def test_hook_state_dict_is_asked_for_every_checkpoint(whole):
+    assert len(whole.of("state_dict")) == len(list((whole.run_dir / "checkpoints").glob("step-*"))) == 3
+
+
+def test_hook_load_state_dict_gives_it_back_before_the_run_starts_again(resumed):
+    (call,) = resumed.of("load_state_dict")
+    assert call["state"] == {"steps": 3}, "steps 0, 1 and 2 were finished"
+    (started,) = resumed.of("run_started")
+    assert started["steps"] == 3
+    assert started["context"].resumed
+    assert started["context"].resume_step == 2

@@ -1,0 +1,81 @@
+"""The DeepSpeed backend from the outside: its options, what it says when something is missing, and a run in one process."""
+
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from rlhf_host.backends.deepspeed import DeepSpeedBackend, configuration
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import PluginError
+
+from ..conftest import read_jsonl
+
+Options = DeepSpeedBackend.Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_stage": 0, "precision": "bf16"}, "precision bf16 needs zero_stage 1 to 3"),
+        ({"zero_stage": 0, "offload_optimizer": "cpu"}, "offload_optimizer needs zero_stage 1 to 3"),
+        ({"zero_stage": 2, "offload_param": "cpu"}, "offload_param needs zero_stage 3"),
+        ({"zero_stage": 1, "zero_quantized_weights": True}, "zero_quantized_weights needs zero_stage 3"),
+        ({"extra": {"gradient_clipping": 3.0}}, "extra sets gradient_clipping, which follows from the role"),
+    ],
+)
+def test_options_that_cannot_be_together_are_refused_before_anything_is_loaded(options, message):
+    with pytest.raises(ValidationError, match=message):
+        Options(**options)
+
+
+def test_the_configuration_passes_options_through_and_extra_goes_over_it():
+    options = Options(
+        zero_stage=3,
+        precision="bf16",
+        offload_param="cpu",
+        zero_hpz_partition_size=8,
+        autotp_size=2,
+        extra={"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 7}, "wall_clock_breakdown": True},
+    )
+    made = configuration(options, RoleConfig(max_grad_norm=0.3))
+    assert made["gradient_clipping"] == 0.3
+    assert made["bf16"]["enabled"]
+    assert made["tensor_parallel"] == {"autotp_size": 2}
+    assert made["wall_clock_breakdown"]
+    zero = made["zero_optimization"]
+    assert (zero["stage"], zero["offload_param"], zero["zero_hpz_partition_size"]) == (3, {"device": "cpu"}, 8)
+    assert (zero["overlap_comm"], zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (True, 7, 50_000_000)
+
+
+def test_a_missing_library_is_one_line_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(PluginError, match=r"needs the package deepspeed: pip install 'rlhf-host\[deepspeed\]'"):
+        DeepSpeedBackend(Options(), model=torch.nn.Linear(1, 1), role=RoleConfig(), total_updates=1)
+
+
+def test_a_run_in_one_process_learns_as_with_the_embedded_backend_and_resumes(rlhf, small_run, tmp_path):
+    flags = [*small_run, "--train.steps", "3", "--checkpoint.every", "2", "--train.minibatches", "2"]
+    rlhf.run(*flags, "--run-dir", tmp_path / "torch")
+    rlhf.run(*flags, "--run-dir", tmp_path / "zero", "--backend", "deepspeed", "--backend.zero-stage", "2")
+    plain, zero = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("torch", "zero"))
+    names = ("loss", "grad_norm", "lr", "reward", "mismatch/max", "kl/update")
+    for expected, found in zip(plain, zero, strict=True):
+        assert {name: found[name] for name in names if name in expected} == pytest.approx(
+            {name: expected[name] for name in names if name in expected}, rel=1e-2, abs=1e-4
+        )
+    import shutil
+
+    shutil.rmtree(tmp_path / "zero" / "checkpoints" / "step-000003")
+    rlhf.run("train", "--resume", tmp_path / "zero")
+    again = read_jsonl(tmp_path / "zero" / "metrics.jsonl")[-1]
+    assert {name: again[name] for name in names} == {name: zero[-1][name] for name in names}
+
+
+def test_stage_3_needs_an_engine_with_weights_of_its_own(rlhf, small_run, tmp_path):
+    flags = ("--run-dir", tmp_path / "run", "--backend", "deepspeed", "--backend.zero-stage", "3")
+    result = rlhf.run(*small_run, *flags, code=2)
+    assert "spreads the actor's weights" in result.stderr
+    assert "--backend.zero-stage 2" in result.stderr

@@ -1,0 +1,489 @@
+"""One optimizer batch has one gradient, on one rank or two, however it is sharded and whatever ZeRO spreads.
+
+Two processes are started once and serve every test: this file, run as a script, is their program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlhf_host import LossTerm, Metric, Needs, hookimpl
+from rlhf_host import functional as F
+from rlhf_host.backends.deepspeed import DeepSpeedBackend
+from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.torch import TorchBackend
+from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.loading import load_model
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.testing.models import write_tiny_model
+from rlhf_host.testing.tensors import make_batch
+from rlhf_host.training.reduction import Denominators, Metrics
+from rlhf_host.training.worker import Role, Worker
+
+KINDS = {
+    "torch": None,
+    "zero-0": {"zero_stage": 0},
+    "zero-1": {"zero_stage": 1},
+    "zero-2": {"zero_stage": 2},
+    "zero-2-offload": {"zero_stage": 2, "offload_optimizer": "cpu"},
+    "zero-3": {"zero_stage": 3, "param_persistence_threshold": 0},
+    "zero-3-persistent": {"zero_stage": 3, "param_persistence_threshold": 2000},
+    "zero-3-offload": {
+        "zero_stage": 3,
+        "param_persistence_threshold": 0,
+        "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+    },
+}
+WHOLE = [[0, 1, 2, 3, 4, 5, 6, 7]]
+SHARDS = {"uneven": [[0, 1, 2, 3, 4, 6], [5, 7]], "one empty": [WHOLE[0], []]}
+
+
+# --- what is trained, in every process ----------------------------------------------------------
+
+
+class Plugin:
+    """Policy gradient with an entropy bonus and a critic, both weighed by a statistic over all ranks."""
+
+    @hookimpl
+    def batch_statistics(self, role, outputs, batch):
+        found = outputs.values if role == "critic" else outputs.logprobs
+        if found is not None:
+            yield Metric("level", found, batch.loss_mask)
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        if 99 in batch.task_index.tolist():
+            raise ValueError("task 99 is cursed")
+        if 98 in batch.task_index.tolist():
+            yield LossTerm("steep", (outputs.logprobs * 0.0).abs().sqrt())  # 0, with a gradient that is not finite
+        if role == "critic":
+            yield LossTerm("value", (outputs.values - batch.returns) ** 2, aggregation="sequence-mean-token-mean")
+        else:
+            yield from F.policy_loss(outputs, batch, F.PolicyLossOptions())
+            yield LossTerm("entropy", -outputs.entropy * abs(batch.stats["level"]), coefficient=0.1)
+        yield Metric("rows", float(len(batch)), reduce="sum")
+
+
+def manager() -> PluginManager:
+    info = PluginInfo("extension", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
+    return PluginManager([Loaded("extension", "p", info, Plugin())])
+
+
+def batch(bad: str | None = None) -> Any:
+    """Eight rows of 1 to 12 tokens; ``bad`` spoils row 5, which the second rank has in uneven shards."""
+    made = make_batch([9, 4, 7, 1, 12, 5, 6, 2], groups=[0, 0, 0, 1, 1, 2, 2, 2], observations=True, vocabulary=40, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    made.advantages = torch.randn(made.action_mask.shape, generator=generator)
+    made.returns = torch.randn(made.action_mask.shape, generator=generator)
+    made.old_logprobs = made.sampler_logprobs * 0.9
+    made.loss_mask[3] = False
+    if bad == "plugin":
+        made.task_index[5] = 99
+    elif bad == "gradient":
+        made.task_index[5] = 98
+    elif bad == "loss":
+        made.advantages[5, 0] = float("inf")
+    return made
+
+
+class TorchWatched(TorchBackend):
+    gradients: list[torch.Tensor]
+
+    def _sum_gradients(self) -> None:
+        super()._sum_gradients()
+        self.gradients.append(torch.cat([p.grad.flatten() for p in self.parameters]))
+
+
+class ZeroWatched(DeepSpeedBackend):
+    gradients: list[torch.Tensor]
+
+    def step(self):
+        from deepspeed.utils import safe_get_full_grad
+
+        whole = {0: lambda p: p.grad, 3: lambda p: self.engine.optimizer.get_fp32_grad_for_param(p)}
+        found = [whole.get(self.options.zero_stage, safe_get_full_grad)(p) for p in self.parameters]
+        self.gradients.append(torch.cat([gradient.flatten().clone() for gradient in found]))
+        return super().step()
+
+
+def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
+    settings = RoleConfig(
+        model=str(model), device="cpu", lr=1e-4, adam_eps=1e-4, weight_decay=0.01, max_grad_norm=0.01, warmup_steps=2
+    )
+    loaded = load_model(settings, head="scalar" if name == "critic" else "lm", trainable=True)
+    if name == "critic":
+        loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+    cls, options = (TorchWatched, {}) if kind == "torch" else (ZeroWatched, KINDS[kind])
+    backend = cls(cls.Options(**options), model=loaded, role=settings, total_updates=10, ranks=ranks)
+    backend.gradients = []
+    return Role(name, loaded, backend)
+
+
+def worker_of(model: Path, ranks: Ranks, kind: str) -> Worker:
+    roles = {name: role_of(name, model, ranks, kind) for name in ("actor", "critic")}
+    needs = Needs(outputs=frozenset({"values", "entropy"}))
+    settings = TrainConfig(max_tokens_per_microbatch=24, replicas=1, shared_prefix="auto")
+    return Worker(roles, manager(), settings, needs, ranks)
+
+
+def weights_of(worker: Worker) -> dict[str, dict[str, torch.Tensor]]:
+    """Every role's whole weights, on rank 0."""
+    found = {name: role.backend.gathered(4000) for name, role in worker.roles.items()}
+    return {name: {key: value.clone() for bucket in found[name] for key, value in bucket} for name in found}
+
+
+def update(worker: Worker, data: Any, shards: list[list[int]]) -> tuple[dict[str, float], str | None]:
+    """One optimizer batch; metrics joined over ranks."""
+    mine = shards[worker.ranks.rank]
+    result = worker.update(data.select(mine), whole=Denominators.of(data), rows=mine)
+    whole = Metrics()
+    for share in worker.ranks.gather(result.metrics):
+        whole.join(share)
+    return whole.result(), result.refused
+
+
+def train(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, Any]:
+    """Three updates of the same batch."""
+    worker = worker_of(model, ranks, kind)
+    before = weights_of(worker)
+    metrics = [update(worker, batch(), shards)[0] for _ in range(3)]
+    gradients = {name: torch.stack(role.backend.gradients) for name, role in worker.roles.items()}
+    return {"before": before, "after": weights_of(worker), "metrics": metrics, "gradients": gradients}
+
+
+def spoil(ranks: Ranks, model: Path, kind: str) -> dict[str, Any]:
+    """Batches that fail on one rank, each in another way, then a good one."""
+    worker = worker_of(model, ranks, kind)
+    before = weights_of(worker)["actor"]
+    said = []
+    for bad in ("plugin", "loss", "gradient"):
+        try:
+            said.append(update(worker, batch(bad), SHARDS["uneven"])[1])
+        except RunError as failure:
+            said.append(str(failure))
+    after = weights_of(worker)["actor"]
+    for role in worker.roles.values():
+        role.backend.gradients.clear()
+    metrics, _ = update(worker, batch(), SHARDS["uneven"])
+    return {
+        "said": said,
+        "untouched": all(torch.equal(after[name], before[name]) for name in before),
+        "metrics": metrics,
+        "gradients": {name: role.backend.gradients[0] for name, role in worker.roles.items()},
+        "updates": worker.roles["actor"].backend.updates,
+    }
+
+
+def begin(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights after three updates, saved after the second."""
+    worker = worker_of(model, ranks, kind)
+    shards = SHARDS["uneven"] if ranks.size == 2 else WHOLE
+    for _ in range(2):
+        update(worker, batch(), shards)
+    for name, role in worker.roles.items():
+        if ranks.rank == 0:
+            (directory / name).mkdir(parents=True)
+        ranks.gather(None)
+        role.backend.save(directory / name)
+        role.backend.save_model(directory / f"{name}-model")
+    update(worker, batch(), shards)
+    return weights_of(worker)
+
+
+def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights after the third update, made by a worker that starts from what was saved."""
+    worker = worker_of(model, ranks, kind)
+    for name, role in worker.roles.items():
+        if kind == "torch":
+            saved = RoleConfig(model=str(directory / f"{name}-model"), device="cpu")
+            role.model.load_state_dict(load_model(saved, head=HEADS[name]).state_dict())
+        role.backend.load(directory / name)
+    update(worker, batch(), SHARDS["uneven"] if ranks.size == 2 else WHOLE)
+    return weights_of(worker)
+
+
+def refusal(ranks: Ranks, model: Path, kind: str, directory: Path) -> str:
+    try:
+        role_of("actor", model, ranks, kind).backend.load(directory / "actor")
+    except UserError as error:
+        return str(error)
+    return "loaded"
+
+
+HEADS = {"actor": "lm", "critic": "scalar"}
+
+
+def save(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, torch.Tensor]:
+    """The gathered weights of a model that is also written."""
+    role = role_of("actor", model, ranks, kind)
+    role.backend.save_model(directory)
+    return {name: value.clone() for bucket in role.backend.gathered(4000) for name, value in bucket}
+
+
+def buckets(ranks: Ranks, model: Path, kind: str, bucket_bytes: int) -> list[list[tuple[str, int]]]:
+    role = role_of("actor", model, ranks, kind)
+    return [[(name, value.nbytes) for name, value in bucket] for bucket in role.backend.gathered(bucket_bytes)]
+
+
+def infer(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Before and after an update, so that passes without gradient follow those with."""
+    worker = worker_of(model, ranks, kind)
+    mine = shards[ranks.rank]
+    first = worker.logprobs("actor", batch().select(mine))
+    update(worker, batch(), shards)
+    shard = batch().select(mine)
+    return {
+        "rows": mine,
+        "before": first,
+        "after": worker.logprobs("actor", shard),
+        "values": worker.values("critic", shard),
+        "scores": worker.scores("critic", shard),
+    }
+
+
+# --- the harness --------------------------------------------------------------------------------
+
+
+class Group:
+    """Ranks that run this file's functions: ``group(function, ...)`` gives what each returned."""
+
+    def __init__(self, directory: Path, size: int):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.logs = [directory / f"rank-{rank}.log" for rank in range(size)]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, str(rank), str(size), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.logs[rank].open("wb"),
+            )
+            for rank in range(size)
+        ]
+
+    def __call__(self, function: Any, *arguments: Any) -> list[Any]:
+        for process in self.processes:
+            pickle.dump((function.__name__, arguments), process.stdin)
+            process.stdin.flush()
+        answers = []
+        for process, log in zip(self.processes, self.logs, strict=True):
+            try:
+                ok, answer = pickle.load(process.stdout)
+            except EOFError:
+                pytest.fail(f"a rank ended:\n{log.read_text()[-3000:]}")
+            answers.append((ok, answer))
+        failed = [f"rank {rank}: {answer}" for rank, (ok, answer) in enumerate(answers) if not ok]
+        assert not failed, "\n".join(failed)
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def serve(rank: int, size: int, port: int) -> None:
+    answers = sys.stdout.buffer
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(sys.stderr):
+        ranks = Ranks.join(rank, size, "127.0.0.1", port, timeout_s=60.0)
+        with contextlib.suppress(EOFError):
+            while True:
+                name, arguments = pickle.load(sys.stdin.buffer)
+                try:
+                    answer = (True, globals()[name](ranks, *arguments))
+                except Exception:
+                    answer = (False, traceback.format_exc())
+                pickle.dump(answer, answers)
+                answers.flush()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    made = Group(tmp_path_factory.mktemp("pair"), 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    made = Group(tmp_path_factory.mktemp("single"), 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model):
+    """One rank, plain PyTorch: what all others are compared with."""
+    return train(Ranks(), tiny_model, "torch", WHOLE)
+
+
+def gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def change(run: dict[str, Any], role: str) -> torch.Tensor:
+    return torch.cat([(run["after"][role][name] - run["before"][role][name]).flatten() for name in sorted(run["before"][role])])
+
+
+# --- the same gradient --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_have_the_gradient_and_take_the_steps_of_one(pair, alone, tiny_model, kind, shards):
+    first, second = pair(train, tiny_model, kind, SHARDS[shards])
+    for role in ("actor", "critic"):
+        assert all(gradient.norm() > 0.01 for gradient in alone["gradients"][role]), "clipped at every step"
+        for found in (first, second):
+            assert gap(found["gradients"][role], alone["gradients"][role]) < 1e-5
+        assert first["before"][role].keys() == alone["before"][role].keys()
+        assert gap(change(first, role), change(alone, role)) < 1e-3
+    for found in (first, second):
+        assert found["metrics"] == [pytest.approx(metrics, rel=1e-4, abs=1e-5) for metrics in alone["metrics"]]
+
+
+@pytest.mark.parametrize("kind", ["zero-2", "zero-3"])
+def test_one_rank_alone_needs_no_group(single, alone, tiny_model, kind):
+    (found,) = single(train, tiny_model, kind, WHOLE)
+    for role in ("actor", "critic"):
+        assert gap(found["gradients"][role], alone["gradients"][role]) < 1e-5
+        assert gap(change(found, role), change(alone, role)) < 1e-3
+    assert found["metrics"] == [pytest.approx(metrics, rel=1e-4, abs=1e-5) for metrics in alone["metrics"]]
+
+
+def test_metrics_name_every_row_and_both_roles_once(alone):
+    metrics = alone["metrics"][0]
+    assert (metrics["rows"], metrics["critic/rows"]) == (8.0, 8.0)
+    assert {"grad_norm", "critic/grad_norm", "loss/entropy", "critic/loss/value", "ratio/max_log"} <= metrics.keys()
+    assert metrics["lr"] == pytest.approx(0.5e-4), "half-way through the warm-up"
+
+
+@pytest.mark.parametrize("kind", ["zero-2", "zero-3"])
+def test_tied_embeddings_have_one_gradient(pair, tmp_path, kind):
+    model = write_tiny_model(tmp_path / "tied", tied=True)
+    expected = train(Ranks(), model, "torch", WHOLE)
+    found, _ = pair(train, model, kind, SHARDS["uneven"])
+    assert gap(found["gradients"]["actor"], expected["gradients"]["actor"]) < 1e-5
+    assert gap(change(found, "actor"), change(expected, "actor")) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["torch", "zero-2", "zero-3"])
+def test_passes_without_gradient_take_shards_of_any_size(pair, tiny_model, kind):
+    expected = infer(Ranks(), tiny_model, "torch", WHOLE)
+    for name in ("before", "after", "values", "scores"):
+        for found in pair(infer, tiny_model, kind, SHARDS["one empty"]):
+            wanted = expected[name][found["rows"]]
+            assert found[name].shape[0] == len(found["rows"])
+            if len(found["rows"]):
+                assert torch.allclose(found[name], wanted, atol=1e-5)
+
+
+# --- what goes wrong on one rank ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zero-3-persistent"])
+def test_what_fails_on_one_rank_fails_on_all_and_leaves_no_trace(pair, alone, tiny_model, kind):
+    for found in pair(spoil, tiny_model, kind):
+        plugin, loss, gradient = found["said"]
+        assert "task 99 is cursed" in plugin
+        assert loss == "actor: the loss is inf" or loss == "actor: the loss is -inf"
+        assert "actor: the gradient norm is" in gradient
+        assert found["untouched"]
+        assert found["updates"] == 1, "the good batch's"
+        assert found["metrics"] == pytest.approx(alone["metrics"][0], rel=1e-4, abs=1e-5)
+        for role in ("actor", "critic"):
+            assert gap(found["gradients"][role], alone["gradients"][role][0]) < 1e-5
+
+
+# --- state --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zero-3-persistent"])
+def test_a_resumed_run_is_bit_for_bit_the_one_that_never_stopped(pair, tiny_model, tmp_path, kind):
+    whole, _ = pair(begin, tiny_model, kind, tmp_path)
+    resumed, _ = pair(go_on, tiny_model, kind, tmp_path)
+    for role in whole:
+        assert sum(value.numel() for value in whole[role].values()) > 20_000
+        assert all(torch.equal(whole[role][name], resumed[role][name]) for name in whole[role])
+
+
+@pytest.mark.parametrize("kind", ["zero-0", "zero-1", "zero-2", "zero-3"])
+def test_another_number_of_ranks_takes_up_a_checkpoint(pair, single, alone, tiny_model, tmp_path, kind):
+    for first, second in ((pair, single), (single, pair)):
+        directory = tmp_path / str(len(first.processes))
+        whole, resumed = first(begin, tiny_model, kind, directory)[0], second(go_on, tiny_model, kind, directory)[0]
+        for role in whole:
+            expected, found = ({**alone, "after": weights} for weights in (whole, resumed))
+            assert gap(change(found, role), change(expected, role)) < 1e-3
+        assert not list(directory.rglob("*universal*"))
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(single, tiny_model, tmp_path):
+    single(begin, tiny_model, "zero-2", tmp_path)
+    assert single(refusal, tiny_model, "zero-2", tmp_path) == ["loaded"]
+    (file,) = (tmp_path / "actor").rglob("*optim_states.pt")
+    torch.save({"optimizer_state_dict": Payload(tmp_path / "ran")}, file)
+    assert "running code from a checkpoint is refused" in single(refusal, tiny_model, "zero-2", tmp_path)[0]
+    assert not (tmp_path / "ran").exists()
+
+
+class Payload:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_what_a_checkpoint_cannot_be_resumed_with_is_said(single, tiny_model, tmp_path):
+    single(begin, tiny_model, "zero-2", tmp_path)
+    assert "written with zero_stage 2, this run has 1" in single(refusal, tiny_model, "zero-1", tmp_path)[0]
+    (tmp_path / "actor" / "shape.json").unlink()
+    assert "was not written by the deepspeed backend" in single(refusal, tiny_model, "zero-2", tmp_path)[0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["torch", "zero-2", "zero-3", "zero-3-persistent"])
+def test_gathered_weights_are_the_whole_state_tied_heads_included(pair, tmp_path, kind, tied):
+    source = write_tiny_model(tmp_path / "source", tied=tied)
+    expected = AutoModelForCausalLM.from_pretrained(source).state_dict()
+    found, _ = pair(save, source, kind, tmp_path / "saved")
+    assert found.keys() == expected.keys()
+    assert "lm_head.weight" in found
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
+    assert all(torch.equal(written[name], value) for name, value in expected.items())
+
+
+def test_stage_3_gathers_no_more_than_a_bucket_at_a_time(pair, tiny_model):
+    found, elsewhere = pair(buckets, tiny_model, "zero-3", 10_000)
+    sizes = [sum(size for _, size in bucket) for bucket in found]
+    largest = max(size for bucket in found for _, size in bucket)
+    assert max(sizes) <= max(10_000, largest)
+    assert len(sizes) > 5
+    assert elsewhere == [[]] * len(found), "other ranks take part and keep nothing"
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""``rlhf replay``: other rewards and advantages for saved trajectories, and what they change."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_host.training.trajectories import read_steps
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def row(group: str, sample: int, text: str, reward: float | None, **values) -> dict:
+    """A trajectory of characters, as other programs may write it: the least that is needed."""
+    ids = [ord(char) for char in text]
+    segments = [
+        {"kind": "prompt", "token_ids": [63]},
+        {"kind": "action", "token_ids": ids, "logprobs": [-0.5] * len(ids), "versions": [0] * len(ids)},
+    ]
+    made = {"step": 1, "episode_id": f"{group}-{sample}", "group_id": group, "sample": sample, "segments": segments}
+    return made | {"prompt": "?", "text": text, "label": "x", "reward": reward} | values
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two groups of three; ``vowels`` gives an eighth for each vowel."""
+    rows = [
+        *(
+            row("a", sample, text, reward)
+            for sample, (text, reward) in enumerate([("aaaa", 1.0), ("aabb", 0.0), ("bbbb", 0.5)])
+        ),
+        *(row("b", sample, text, reward) for sample, (text, reward) in enumerate([("ee", 0.0), ("ee", 0.0), ("ee", 3.0)])),
+    ]
+    return write(tmp_path / "saved.jsonl", rows)
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path
+
+
+@pytest.fixture
+def replay(rlhf_here):
+    def run(*arguments, code=0):
+        result = rlhf_here("replay", *arguments)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return json.loads(result.stdout) if "--json" in arguments else result.output
+
+    return run
+
+
+def pairs(found, name):
+    return [(each[name]["old"], each[name]["new"]) for each in found["trajectories"]]
+
+
+def test_rewards_are_given_anew(replay, saved):
+    found = replay(saved, "--reward", "vowels", "--json")
+    assert pairs(found, "reward") == [(1.0, 0.5), (0.0, 0.25), (0.5, 0.0), (0.0, 0.25), (0.0, 0.25), (3.0, 0.25)]
+    summary = found["summary"]
+    assert summary["reward_mean"] == {"old": 0.75, "new": 0.25}
+    assert (summary["trajectories"], summary["rewards_changed"], summary["unjudged"]) == (6, 6, {"old": 0, "new": 0})
+
+
+def test_weights_are_those_given_now(replay, saved):
+    found = replay(saved, "--reward", "vowels", "--reward.vowels.weight", "4", "--json")
+    assert [new for _, new in pairs(found, "reward")] == [2.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_advantages_before_and_after(replay, saved):
+    """RLOO by hand: the reward less the mean of the group's two others."""
+    found = replay(saved, "--reward", "vowels", "--algo", "rloo", "--json")
+    assert [old for old, _ in pairs(found, "advantage")] == pytest.approx([0.75, -0.75, 0.0, -1.5, -1.5, 3.0])
+    assert [new for _, new in pairs(found, "advantage")] == pytest.approx([0.375, 0.0, -0.375, 0.0, 0.0, 0.0])
+    assert found["summary"]["old_advantages"] == "recomputed from the saved rewards"
+    assert found["summary"]["advantages_changed"] == 6
+
+
+def test_an_algorithm_alone_keeps_the_rewards(replay, saved):
+    found = replay(saved, "--algo", "grpo", "--json")
+    assert all(old == new for old, new in pairs(found, "reward"))
+    group = [new for _, new in pairs(found, "advantage")][:3]
+    assert group == pytest.approx([1.0, -1.0, 0.0], abs=1e-4)
+
+
+def test_a_file_with_advantages_shows_those_as_old(replay, tmp_path):
+    rows = [row("a", i, "aa", float(i), advantage=advantage) for i, advantage in enumerate([0.5, -0.25])]
+    found = replay(write(tmp_path / "own.jsonl", rows), "--algo", "rloo", "--json")
+    assert pairs(found, "advantage") == [(0.5, -1.0), (-0.25, 1.0)]
+    assert found["summary"]["old_advantages"] == "as saved"
+    assert found["summary"]["advantages_flipped"] == 2
+
+
+def test_what_a_filter_would_drop_is_told_and_left_out(replay, saved, tmp_path):
+    found = replay(
+        *(saved, "--reward", "vowels", "--with", "dynamic_filtering", "--algo", "rloo", "--json", "--output", "kept.jsonl")
+    )
+    # In group b every answer has the same score, so it teaches nothing.
+    assert [each["dropped"] is not None for each in found["trajectories"]] == [False] * 3 + [True] * 3
+    assert [new for _, new in pairs(found, "advantage")][3:] == [None] * 3
+    assert found["summary"]["dropped"] == 3
+    (step,) = read_steps(Path("kept.jsonl"))
+    assert [(each.group_id, each.reward) for each in step.rows] == [("a", 0.5), ("a", 0.25), ("a", 0.0)]
+    assert step.weights == {"vowels": 1.0}
+
+
+def test_what_an_extension_does_to_rewards_and_masks(replay, tmp_path):
+    rows = [row("a", i, "aaaa", 1.0, finish_reason="length" if i else "stop") for i in range(2)]
+    path = write(tmp_path / "cut.jsonl", rows)
+    found = replay(path, "--with", "stop_properly", "--with.stop_properly.coef", "0.25", "--json")
+    assert pairs(found, "reward") == [(1.0, 1.0), (1.0, 0.25)]
+    found = replay(path, "--with", "overlong_masking", "--algo", "grpo", "--json")
+    assert [each["masked"] for each in found["trajectories"]] == [False, True]
+
+
+def test_a_reward_that_cannot_judge_says_so(replay, saved):
+    found = replay(saved, "--reward", "picky", "--json")
+    assert found["summary"]["unjudged"] == {"old": 0, "new": 2}
+    assert found["trajectories"][0]["unjudged"] == "picky: could not judge"
+    found = replay(saved, "--reward", "broken", "--json")
+    assert found["trajectories"][0]["unjudged"] == "broken: ConnectionError: the judge is down"
+
+
+def test_the_table_shows_what_changed_most(replay, saved):
+    output = replay(saved, "--reward", "vowels", "--algo", "rloo", "--rows", "1")
+    lines = output.splitlines()
+    assert lines[0].split() == ["step", "group", "sample", "answer", "label", "reward", "advantage"]
+    assert lines[1].split() == ["1", "b", "2", "ee", "x", "3", "→", "0.25", "3", "→", "0"]
+    assert "... and 5 more, which changed no more than these (--rows 0 shows all)" in output
+    assert len(replay(saved, "--reward", "vowels", "--rows", "0").splitlines()) > len(lines)
+
+
+def test_no_model_is_loaded(rlhf, saved):
+    """Not even named: the texts are in the file."""
+    out = rlhf.run("replay", saved, "--reward", "vowels", "--algo", "rloo", "--json").stdout
+    assert json.loads(out)["summary"]["trajectories"] == 6
+
+
+def test_a_role_is_loaded_when_a_plugin_asks_for_it(replay, rlhf_here, small_run, tiny_model):
+    """KL in the reward against the very model that sampled is zero: advantages stay, and the roles were there."""
+    rolled = rlhf_here("rollout", *small_run[3:], "--output", "rolled.jsonl")
+    assert rolled.exit_code == 0, rolled.output
+    flags = ("rolled.jsonl", "--algo", "rloo", "--kl.coef", "0.5", "--json")
+    assert "ask the role reference, beside the actor's tokenizer: give --actor.model PATH" in rlhf_here("replay", *flags).output
+    found = replay(*flags, "--actor.model", tiny_model)
+    assert [new for _, new in pairs(found, "advantage")] == pytest.approx([old for old, _ in pairs(found, "advantage")])
+    plain = replay("rolled.jsonl", "--algo", "rloo", "--json")
+    assert [new for _, new in pairs(found, "advantage")] == pytest.approx(
+        [new for _, new in pairs(plain, "advantage")], abs=1e-5
+    )
+
+
+def test_scored_anew_a_file_is_trained_on(replay, rlhf_here, small_run):
+    """Rollouts first, the reward later: the same as a run that had both."""
+    flags = [*small_run[5:]]
+    assert rlhf_here("rollout", *flags, "--output", "bare.jsonl").exit_code == 0
+    replay("bare.jsonl", "--reward", "vowels", "--output", "scored.jsonl")
+    common = (*small_run, "--train.steps", "1")
+    for name, more in (("read", ("--from-trajectories", "scored.jsonl")), ("sampled", ())):
+        result = rlhf_here(*common, "--run-dir", name, *more)
+        assert result.exit_code == 0, result.output
+    read, sampled = (json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("read", "sampled"))
+    for name in ("loss", "grad_norm", "reward/mean", "advantages/std"):
+        assert read[name] == sampled[name]
+
+
+def test_a_text_that_is_not_in_the_file_needs_the_model(replay, tmp_path):
+    several = row("a", 0, "aa", 1.0)
+    several["segments"] += [{"kind": "observation", "token_ids": [1]}, {**several["segments"][1], "token_ids": [98, 98]}]
+    output = replay(write(tmp_path / "turns.jsonl", [several]), "--reward", "vowels", "--json")
+    assert "give the model that they come from, --actor.model PATH" in output["trajectories"][0]["unjudged"]
+
+
+def test_what_cannot_be_replayed_is_refused(replay, saved, rlhf_here):
+    assert "no file is given: rlhf replay FILE" in replay("--reward", "vowels", code=2)
+    assert "nothing is chosen to replay with" in replay(saved, code=2)
+    assert "no such file or directory; did you mean 'saved.jsonl'?" in replay("save.jsonl", "--algo", "rloo", code=2)
+    assert "--rows few: how many trajectories to show" in replay(saved, "--algo", "rloo", "--rows", "few", code=2)
+    assert "no such flag" in replay(saved, "--algo", "rloo", "--trian.steps", "3", code=2)
+    assert "there is such a file already" in replay(saved, "--algo", "rloo", "--output", saved, code=2)

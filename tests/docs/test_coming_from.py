@@ -1,0 +1,145 @@
+"""The flag tables: names on the left are in the published packages, names on the right are ours."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_host.config.flags import known_flags
+from rlhf_host.config.sections import MANY, SINGLE
+from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.options import describe_options
+from rlhf_host.plugins.selection import find, load, options_model
+
+from .conftest import DOCS, ROOT
+
+ORACLES = ROOT / ".oracles"
+CONTROL = {"resume", "config", "preset"}
+CHOSEN_BY = {"reward": "reward", "with": "extension", "tracker": "tracker"}
+
+
+def rows():
+    """``(section, theirs, ours)`` of every table of the page, each a list of what stands in backticks."""
+    found, section = [], ""
+    for line in (DOCS / "coming-from.md").read_text().splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| `"):
+            found.append((section, re.findall(r"`([^`]+)`", cells[0]), re.findall(r"`([^`]+)`", cells[1])))
+    return found
+
+
+def theirs(section):
+    return sorted({name for where, names, _ in rows() if where == section for name in names})
+
+
+def ours():
+    return sorted({text for _, _, texts in rows() for text in texts})
+
+
+def oracle(name):
+    path = ORACLES / name / name
+    if not path.is_dir():
+        pytest.skip("make oracles fetches the published packages")
+    return path
+
+
+def test_there_is_a_table_for_each():
+    assert [section for section in dict.fromkeys(row[0] for row in rows())] == ["OpenRLHF", "TRL", "verl"]
+    assert len(rows()) > 100
+    assert all(names and flags for _, names, flags in rows())
+
+
+def test_openrlhf_has_these_arguments():
+    source = (oracle("openrlhf") / "cli/train_ppo_ray.py").read_text()
+    known = set(re.findall(r"[\"'](--[\w.]+)[\"']", source))
+    known |= {
+        prefix + rest for rest in re.findall(r"f[\"']--\{prefix\}([\w.]+)[\"']", source) for prefix in ("--actor", "--critic")
+    }
+    choices = set(re.findall(r"[\"'](\w+)[\"']", source))
+    for text in theirs("OpenRLHF"):
+        flag, *values = text.split()
+        assert flag in known, flag
+        assert set(values) <= choices, text
+
+
+def test_trl_has_these_arguments():
+    folder = oracle("trl")
+    known, values = set(), set()
+    base = Path(importlib.util.find_spec("transformers").origin).parent / "training_args.py"  # what its configurations inherit
+    for path in (
+        base,
+        "trainer/grpo_config.py",
+        "trainer/rloo_config.py",
+        "trainer/model_config.py",
+        "scripts/utils.py",
+        "scripts/grpo.py",
+    ):
+        source = (folder / path).read_text()
+        values |= set(re.findall(r"\w+", source))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                known |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
+    for text in theirs("TRL"):
+        name, *given = text.split()
+        assert name in known, name
+        assert set(given) <= values, text
+
+
+def test_verl_has_these_keys():
+    tree = yaml.safe_load((oracle("verl") / "trainer/config/_generated_ppo_trainer.yaml").read_text())
+    for key in theirs("verl"):
+        value = tree
+        for part in key.split("."):
+            assert part in value, key
+            value = value[part]
+
+
+@pytest.mark.parametrize("text", ours())
+def test_our_side_exists(text):
+    words = text.split()
+    while words:
+        flag = words.pop(0).removeprefix("--")
+        value = words.pop(0) if words and not words[0].startswith("--") else None
+        assert exists(flag, value), f"--{flag} {value or ''}"
+
+
+def exists(flag, value):
+    head, *rest = flag.split(".")
+    if flag in CONTROL:
+        return True
+    if head in {*SINGLE, *CHOSEN_BY} and not rest:
+        kind = SINGLE.get(head) or CHOSEN_BY[head]
+        return value is None or find(kind, value) is not None
+    if head in SINGLE:
+        kind = SINGLE[head]
+        return any(rest[0] in options(info) for info in discover() if info.kind == kind)
+    if head in CHOSEN_BY:
+        return rest == ["ALIAS", "weight"] or rest[1] in options(find(CHOSEN_BY[head], rest[0]))
+    if head == "data" and rest[:1] == ["SOURCE"]:
+        return f"data.{rest[1]}" in known_flags() or rest[1] in ("subset", "split")
+    known = set(known_flags())
+    return flag in known and (value is None or takes(flag, value))
+
+
+def options(info):
+    return {option.name.replace("_", "-") for option in describe_options(options_model(load(info)))} | {
+        option.name for option in describe_options(options_model(load(info)))
+    }
+
+
+def takes(flag, value):
+    """Whether the setting's type has the value among its choices."""
+    text = (DOCS / "reference/configuration.md").read_text()
+    (kind,) = re.findall(rf"^\| `--{re.escape(flag)}` \| `(.*?)` \|", text, re.M)
+    return repr(value) in kind or "str" in kind
+
+
+def test_every_selection_of_the_schema_is_understood_here():
+    assert {*SINGLE, *(("with" if key == "extensions" else key) for key in MANY)} == {*SINGLE, *CHOSEN_BY}

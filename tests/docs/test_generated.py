@@ -1,0 +1,62 @@
+"""Generated pages are what the code says, and leave nothing out."""
+
+from __future__ import annotations
+
+import re
+
+from rlhf_host.config.flags import known_flags
+from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.discovery import GROUPS
+
+from .conftest import DOCS, GENERATED, ROOT
+
+
+def test_generated_pages_are_current(generator):
+    assert generator.outdated() == [], "run: python scripts/generate_docs.py"
+
+
+def test_generated_pages_say_so(generator):
+    assert all(text.startswith(GENERATED) for text in generator.pages().values())
+
+
+def test_every_setting_has_a_type_a_default_and_a_description(generator):
+    text = (DOCS / "reference/configuration.md").read_text()
+    rows = re.findall(r"^\| `--([\w.*-]+)` \| (.*?) \| (.*?) \| (.*) \|$", text, re.M)
+    shown = {name: (kind, default, about) for name, kind, default, about in rows}
+    settings = {name for name in known_flags() if not name.startswith("eval.data.")}
+    roles = {name for name in settings if name.partition(".")[0] in ("critic", "reference", "reward-model", "teacher")}
+    plugins = {"algo", "agent", "engine", "backend", "runtime", "sync", "reward", "with", "tracker", "eval.reward"}
+    settings -= roles | plugins | {"data", "eval.data"}  # repeatable, with settings of their own
+    assert settings - shown.keys() == set()
+    silent = [name for name in settings if not all(shown[name])]
+    assert silent == [], "write Field(default, description=...) in config/schema.py"
+
+
+def test_every_command_has_its_help(generator):
+    text = (DOCS / "reference/commands.md").read_text()
+    for path in generator.command_paths():
+        assert f"\n## {' '.join(('rlhf', *path))}\n" in text
+
+
+def test_the_catalogue_has_every_plugin_of_the_project(generator):
+    text = (DOCS / "catalogue.md").read_text()
+    rows = list(generator.published())
+    assert {row["kind"] for row in rows} <= set(GROUPS)
+    for row in rows:
+        flag = "--kl.coef" if row["name"] == "kl" else f"{generator.FLAGS[row['kind']]} {row['name']}"
+        (line,) = re.findall(rf"^\| `{re.escape(flag)}` \| `{row['distribution']}` \| (.+) \|$", text, re.M)
+        assert len(line) > 10, f"{row['name']} says nothing of itself: {line!r}"
+
+
+def test_the_install_lines_and_the_catalogue_agree(generator):
+    offered = {(kind, name): distribution for kind, names in CATALOGUE.items() for name, distribution in names.items()}
+    published = {
+        (row["kind"], row["name"]): row["distribution"] for row in generator.published() if row["distribution"] != "rlhf-host"
+    }
+    assert offered == published
+
+
+def test_the_readme_names_every_plugin_that_is_published_beside_the_host(generator):
+    text = (ROOT / "README.md").read_text()
+    named = {row["name"] for row in generator.published() if row["distribution"] != "rlhf-host"}
+    assert {name for name in named if f"`{name}`" not in text} == set()

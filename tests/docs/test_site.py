@@ -1,0 +1,70 @@
+"""The site builds in strict mode, without a network, and asks nobody else for anything."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import DOCS, PAGES, ROOT
+
+LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\bsrc=[\"']?([^\"'> ]+)|<link[^>]*\bhref=[\"']?([^\"'> ]+)[^>]*>", re.I)
+
+# No socket can be opened: what is fetched at build time would fail here.
+OFFLINE = """
+import socket, sys
+def refuse(*_, **__):
+    raise OSError("the documentation is built without a network")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
+from mkdocs.__main__ import cli
+sys.argv = ["mkdocs", *sys.argv[1:]]
+cli()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-c", OFFLINE, "build", "--strict", "--site-dir", folder]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_built_and_stands_in_the_navigation(site):
+    def flat(items):
+        for item in items:
+            for value in item.values() if isinstance(item, dict) else [item]:
+                yield from flat(value) if isinstance(value, list) else [value]
+
+    nav = set(flat(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    pages = {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)}
+    assert nav == pages, "mkdocs.yml lists every page of docs/, and nothing else"
+    for page in pages:
+        html = site / page.removesuffix(".md") / "index.html"
+        assert html.is_file() or (site / page.replace(".md", ".html")).is_file() or page.endswith("index.md")
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    outside = set()
+    for page in site.rglob("*.html"):
+        for match in LOADED.finditer(page.read_text(encoding="utf-8")):
+            address = match[1] or match[2]
+            canonical = 'rel="canonical"' in match[0]
+            if re.match(r"(https?:)?//", address) and not canonical:
+                outside.add(address)
+    for style in site.rglob("*.css"):
+        outside |= set(re.findall(r"url\((https?://[^)]+)\)", style.read_text(encoding="utf-8")))
+    assert outside == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_pages_speak_of_the_project_alone(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.])/(tmp|work|home|root)/", text)
+    assert text.count("```") % 2 == 0
+    assert Path(page).read_bytes().endswith(b"\n")

@@ -1,0 +1,75 @@
+"""A Ray runtime with two actor ranks, a critic apart and two engines: started once, because starting is what takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rlhf_host.config.plan import build_plugins, complete, merge_needs
+from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RayConfig, RoleConfig, RunConfig
+from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.runtimes.local import LocalRuntime
+
+pytest.importorskip("ray")  # imported before the run sets anything, as a notebook may
+
+RAY = RayConfig(num_cpus=5, num_gpus=0, object_store_mb=200)
+
+
+@dataclass
+class Started:
+    """A runtime, and an event loop to await things on."""
+
+    runtime: Any
+    loop: asyncio.AbstractEventLoop
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 240))
+
+
+def start(runtime: Any, config: RunConfig) -> Started:
+    manager = build_plugins(config)
+    tokenizer = load_tokenizer(config.roles["actor"])
+    runtime.start(config=config, manager=manager, needs=merge_needs(manager), tokenizer=tokenizer, total_updates=100, models={})
+    return Started(runtime, asyncio.new_event_loop())
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model, prompts, tmp_path_factory) -> RunConfig:
+    role = RoleConfig(model=str(tiny_model), lr=1e-3, adam_eps=1e-4)
+    return complete(
+        RunConfig(
+            roles={"actor": role, "critic": role},
+            algo=PluginChoice(plugin="ppo"),
+            reward={"maths": PluginChoice(plugin="math_verifier")},
+            data=DataConfig(sources=[DataSource(path=str(prompts))]),
+            train={"threads": 1},
+            runtime=PluginChoice(plugin="ray"),
+            placement=["actor+rollout=2", "critic=1"],
+            ray=RAY,
+            run_dir=str(tmp_path_factory.mktemp("run")),
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def ray_runtime(config) -> Iterator[Started]:
+    from rlhf_host.runtimes.ray import RayRuntime
+
+    started = start(RayRuntime(RayRuntime.Options()), config)
+    yield started
+    started.wait(started.runtime.close())
+    started.loop.close()
+
+
+@pytest.fixture
+def local_runtime(config) -> Iterator[Started]:
+    """The same roles in this process: what groups of workers are compared with."""
+    here = config.model_copy(update={"runtime": PluginChoice(plugin="local"), "sync": PluginChoice(plugin="in_process")})
+    started = start(LocalRuntime(LocalRuntime.Options()), here)
+    yield started
+    started.wait(started.runtime.close())
+    started.loop.close()

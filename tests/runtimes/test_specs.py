@@ -1,0 +1,85 @@
+"""Plugins in other processes: the same name, distribution and version, or an error that names both versions."""
+
+import dataclasses
+import platform
+import shutil
+
+import pytest
+
+from rlhf_host import hookimpl
+from rlhf_host.config.plan import build_plugins, complete
+from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig
+from rlhf_host.errors import PluginError
+from rlhf_host.runtimes.specs import check_host, load_protocol, make_manager, protocol_spec, worker_specs
+
+
+@pytest.fixture
+def config(tiny_model, prompts):
+    return complete(
+        RunConfig(
+            roles={"actor": RoleConfig(model=str(tiny_model))},
+            algo=PluginChoice(plugin="grpo", options={"clip_eps": 0.3}),
+            reward={"maths": PluginChoice(plugin="math_verifier")},
+            extensions={"tis": PluginChoice(plugin="tis")},
+            data=DataConfig(sources=[DataSource(path=str(prompts))]),
+            kl={"coef": 0.1, "place": "loss"},
+        )
+    )
+
+
+def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
+    manager = build_plugins(config)
+    specs = worker_specs(config, manager)
+    assert [(spec.kind, spec.name) for spec in specs] == [("algo", "grpo"), ("extension", "tis"), ("extension", "kl")]
+    made = make_manager(specs)
+    assert [item.key for item in made.loaded] == ["algo:grpo", "extension:tis", "extension:kl"]
+    for item in made.loaded:
+        assert item.plugin.options == manager.by_key[item.key].plugin.options
+        assert item.plugin is not manager.by_key[item.key].plugin
+
+
+def test_another_version_over_there_is_an_error_that_names_both(config, reward_plugins, tmp_path, monkeypatch):
+    spec = worker_specs(config, build_plugins(config))[0]
+    with pytest.raises(PluginError) as error:
+        make_manager([dataclasses.replace(spec, version="9.9")])
+    assert str(error.value) == (
+        f"algo 'grpo': the controller has rlhf-plugin-grpo 9.9, and {platform.node()} has {spec.version};"
+        " install the same version on every node"
+    )
+
+
+def test_a_plugin_upgraded_on_one_node_is_noticed(config, reward_plugins, tmp_path, monkeypatch):
+    """The other node's metadata decide, not what the controller thinks is there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        shutil.copytree(reward_plugins, place)
+    metadata = there / "test_rewards-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
+    monkeypatch.syspath_prepend(str(here))
+    spec = protocol_spec("reward", PluginChoice(plugin="vowels"))
+    monkeypatch.syspath_prepend(str(there))
+    with pytest.raises(PluginError, match=r"the controller has test-rewards 1\.0, and .* has 1\.1"):
+        load_protocol(spec)
+
+
+def test_a_plugin_that_is_not_there_is_named_with_its_version(config):
+    spec = protocol_spec("backend", config.backend)
+    with pytest.raises(PluginError, match=r"backend 'nowhere': the controller has rlhf-host .*, and on .* it cannot be used"):
+        load_protocol(dataclasses.replace(spec, name="nowhere"))
+
+
+def test_another_host_is_refused_first():
+    with pytest.raises(PluginError, match=r"the controller has rlhf-host 0\.1, and .* has "):
+        check_host("0.1")
+
+
+def test_a_plugin_that_is_a_python_object_cannot_travel(config):
+    class Mine:
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            return []
+
+    config.algo = PluginChoice(plugin="python:mine")
+    manager = build_plugins(config, given={("algo", "mine"): Mine()})
+    with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
+        worker_specs(config, manager)

@@ -1,0 +1,112 @@
+"""Who failed is named, nobody is waited for beyond the deadline, and engines of this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.types import SyncTarget
+from rlhf_host.weight_sync import rounds
+from rlhf_host.weight_sync.broadcast import Broadcast
+from rlhf_host.weight_sync.in_process import InProcess
+from rlhf_host.weight_sync.ipc import IPC
+from rlhf_host.weight_sync.local import LocalSource
+from rlhf_host.weight_sync.rounds import OtherEndGone, together
+
+
+async def succeed():
+    return "done"
+
+
+async def fail(message, kind=RunError):
+    raise kind(message)
+
+
+async def hang():
+    await asyncio.Event().wait()
+
+
+def test_all_results_come_back_by_name():
+    assert asyncio.run(together("sync", {"trainer": succeed(), "e0": succeed()}, 60)) == {"trainer": "done", "e0": "done"}
+
+
+@pytest.mark.parametrize(("at_fault", "shown"), [("trainer", "the trainer"), ("e1", "engine e1")])
+def test_who_is_at_fault_is_named_and_not_those_it_took_along(at_fault, shown, monkeypatch):
+    monkeypatch.setattr(rounds, "GRACE_S", 0.01)
+    jobs = {name: fail("connection closed", OtherEndGone) for name in ("trainer", "e0", "e1")}
+    jobs[at_fault].close()
+    with pytest.raises(RunError) as raised:
+        asyncio.run(together("sync", jobs | {at_fault: fail("out of memory"), "e2": hang()}, 60))
+    assert str(raised.value) == f"sync failed: {shown}: out of memory"
+
+
+def test_those_not_done_by_the_deadline_are_named():
+    with pytest.raises(RunError, match=r"sync was not done after 0.05 s: still waiting for engine e1 \(--sync.timeout-s\)"):
+        asyncio.run(together("sync", {"trainer": succeed(), "e0": succeed(), "e1": hang()}, 0.05))
+
+
+class Stub:
+    """An engine as far as a sync of this process is concerned."""
+
+    def __init__(self, model=None, machine="here"):
+        self.model, self.version, self.machine = model, -1, machine
+
+    def set_version(self, version):
+        self.version = version
+
+    async def run(self, function, **arguments):
+        return {"machine": self.machine, "device": "cpu", "gpu": None, "size": 1}
+
+
+def test_in_process_moves_nothing_but_the_version():
+    model = torch.nn.Linear(2, 2)
+    plugin, engine = InProcess(InProcess.Options()), Stub(model)
+    plugin.sync_connect([SyncTarget("local", engine)])
+    plugin.sync_weights(LocalSource(model), 3)
+    assert engine.version == 3
+
+
+def test_in_process_refuses_engines_with_weights_of_their_own():
+    plugin, engine = InProcess(InProcess.Options()), Stub()
+    plugin.sync_connect([SyncTarget("e0", engine)])
+    with pytest.raises(
+        RunError, match="engine e0 holds weights of its own: in_process cannot update it; choose another --sync"
+    ):
+        plugin.sync_weights(LocalSource(torch.nn.Linear(2, 2)), 3)
+    assert engine.version == -1
+
+
+def test_sending_to_an_engine_that_shares_the_module_is_refused():
+    model = torch.nn.Linear(2, 2)
+
+    async def scenario():
+        plugin = Broadcast(Broadcast.Options())
+        await plugin.sync_connect([SyncTarget("local", Stub(model))])
+        await plugin.sync_weights(LocalSource(model), 0)
+
+    with pytest.raises(UserError, match=r"engine local samples from the trainer's own weights.*--sync in_process"):
+        asyncio.run(scenario())
+
+
+def test_ipc_refuses_an_engine_on_another_machine():
+    async def scenario():
+        plugin = IPC(IPC.Options())
+        await plugin.sync_connect([SyncTarget("e0", Stub(machine="elsewhere"))])
+        await plugin.sync_weights(LocalSource(torch.nn.Linear(2, 2)), 0)
+
+    with pytest.raises(UserError, match=r"engine e0 is not on the trainer's machine.*--sync broadcast"):
+        asyncio.run(scenario())
+
+
+def test_nccl_is_for_gpus_that_are_each_anothers():
+    def found(*gpus):
+        return [{"machine": "m", "device": "cuda" if gpu else "cpu", "gpu": gpu, "size": 1} for gpu in gpus]
+
+    choose = Broadcast(Broadcast.Options()).choose
+    assert choose(found("a", "b", "c")) == {"backend": "nccl", "size": 3}
+    assert choose(found("a", "a"))["backend"] == "gloo"  # NCCL refuses two ranks on one GPU
+    assert choose(found("a", None))["backend"] == "gloo"
+    assert Broadcast(Broadcast.Options(backend="gloo")).choose(found("a", "b"))["backend"] == "gloo"

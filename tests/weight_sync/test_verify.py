@@ -1,0 +1,107 @@
+"""The probe after a sync: agreement passes, a sync that did not happen does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from conftest import train
+
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.forward import forward
+from rlhf_host.testing.models import tiny_tokenizer
+from rlhf_host.types import SyncTarget
+from rlhf_host.weight_sync.broadcast import Broadcast
+from rlhf_host.weight_sync.checkpoint import Checkpoint
+from rlhf_host.weight_sync.in_process import InProcess
+from rlhf_host.weight_sync.ipc import IPC
+from rlhf_host.weight_sync.local import LocalSource
+from rlhf_host.weight_sync.verify import probe_prompt, verified_syncs, verify_sync
+
+
+def actor(model):
+    """``logprobs(trajectories)`` as a role gives them."""
+
+    async def logprobs(trajectories):
+        found = []
+        for row in trajectories:
+            ids = torch.tensor([row.segments[1].token_ids])
+            with torch.no_grad():
+                found.append(forward(model, [row.prompt_ids], ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0].tolist())
+        return found
+
+    return logprobs
+
+
+PROMPT = probe_prompt(tiny_tokenizer(), 512)
+
+
+@pytest.mark.parametrize("way", ["broadcast", "ipc", "checkpoint"])
+def test_a_skipped_sync_is_caught(way, engines, models, load, connect):
+    async def scenario():
+        model = load()
+        source, targets = LocalSource(model), [SyncTarget(f"e{i}", engine) for i, engine in enumerate(engines)]
+        for engine in engines:
+            await engine.build(models[False])
+        plugin = await connect(way, engines)
+        await plugin.sync_weights(source, 0)
+        assert await verify_sync(targets, actor(model), 0, PROMPT) <= 1e-5
+
+        with torch.no_grad():  # about as far as a few updates go
+            for parameter in model.parameters():
+                parameter.add_(1e-3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        for engine in engines:
+            await engine.pretend(1)
+        with pytest.raises(
+            RunError, match=r"engine e0 does not have the trainer's weights of version 1.*differ by .*sync.verify"
+        ):
+            await verify_sync(targets, actor(model), 1, PROMPT)
+
+        await plugin.sync_weights(source, 2)
+        assert await verify_sync(targets, actor(model), 2, PROMPT) <= 1e-5
+        await plugin.sync_close()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_was_left_out_is_named(engines, models, load, connect):
+    async def scenario():
+        model = load()
+        for engine in engines:
+            await engine.build(models[False])
+        plugin = await connect("ipc", engines)
+        await plugin.sync_weights(LocalSource(model), 0)
+        train(model, 1)
+        await plugin.sync_connect([SyncTarget("e0", engines[0])])
+        await plugin.sync_weights(LocalSource(model), 1)
+        targets = [SyncTarget(f"e{i}", engine) for i, engine in enumerate(engines)]
+        with pytest.raises(RunError, match=r"engine e1 samples under version \[0\] after the sync of version 1"):
+            await verify_sync(targets, actor(model), 1, PROMPT)
+        await plugin.sync_close()
+
+    asyncio.run(scenario())
+
+
+def test_the_probe_spans_several_blocks_of_a_prefix_cache_and_is_always_the_same():
+    assert len(PROMPT) == 320
+    assert probe_prompt(tiny_tokenizer(), 512) == PROMPT
+    assert not set(PROMPT) & set(tiny_tokenizer().all_special_ids)
+
+
+def test_a_short_context_gets_a_probe_that_fits():
+    assert len(probe_prompt(tiny_tokenizer(), 96)) == 96 - 8 - 1
+
+
+@pytest.mark.parametrize("given", ["auto", "on", "off", True, False, 0, 3])
+def test_every_sync_takes_the_setting(given):
+    for plugin in (InProcess, Broadcast, IPC, Checkpoint):
+        assert plugin.Options(verify=given).verify == given
+
+
+def test_the_setting():
+    assert [verified_syncs(setting) for setting in ("auto", "off", False, "3", 5)] == [2, 0, 0, 3, 5]
+    assert verified_syncs("on") == verified_syncs(True) == float("inf")
+    assert [verified_syncs(setting, moved=False) for setting in ("auto", "3")] == [0, 3]
+    with pytest.raises(UserError, match=r"sync.verify is 'sometimes': use auto"):
+        verified_syncs("sometimes")
