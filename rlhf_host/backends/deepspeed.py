@@ -52,7 +52,7 @@ class DeepSpeedBackend:
         model: trainable parameters in fp32, the same on every rank.
         role: learning rate, schedule, clipping.
         total_updates: optimizer updates of the whole run, for the schedule.
-        ranks: the processes that share the batch; torch's default group has to be theirs.
+        ranks: the processes that share the batch; torch's default group has to be theirs, times ``autotp_size``.
     """
 
     even_passes = True
@@ -86,7 +86,9 @@ class DeepSpeedBackend:
         zero_hpz_partition_size: PositiveInt = Field(
             1, description="ZeRO++: ranks that keep a second whole copy of the weights between them, such as a node's (stage 3)"
         )
-        autotp_size: PositiveInt = Field(1, description="AutoTP: ranks that split every layer and see the same rows")
+        autotp_size: PositiveInt = Field(
+            1, description="AutoTP: neighbouring processes that split every layer and are given the same rows (stages 1 and 2)"
+        )
         extra: dict[str, Any] = Field(default_factory=dict, description="merged into DeepSpeed's configuration")
 
         @model_validator(mode="after")
@@ -104,6 +106,8 @@ class DeepSpeedBackend:
             if self.zero_stage < 3 and any(spread.values()):
                 name = next(name for name, wanted in spread.items() if wanted)
                 raise ValueError(f"{name} needs zero_stage 3")
+            if self.autotp_size > 1 and self.zero_stage not in (1, 2):
+                raise ValueError(f"autotp_size {self.autotp_size} needs zero_stage 1 or 2")
             if owned := [key for key in OWNED if key in self.extra]:
                 raise ValueError(f"extra sets {owned[0]}, which follows from the role's settings and the batch: leave it out")
             return self
@@ -116,6 +120,8 @@ class DeepSpeedBackend:
         self.total_updates = total_updates
         self.updates = 0
         self.device = next(model.parameters()).device
+        if options.precision == "fp16" and self.device.type == "cpu":
+            raise UserError("precision fp16 needs a GPU: take bf16 or fp32")
         deepspeed = _library(self.device)
         _enter_group(self.ranks, self.device, options.autotp_size)
         head = examine(model)
@@ -125,6 +131,8 @@ class DeepSpeedBackend:
             self.engine, *_ = deepspeed.initialize(
                 model=passes, optimizer=self._optimizer(deepspeed), config=configuration(options, role)
             )
+        if options.autotp_size > 1:
+            self.engine.first_dataloader_check.remove()  # would send the first pass's function to other ranks
         if options.zero_stage == 3:
             for parameter in head:
                 deepspeed.zero.register_external_parameter(passes.head, parameter)
@@ -187,13 +195,14 @@ class DeepSpeedBackend:
 
     @property
     def _shape(self) -> dict[str, Any]:
-        return {"zero_stage": self.options.zero_stage, "ranks": self.ranks.size, "precision": self.options.precision}
+        chosen = {name: getattr(self.options, name) for name in ("zero_stage", "precision", "autotp_size")}
+        return {**chosen, "ranks": self.ranks.size}
 
     def save(self, directory: Path) -> None:
         """DeepSpeed's own checkpoint, a file per rank."""
         state = {"updates": self.updates, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
         self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
-        if self.ranks.rank == 0:
+        if self._first:
             (directory / SHAPE).write_text(json.dumps(self._shape))
 
     def load(self, directory: Path) -> None:
@@ -202,7 +211,8 @@ class DeepSpeedBackend:
         Another number of ranks is fine: the checkpoint goes through DeepSpeed's universal form then, once more on the disk.
         """
         saved = _read_shape(directory)
-        for name in ("zero_stage", "precision"):
+        fixed = ("zero_stage", "precision", "autotp_size") if self.options.autotp_size == 1 else self._shape
+        for name in fixed:
             if saved.get(name) != self._shape[name]:
                 raise UserError(
                     f"{directory} was written with {name} {saved.get(name)}, this run has {self._shape[name]}: resume with the same"
@@ -252,34 +262,48 @@ class DeepSpeedBackend:
         return loaded
 
     def save_model(self, directory: Path) -> None:
-        if self.options.zero_stage < 3:
-            if self.ranks.rank == 0:
+        if not self._in_pieces:
+            if self._first:
                 self.model.save_pretrained(directory)  # type: ignore[operator]
             return
         whole: dict[str, Tensor] = {}
         for bucket in self.gathered(2**28):
-            whole |= {name: tensor.cpu() for name, tensor in bucket}
-        if self.ranks.rank == 0:
+            if self._first:
+                whole |= {name: tensor.cpu() for name, tensor in bucket}
+        if self._first:
             self.model.save_pretrained(directory, state_dict=whole)  # type: ignore[operator]
 
     def gathered(self, bucket_bytes: int) -> Iterator[Bucket]:
-        """All weights in buckets; under stage 3 a bucket's worth is whole at a time, and only rank 0 gets to see it."""
-        if self.options.zero_stage < 3:
-            yield from in_buckets(named_weights(self.model), bucket_bytes)
-            return
+        """All weights in buckets; where they are in pieces, a bucket's worth is whole at a time."""
+        if self.options.autotp_size > 1:
+            return in_buckets(_joined(self.model), bucket_bytes)
+        if self.options.zero_stage == 3:
+            return self._fetched(bucket_bytes)
+        return in_buckets(named_weights(self.model), bucket_bytes)
+
+    def _fetched(self, bucket_bytes: int) -> Iterator[Bucket]:
+        """Stage 3: only rank 0 keeps what all of them fetch."""
         import deepspeed
 
         for names, parameters in _buckets(self.model, bucket_bytes):
             with deepspeed.zero.GatheredParameters(parameters):
                 bucket: Bucket = []
                 for parameter, known_as in zip(parameters, names, strict=True):
-                    if self.ranks.rank == 0:
+                    if self._first:
                         copy = parameter.detach().clone()
                         bucket += [(name, copy) for name in known_as]
             yield bucket
-        whole = dict(self.model.named_buffers())
-        if buffers := [(name, tensor) for name, tensor in named_weights(self.model) if name in whole]:
-            yield buffers if self.ranks.rank == 0 else []
+        if buffers := _buffers(self.model):
+            yield buffers if self._first else []
+
+    @property
+    def _first(self) -> bool:
+        """Whether this process writes for all; with AutoTP there are several of rank 0."""
+        return dist.get_rank() == 0
+
+    @property
+    def _in_pieces(self) -> bool:
+        return self.options.zero_stage == 3 or self.options.autotp_size > 1
 
     # --- sharing a device -------------------------------------------------------------------------
 
@@ -366,6 +390,23 @@ def _inside(module: nn.Module) -> Callable[..., dict[str, Tensor]]:
         }
 
     return call
+
+
+def _buffers(model: nn.Module) -> Bucket:
+    kept = dict(model.named_buffers(remove_duplicate=False))
+    return [(name, tensor) for name, tensor in named_weights(model) if name in kept]
+
+
+def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model that AutoTP has split, one module's at a time."""
+    from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+    for prefix, module in model.named_modules():
+        own = dict(module.named_parameters(prefix, recurse=False))
+        with GatherReplacedLayerParams(list(own.values()), module):
+            copies = [(name, parameter.detach().clone()) for name, parameter in own.items()]
+        yield from copies
+    yield from _buffers(model)
 
 
 def _buckets(model: nn.Module, bucket_bytes: int) -> Iterator[tuple[list[list[str]], list[Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 from typing import Any
 
 import torch
@@ -24,13 +25,11 @@ class Ranks:
         """Meet the others at ``address:port``, where rank 0 listens. The group is torch's default one."""
         if size == 1:
             return cls()
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{address}:{port}",
-            rank=rank,
-            world_size=size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-        )
+        timeout = datetime.timedelta(seconds=timeout_s)
+        # Left to itself the store listens on all interfaces.
+        listener = socket.create_server((address, port)).detach() if rank == 0 else None
+        store = dist.TCPStore(address, port, size, rank == 0, timeout, master_listen_fd=listener)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         return cls(rank, size, dist.group.WORLD)
 
     def gather(self, value: Any) -> list[Any]:

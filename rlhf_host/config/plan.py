@@ -134,7 +134,7 @@ def _stay_here(config: RunConfig) -> None:
     for key in PROTOCOLS:
         if getattr(config, key).plugin.rpartition(":")[2] in EXTRAS:
             setattr(config, key, getattr(RunConfig(), key))
-            config.sync = RunConfig().sync
+            config.sync, config.placement = RunConfig().sync, RunConfig().placement
     config.train.replicas = 1
     config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, 7 * 24 * 3600.0)
 

@@ -48,6 +48,7 @@ KINDS = {
         "offload_param": "cpu",
     },
 }
+SPLIT = {"zero-1-split": {"zero_stage": 1, "autotp_size": 2}}
 WHOLE = [[0, 1, 2, 3, 4, 5, 6, 7]]
 SHARDS = {"uneven": [[0, 1, 2, 3, 4, 6], [5, 7]], "one empty": [WHOLE[0], []]}
 
@@ -127,7 +128,7 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     loaded = load_model(settings, head="scalar" if name == "critic" else "lm", trainable=True)
     if name == "critic":
         loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
-    cls, options = (TorchWatched, {}) if kind == "torch" else (ZeroWatched, KINDS[kind])
+    cls, options = (TorchWatched, {}) if kind == "torch" else (ZeroWatched, (KINDS | SPLIT)[kind])
     backend = cls(cls.Options(**options), model=loaded, role=settings, total_updates=10, ranks=ranks)
     backend.gradients = []
     return Role(name, loaded, backend)
@@ -214,6 +215,15 @@ def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, di
         role.backend.load(directory / name)
     update(worker, batch(), SHARDS["uneven"] if ranks.size == 2 else WHOLE)
     return weights_of(worker)
+
+
+def split(ranks: Ranks, model: Path, directory: Path) -> dict[str, Any]:
+    """Both processes are one data-parallel rank, and each has half of every layer."""
+    found = train(Ranks(), model, "zero-1-split", WHOLE)
+    role = role_of("actor", model, Ranks(), "zero-1-split")
+    role.backend.save_model(directory)
+    found["layer"] = tuple(role.model.model.layers[0].mlp.up_proj.weight.shape)
+    return found
 
 
 def refusal(ranks: Ranks, model: Path, kind: str, directory: Path) -> str:
@@ -397,6 +407,23 @@ def test_passes_without_gradient_take_shards_of_any_size(pair, tiny_model, kind)
             assert found[name].shape[0] == len(found["rows"])
             if len(found["rows"]):
                 assert torch.allclose(found[name], wanted, atol=1e-5)
+
+
+def test_layers_split_by_autotp_take_the_same_steps_and_come_out_whole(alone, tiny_model, tmp_path):
+    # Processes of their own: DeepSpeed keeps its groups for as long as a process lives.
+    halves = Group(tmp_path, 2)
+    try:
+        found, other = halves(split, tiny_model, tmp_path / "saved")
+    finally:
+        halves.close()
+    assert found["layer"] == (32, 32), "half of 64 rows"
+    for role in ("actor", "critic"):
+        assert gap(change(found, role), change(alone, role)) < 1e-3
+        assert gap(change(other, role), change(alone, role)) < 1e-3
+    assert found["metrics"] == [pytest.approx(metrics, rel=1e-4, abs=1e-5) for metrics in alone["metrics"]]
+    expected = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
+    assert all(torch.equal(written[name], value) for name, value in expected.items())
 
 
 # --- what goes wrong on one rank ----------------------------------------------------------------
