@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf_host.directories import remove_directory, write_directory
 from rlhf_host.errors import RunError, UserError
 
 _STEP = re.compile(r"step-(\d{6,})")
@@ -39,43 +39,6 @@ class Checkpoint:
 
     def role(self, name: str) -> Path:
         return self.path / "model" if name == "actor" else self.path / "roles" / name
-
-
-def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``path`` by filling a hidden sibling, syncing it to disk and renaming; an older ``path`` is replaced last."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    fill(aside)
-    for directory, _, files in os.walk(aside):
-        for name in files:
-            _sync(Path(directory) / name)
-        _sync(Path(directory))
-    old = path.with_name(f".{path.name}.old")
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    aside.rename(path)
-    _sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def remove_directory(path: Path) -> None:
-    """Rename first, so that a killed removal never leaves half a directory under its name."""
-    if path.exists():
-        old = path.with_name(f".{path.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def checkpoint_dirs(run_dir: Path) -> list[tuple[int, Path]]:

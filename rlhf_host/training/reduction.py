@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -181,19 +181,11 @@ class Metrics:
 
     def merge(self, other: Metrics) -> None:
         """Take in another optimizer batch's metrics: means weigh by count, a batch's sums become one value each in a mean."""
-        for name, (total, count) in other._sums.items():
-            mine = self._sums.get(name, (0.0, 0.0))
-            self._sums[name] = (mine[0] + total, mine[1] + count)
+        self.join(replace(other, _totals={}))
         for name, value in other._totals.items():
             # A batch's sum (a loss term's shares) is one observation among the step's updates.
             mine = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = (mine[0] + value, mine[1] + 1)
-        for name, value in other._low.items():
-            self._low[name] = min(self._low.get(name, math.inf), value)
-        for name, value in other._high.items():
-            self._high[name] = max(self._high.get(name, -math.inf), value)
-        for name, sums in other._weights.items():
-            self._weigh(name, sums)
 
     def result(self) -> dict[str, float]:
         means = {name: total / count for name, (total, count) in self._sums.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlhf_host.directories import flush, remove_directory
 from rlhf_host.engines.loading import Loader
 from rlhf_host.errors import RunError
 from rlhf_host.weight_sync.access import Weights
@@ -45,12 +45,12 @@ def write(
         aside.mkdir(parents=True)
         size = _write_shards(aside, renamed(buckets, rename), dtype, version)
         if path.exists():  # another run's
-            _remove(path)
+            remove_directory(path)
         aside.rename(path)
-        _flush(path.parent)
+        flush(path.parent)
         for old in versions(directory)[:-keep]:
             if old < version:
-                _remove(version_directory(directory, old))
+                remove_directory(version_directory(directory, old))
         return size
     finally:
         for _ in buckets:  # gathering is collective: the other ranks go on to the end
@@ -64,13 +64,13 @@ def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: str | None,
         name = f"model-{number + 1:05d}.safetensors"
         whole = _apart(cast(bucket, None if dtype is None else dtype_of(dtype)))
         save_file(whole, directory / name, metadata={"format": "pt"})
-        _flush(directory / name)
+        flush(directory / name)
         where.update(dict.fromkeys(whole, name))
         size += sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
     index = {"metadata": {"total_size": size, "version": version}, "weight_map": where}
     (directory / INDEX).write_text(json.dumps(index, indent=1))
-    _flush(directory / INDEX)
-    _flush(directory)
+    flush(directory / INDEX)
+    flush(directory)
     return size
 
 
@@ -101,19 +101,3 @@ def _shards(path: Path, where: Mapping[str, str]) -> Iterator[Bucket]:
     for shard in sorted(set(where.values())):
         with safe_open(path / shard, framework="pt") as file:
             yield [(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
-
-
-def _remove(path: Path) -> None:
-    """Renamed first, so that no half of a version ever stands under its name."""
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    path.rename(old)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
