@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-wheels lint docs smollm2 oracles learning-matrix clean
+.PHONY: help setup setup-distributed quickstart test test-wheels lint docs smollm2 oracles learning-matrix results clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
@@ -67,6 +67,9 @@ oracles: setup ## compare every formula with the published code of trl, verl and
 
 learning-matrix: setup ## train every algorithm and every policy loss on the quickstart task: under an hour
 	$(VENV)/bin/python benchmarks/learning_matrix.py
+
+results: setup-distributed ## train the quickstart task on four runtimes and compare the curves: 15 minutes
+	$(VENV)/bin/python benchmarks/learning_curves.py
 
 clean: ## remove .venv and what builds and tools leave behind
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -1,40 +1,52 @@
 """The controller's own time per trajectory, with engines that answer at once: rollout bookkeeping, scoring, tensors, advantages.
 
     python benchmarks/driver.py [--sizes 1000 10000 100000] [--json]
+    python benchmarks/driver.py --runtime ray [--engines 2]
 
 Eight samples a prompt, eight tokens each, RLOO and ``math_verifier``. What must not happen is a time per trajectory that grows
-with the batch: ``growth`` is the largest size's over the smallest's.
+with the batch: ``growth`` is the largest size's over the smallest's. On Ray the engines are actors and the batch is dealt out
+over two ranks (``update``); ``CPU`` is what this process computed, in all its threads, without what
+it waited for.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from rlhf_host import __version__
 from rlhf_host.config.plan import build_plugins
-from rlhf_host.config.schema import DataConfig, PluginChoice, RolloutConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, PluginChoice, RayConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
 from rlhf_host.rollouts.collect import Collector, Draw
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.eventloop import EventLoop
+from rlhf_host.training.run import rare_collection
 from rlhf_host.types import Sampling, ScoreContext, Task
 
 SAMPLES = 8
+RANKS = 2
+
+Answers = dict[tuple[int, ...], list[int]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 10000, 100000], help="trajectories per step")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--runtime", choices=["local", "ray"], default="local")
+    parser.add_argument("--engines", type=int, default=2, help="on Ray")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,38 +60,93 @@ def main() -> None:
         for index, task in enumerate(list(ArithmeticTasks(ArithmeticTasks.Options()).load_tasks("train", 0))[:1000])
     ]
     answers = {task.prompt_ids: [*tokenizer(task.ground_truth)["input_ids"], tokenizer.eos_token_id] for task in tasks}
-    engine = ScriptedEngine(lambda ids, key: answers[tuple(ids)])
-    episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(8), 64)
-    collector = Collector(episodes, manager, RolloutConfig(), n=SAMPLES, seed=0, split="train")
-    events = EventLoop()
-    gc.collect()
-    gc.freeze()
+    with local(answers) if options.runtime == "local" else on_ray(answers, options.engines) as (engine, update):
+        episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(8), 64)
+        collector = Collector(episodes, manager, RolloutConfig(), n=SAMPLES, seed=0, split="train")
+        events = EventLoop()
 
-    def step(size: int) -> dict[str, float]:
-        engine.calls.clear()
-        drawn = cycle(tasks)
-        started = time.perf_counter()
-        collected = events.run(collector.fill(lambda: Draw(next(drawn), 0), size // SAMPLES, ScoreContext()))
-        rolled = time.perf_counter()
-        experience = make_experience(collected.groups, {"math_verifier": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
-        made = time.perf_counter()
-        apply_rewards(experience, manager)
-        manager.one("compute_advantages", experience=experience)
-        done = time.perf_counter()
-        return {"rollout": rolled - started, "tensors": made - rolled, "advantages": done - made, "all": done - started}
+        def step(size: int) -> dict[str, float]:
+            drawn = cycle(tasks)
+            computed, started = time.process_time(), time.perf_counter()
+            collected = events.run(collector.fill(lambda: Draw(next(drawn), 0), size // SAMPLES, ScoreContext()))
+            rolled = time.perf_counter()
+            experience = make_experience(collected.groups, {"math_verifier": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+            made = time.perf_counter()
+            apply_rewards(experience, manager)
+            experience.advantages = manager.one("compute_advantages", experience=experience).advantages
+            judged = time.perf_counter()
+            update(experience)
+            done = time.perf_counter()
+            cpu = time.process_time() - computed
+            parts = {
+                "rollout": rolled - started,
+                "tensors": made - rolled,
+                "advantages": judged - made,
+                "update": done - judged,
+            }
+            return {**parts, "all": done - started, "CPU": cpu}
 
-    step(options.sizes[0])
-    results = {}
-    for size in options.sizes:
-        rounds = [step(size) for _ in range(options.rounds)]
-        results[size] = {phase: statistics.median(r[phase] for r in rounds) / size * 1e6 for phase in rounds[0]}
-        print(f"{size:>7} trajectories: " + ", ".join(f"{phase} {value:.1f} µs" for phase, value in results[size].items()))
-    growth = results[options.sizes[-1]]["all"] / results[options.sizes[0]]["all"]
-    print(f"growth of the time per trajectory: {growth:.2f}")
+        results = {}
+        with rare_collection():
+            step(options.sizes[0])
+            for size in options.sizes:
+                rounds = [step(size) for _ in range(options.rounds)]
+                results[size] = {phase: statistics.median(r[phase] for r in rounds) / size * 1e6 for phase in rounds[0]}
+                told = ", ".join(f"{phase} {value:.1f} µs" for phase, value in results[size].items())
+                print(f"{size:>7} trajectories: {told}", flush=True)
+        events.close()
+    growth = {what: results[options.sizes[-1]][what] / results[options.sizes[0]][what] for what in ("all", "CPU")}
+    print(f"growth of the time per trajectory: {growth['all']:.2f}, of the CPU time {growth['CPU']:.2f}")
     if options.json:
-        print(json.dumps({"growth": round(growth, 3), "microseconds": results}))
-    events.close()
+        print(json.dumps({"growth": round(growth["all"], 3), "growth_cpu": round(growth["CPU"], 3), "microseconds": results}))
     manager.close()
+
+
+@contextmanager
+def local(answers: Answers) -> Iterator[tuple[Any, Any]]:
+    """An engine in this process, and what happens to a batch."""
+    yield scripted(answers), lambda experience: None
+
+
+@contextmanager
+def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
+    """Engines and ranks as the Ray runtime has them, but that what they would compute is there at once."""
+    from rlhf_host.runtimes.engine_pool import EnginePool
+    from rlhf_host.runtimes.ray_actors import EngineActor, EngineSetup
+    from rlhf_host.runtimes.ray_cluster import RayCluster
+    from rlhf_host.runtimes.specs import protocol_spec
+    from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup
+    from rlhf_host.training.reduction import Metrics
+    from rlhf_host.training.worker import Update
+
+    class Engine(EngineActor):
+        def __init__(self, answers: Answers):
+            super().__init__()
+            self.engine = scripted(answers)
+
+    class Rank:
+        def update(self, shard: Any, whole: Any, first: bool) -> tuple[Update, float]:
+            return Update(Metrics()), 0.0
+
+    cluster = RayCluster(RayConfig(num_cpus=count + RANKS, num_gpus=0, object_store_mb=1000))
+    cluster.start()
+    try:
+        import ray
+
+        setup = EngineSetup(__version__, protocol_spec("engine", PluginChoice(plugin="transformers")), RoleConfig(), 0, 1)
+        engines = [ray.remote(Engine).options(num_cpus=1, max_concurrency=10_000).remote(answers) for _ in range(count)]
+        pool = EnginePool([(str(number), engine, setup) for number, engine in enumerate(engines)])
+        pool.start(ray.get([engine.start.remote(setup) for engine in engines]))
+        pool.synced(0)
+        ranks = [ray.remote(Rank).options(num_cpus=1).remote() for _ in range(RANKS)]
+        yield pool, RemoteTrainer([WorkerGroup("actor", ranks, ("actor",), ("actor",))], unit_rows=False).update
+    finally:
+        cluster.stop()
+
+
+def scripted(answers: Answers) -> ScriptedEngine:
+    """It keeps nothing of what it was asked."""
+    return ScriptedEngine(lambda ids, key: answers[tuple(ids)], calls=deque(maxlen=0), expected=deque(maxlen=0))  # type: ignore[arg-type]
 
 
 def cycle(tasks: list[Task]) -> Iterator[Task]:

@@ -1,6 +1,7 @@
 """Seconds per RL step against TRL's GRPOTrainer: same weights, prompts, batch, lengths, hardware and threads, in turn.
 
     python benchmarks/step_vs_trl.py --peer-python PATH [--case tiny-fixed --case tiny-ragged --case smollm2] [--rounds 3] [--json]
+    python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray --case tiny-fixed
 
 ``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``tiny-*`` make a 0.6M-parameter Llama (16 prompts × 8 samples
 × 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides
@@ -46,6 +47,15 @@ CASES = {
     "smollm2": Case(4, 8, 64, 3, ragged=False, model="models/SmolLM2-135M-Instruct"),
 }
 
+RUNTIMES = {
+    "local": [],
+    "ray": ["--backend", "torch", "--engine", "transformers"],
+    "ray-deepspeed": ["--backend", "deepspeed", "--backend.zero-stage", "2", "--engine", "transformers"],
+    "ray-vllm": ["--backend", "torch", "--engine", "vllm"],
+    "ray-deepspeed-vllm": ["--backend", "deepspeed", "--backend.zero-stage", "2", "--engine", "vllm"],
+}
+"""Name → flags, without those that follow from the number of threads."""
+
 REWARD = '''"""Counts sevens."""
 from pydantic import BaseModel
 from rlhf_host import hookimpl
@@ -69,6 +79,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--model", help="model directory for the case smollm2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: bfloat16 autocast on both sides")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="local", help="ours; ray: torch and transformers in Ray actors")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     peak = matmul_gflops(options.threads)
@@ -88,7 +99,7 @@ def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, pe
     phases: list[dict[str, float]] = []
     for number in range(options.rounds):
         peers.append(run_peer(case, inputs, options))
-        rows = run_ours(case, inputs, folder / f"run-{number}", options)
+        rows = run_ours(case, inputs, folder / f"run-{number}", options.runtime, options.threads, options.device)
         ours.append(statistics.median(row["time/step"] for row in rows))
         phases += rows
         print(
@@ -129,7 +140,11 @@ def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: flo
         print(f"  {phase:<10} {row.get(f'time/{phase}', 0.0):.3f} s{note}")
 
 
-def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, options: argparse.Namespace) -> list[dict[str, float]]:
+def run_ours(
+    case: Case, inputs: dict[str, Any], run_dir: Path, runtime: str, threads: int, device: str = "cpu"
+) -> list[dict[str, float]]:
+    """The rows of ``metrics.jsonl`` without the first step's."""
+    each = threads if runtime == "local" else 1
     command = [sys.executable, "-m", "rlhf_host.cli.main", "train", "--algo", "rloo", "--reward", "sevens"]
     settings = {
         "reward.sevens.length": case.new_tokens,
@@ -140,16 +155,21 @@ def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, options: argpars
         "rollout.max-new-tokens": case.new_tokens,
         "train.batch-size": case.prompts,
         "train.steps": case.steps,
-        "train.threads": options.threads,
-        "actor.device": options.device,
+        "train.threads": each,
+        "actor.device": device,
         "checkpoint.final": "false",
         "run-dir": run_dir,
     }
     for key, value in settings.items():
         command += [f"--{key}", str(value)]
+    command += RUNTIMES[runtime]
+    if runtime != "local":
+        command += ["--runtime", "ray", "--ray.num-cpus", str(2 * threads), "--ray.object-store-mb", "200"]
+        command += ["--placement", f"actor={threads}", "--placement", f"rollout={threads}"]
+        command += ["--ray.num-gpus", "0"] if device == "cpu" else []
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": str(options.threads),
+        "OMP_NUM_THREADS": str(each),
         "PYTHONPATH": f"{inputs['plugin']}:{ROOT}",
         "HF_HUB_OFFLINE": "1",
     }

@@ -18,6 +18,10 @@ class RunError(Exception):
     """A run had to stop for a reason of its own (rewards failing, non-finite loss): exit code 1, no traceback."""
 
 
+class LostError(RunError):
+    """A process or machine of the run is gone, and what it held with it: the run can go on from its last checkpoint."""
+
+
 def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:
     """``; did you mean 'a' or 'b'?``, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
-import os
 import pickle
 import shutil
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
+from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
+from rlhf_host.backends.deepspeed_setup import DeepSpeedOptions, configuration, enter_group, library, refuse
 from rlhf_host.backends.protocol import StepResult
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch import decayed_groups, learning_rate
 from rlhf_host.backends.weights import Bucket, in_buckets, named_weights
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import PluginError, RunError, UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.forward import Route, examine, set_route
-
-TAG = "state"
-SHAPE = "shape.json"
-OWNED = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-)
-"""Keys of DeepSpeed's configuration that follow from the role and the batch."""
 
 
 class DeepSpeedBackend:
@@ -52,67 +38,23 @@ class DeepSpeedBackend:
         model: trainable parameters in fp32, the same on every rank.
         role: learning rate, schedule, clipping.
         total_updates: optimizer updates of the whole run, for the schedule.
-        ranks: the processes that share the batch; torch's default group has to be theirs, times ``autotp_size``.
+        ranks: the processes that share the batch; torch's default group has to be theirs.
     """
+
+    Options = DeepSpeedOptions
 
     even_passes = True
     """At every stage: gradients are reduced in the backward pass, below stage 2 in the last one, so no rank may be without."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-        zero_stage: Literal[0, 1, 2, 3] = Field(
-            2, description="what is spread over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
-        )
-        precision: Literal["fp32", "bf16", "fp16"] = Field(
-            "fp32",
-            description="weights in forward passes, with an fp32 copy in the optimizer for 16 bits; with fp32, train.autocast"
-            " chooses the precision of products. fp16 finds its loss scale by steps that overflow: train.on_nonfinite skip",
-        )
-        optimizer: Literal["torch", "deepspeed"] = Field(
-            "torch", description="AdamW by PyTorch, or DeepSpeed's own, whose operators are compiled at the first use"
-        )
-        offload_optimizer: Literal["none", "cpu"] = Field(
-            "none", description="keep optimizer state in CPU memory (stages 1 to 3)"
-        )
-        offload_param: Literal["none", "cpu"] = Field("none", description="keep weights in CPU memory (stage 3)")
-        reduce_bucket_size: PositiveInt = Field(50_000_000, description="numbers reduced at once")
-        allgather_bucket_size: PositiveInt = Field(50_000_000, description="numbers gathered at once; stage 3: fetched ahead")
-        param_persistence_threshold: int = Field(
-            100_000, ge=0, description="stage 3: weights of at most so many numbers stay whole on every rank"
-        )
-        zero_quantized_weights: bool = Field(False, description="ZeRO++: gather weights in 8 bits (stage 3)")
-        zero_quantized_gradients: bool = Field(False, description="ZeRO++: reduce gradients in 4 bits between nodes (stage 3)")
-        zero_hpz_partition_size: PositiveInt = Field(
-            1, description="ZeRO++: ranks that keep a second whole copy of the weights between them, such as a node's (stage 3)"
-        )
-        autotp_size: PositiveInt = Field(
-            1, description="AutoTP: neighbouring processes that split every layer and are given the same rows (stages 1 and 2)"
-        )
-        extra: dict[str, Any] = Field(default_factory=dict, description="merged into DeepSpeed's configuration")
-
-        @model_validator(mode="after")
-        def _together(self) -> DeepSpeedBackend.Options:
-            if self.zero_stage == 0 and self.precision != "fp32":
-                raise ValueError(f"precision {self.precision} needs zero_stage 1 to 3, which keep an fp32 copy of the weights")
-            if self.zero_stage == 0 and self.offload_optimizer != "none":
-                raise ValueError("offload_optimizer needs zero_stage 1 to 3")
-            spread = {
-                "offload_param": self.offload_param != "none",
-                "zero_quantized_weights": self.zero_quantized_weights,
-                "zero_quantized_gradients": self.zero_quantized_gradients,
-                "zero_hpz_partition_size": self.zero_hpz_partition_size > 1,
-            }
-            if self.zero_stage < 3 and any(spread.values()):
-                name = next(name for name, wanted in spread.items() if wanted)
-                raise ValueError(f"{name} needs zero_stage 3")
-            if self.autotp_size > 1 and self.zero_stage not in (1, 2):
-                raise ValueError(f"autotp_size {self.autotp_size} needs zero_stage 1 or 2")
-            if owned := [key for key in OWNED if key in self.extra]:
-                raise ValueError(f"extra sets {owned[0]}, which follows from the role's settings and the batch: leave it out")
-            return self
-
-    def __init__(self, options: Options, *, model: nn.Module, role: RoleConfig, total_updates: int, ranks: Ranks | None = None):
+    def __init__(
+        self,
+        options: DeepSpeedOptions,
+        *,
+        model: nn.Module,
+        role: RoleConfig,
+        total_updates: int,
+        ranks: Ranks | None = None,
+    ):
         self.options = options
         self.ranks = ranks or Ranks()
         self.model = model
@@ -120,10 +62,9 @@ class DeepSpeedBackend:
         self.total_updates = total_updates
         self.updates = 0
         self.device = next(model.parameters()).device
-        if options.precision == "fp16" and self.device.type == "cpu":
-            raise UserError("precision fp16 needs a GPU: take bf16 or fp32")
-        deepspeed = _library(self.device)
-        _enter_group(self.ranks, self.device, options.autotp_size)
+        refuse(options, self.device, self.ranks)
+        deepspeed = library(self.device)
+        enter_group(self.ranks, self.device)
         head = examine(model)
         passes = _Passes(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -138,6 +79,10 @@ class DeepSpeedBackend:
                 deepspeed.zero.register_external_parameter(passes.head, parameter)
         # What is known of a model lives as long as the model does, and must not keep it alive.
         set_route(model, Route(passes=_inside(self.engine), head=_inside(passes.head)))
+
+    @staticmethod
+    def parts(options: DeepSpeedOptions) -> int:
+        return options.autotp_size
 
     def _optimizer(self, deepspeed: Any) -> torch.optim.Optimizer:
         groups = decayed_groups(self.parameters, self.role.weight_decay)
@@ -167,6 +112,8 @@ class DeepSpeedBackend:
         if norm is None:
             norm = float(self.engine.get_global_grad_norm())
         applied = bool(self.engine.was_step_applied())
+        if not applied:
+            self.discard()  # in 16 bits with optimizer state in CPU memory DeepSpeed keeps what has overflowed
         self.updates += applied
         return StepResult(norm, rate, applied=applied)
 
@@ -206,13 +153,13 @@ class DeepSpeedBackend:
             (directory / SHAPE).write_text(json.dumps(self._shape))
 
     def load(self, directory: Path) -> None:
-        """Raises ``UserError`` when another backend, stage or precision wrote the checkpoint, or when it holds more than data.
+        """Raises ``UserError`` when another backend or precision wrote the checkpoint, or when it holds more than data.
 
-        Another number of ranks is fine: the checkpoint goes through DeepSpeed's universal form then, once more on the disk.
+        Another number of ranks is fine, and so is stage 1 for 2 and 2 for 1, but nothing else where AutoTP splits layers: the
+        checkpoint goes through DeepSpeed's universal form then, once more on the disk.
         """
-        saved = _read_shape(directory)
-        fixed = ("zero_stage", "precision", "autotp_size") if self.options.autotp_size == 1 else self._shape
-        for name in fixed:
+        saved = read_shape(directory)
+        for name in self._fixed(saved):
             if saved.get(name) != self._shape[name]:
                 raise UserError(
                     f"{directory} was written with {name} {saved.get(name)}, this run has {self._shape[name]}: resume with the same"
@@ -220,8 +167,8 @@ class DeepSpeedBackend:
         optimizer = self.engine.optimizer
         kept = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         try:
-            with _data_only():
-                if saved["ranks"] == self.ranks.size or self.options.zero_stage == 0:
+            with data_only():
+                if saved == self._shape or self.options.zero_stage == 0:
                     path, state = self.engine.load_checkpoint(str(directory), tag=TAG)
                 else:
                     path, state = self._load_converted(directory)
@@ -236,13 +183,20 @@ class DeepSpeedBackend:
             optimizer.clip_grad = self.role.max_grad_norm
         self.updates = int(state["updates"])
 
+    def _fixed(self, saved: dict[str, Any]) -> list[str]:
+        """What of a checkpoint's shape must be this run's."""
+        if self.options.autotp_size > 1:
+            return list(self._shape)
+        alike = {saved.get("zero_stage"), self.options.zero_stage} <= {1, 2}
+        return ["precision", "autotp_size"] if alike else ["zero_stage", "precision", "autotp_size"]
+
     def _load_converted(self, directory: Path) -> tuple[Any, Any]:
         made = directory / ".universal"
         problem: str | None = None
         if self.ranks.rank == 0:
             shutil.rmtree(made, ignore_errors=True)
             try:
-                _convert(directory / TAG, made / TAG)
+                convert(directory / TAG, made / TAG)
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
         if problem := self.ranks.gather(problem)[0]:
@@ -427,128 +381,3 @@ def _buckets(model: nn.Module, bucket_bytes: int) -> Iterator[tuple[list[list[st
         held += size
     if bucket:
         yield [names[k] for k in bucket], [parameters[k] for k in bucket]
-
-
-# --- checkpoints --------------------------------------------------------------------------------
-
-
-def _read_shape(directory: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((directory / SHAPE).read_text()))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{directory} was not written by the deepspeed backend: resume with the backend it was started with"
-        ) from error
-
-
-@contextlib.contextmanager
-def _data_only() -> Iterator[None]:
-    """DeepSpeed loads checkpoints in the way that lets them run code; meanwhile PyTorch overrules it."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
-            yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
-
-
-def _convert(source: Path, target: Path) -> None:
-    """DeepSpeed's universal checkpoint: a file per parameter, for any number of ranks."""
-    from deepspeed.checkpoint.ds_to_universal import main
-
-    arguments = {"input_folder": str(source), "output_folder": str(target), "strict": True}
-    settings = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "inject_missing_state": False}
-    with contextlib.redirect_stdout(sys.stderr):
-        main(argparse.Namespace(**arguments, **settings))
-
-
-# --- setting up ---------------------------------------------------------------------------------
-
-
-def configuration(options: DeepSpeedBackend.Options, role: RoleConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration. One row per micro-batch stands for all: batches are counted and weighed by the host."""
-    zero: dict[str, Any] = {
-        "stage": options.zero_stage,
-        "reduce_bucket_size": options.reduce_bucket_size,
-        "allgather_bucket_size": options.allgather_bucket_size,
-    }
-    if options.offload_optimizer == "cpu":
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if options.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": options.allgather_bucket_size,
-            "stage3_param_persistence_threshold": options.param_persistence_threshold,
-            "zero_quantized_weights": options.zero_quantized_weights,
-            "zero_quantized_gradients": options.zero_quantized_gradients,
-            "zero_hpz_partition_size": options.zero_hpz_partition_size,
-        }
-        if options.offload_param == "cpu":
-            zero["offload_param"] = {"device": "cpu"}
-    made: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": role.max_grad_norm,
-        "steps_per_print": sys.maxsize,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-    if options.precision == "bf16":
-        made["bf16"] = {"enabled": True, "check_grad_overflow": True}
-    elif options.precision == "fp16":
-        made["fp16"] = {"enabled": True}
-    if options.precision != "fp32":
-        made["data_types"] = {"grad_accum_dtype": "fp32"}
-    if options.autotp_size > 1:
-        made["tensor_parallel"] = {"autotp_size": options.autotp_size}
-    return _merged(made, options.extra)
-
-
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        inner = result.get(key)
-        result[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return result
-
-
-def _enter_group(ranks: Ranks, device: torch.device, copies: int) -> None:
-    """torch's default group and the environment, as DeepSpeed wants to find them."""
-    if not dist.is_initialized():
-        if ranks.size > 1:
-            raise RunError("the ranks have not joined a process group")
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if dist.get_world_size() != ranks.size * copies:
-        asked = f"{ranks.size} data-parallel ranks" + (f" × autotp_size {copies}" if copies > 1 else "")
-        raise UserError(f"backend 'deepspeed' is set up for {asked}, but the process group has {dist.get_world_size()} ranks")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    local = device.index or 0 if device.type == "cuda" else rank
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
-    os.environ.setdefault("LOCAL_SIZE", str(size))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-
-
-def _library(device: torch.device) -> Any:
-    # Read once, when DeepSpeed is imported.
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
-    try:
-        import deepspeed
-        import deepspeed.ops.adam
-    except ModuleNotFoundError as error:
-        if error.name != "deepspeed":
-            raise
-        raise PluginError("backend 'deepspeed' needs the package deepspeed: pip install 'rlhf-host[deepspeed]'") from error
-    # A kernel for inference on CPUs, which takes minutes to compile at the first use.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated", category=FutureWarning)
-    found = deepspeed.accelerator.get_accelerator().device_name()
-    if found != device.type:
-        raise UserError(f"DeepSpeed runs on {found} in this process (DS_ACCELERATOR), but the model is on {device.type}")
-    return deepspeed

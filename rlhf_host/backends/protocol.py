@@ -24,7 +24,8 @@ class StepResult:
 class Backend(Protocol):
     """Owns one trainable role's optimizer and schedule. Made as ``Backend(options, model=, role=, total_updates=, ranks=)``.
 
-    With several ranks all but ``backward`` and ``discard`` are collective.
+    With several ranks all but ``backward`` and ``discard`` are collective. A backend that splits each model over neighbouring
+    processes says over how many by a static method ``parts(options)``; they are given the same rows.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Ranks: the data-parallel processes that train one group of roles together."""
+"""Ranks: the processes that train one group of roles together, and which rows each of them has."""
 
 from __future__ import annotations
 
@@ -15,28 +15,47 @@ BUCKET_BYTES = 2**26
 
 
 class Ranks:
-    """One process alone unless ``join``ed; every method is collective: all ranks call it, in the same order."""
+    """One process alone unless ``join``ed; every method is collective: all processes call it, in the same order.
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None):
-        self.rank, self.size, self._group = rank, size, group
+    A data-parallel rank has rows of its own. Mostly it is one process; where ``parts`` neighbouring processes hold one copy of the
+    model between them (tensor parallelism), they are one rank, and all of them work on its rows.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, *, part: int = 0, parts: int = 1):
+        self.rank, self.size, self.part, self.parts = rank, size, part, parts
+        self._group = group
+
+    @property
+    def processes(self) -> int:
+        return self.size * self.parts
 
     @classmethod
-    def join(cls, rank: int, size: int, address: str, port: int, *, backend: str = "gloo", timeout_s: float = 1800.0) -> Ranks:
-        """Meet the others at ``address:port``, where rank 0 listens. The group is torch's default one."""
-        if size == 1:
+    def join(
+        cls,
+        process: int,
+        processes: int,
+        address: str,
+        port: int,
+        *,
+        parts: int = 1,
+        backend: str = "gloo",
+        timeout_s: float = 1800.0,
+    ) -> Ranks:
+        """Meet the others at ``address:port``, where process 0 listens. The group is torch's default one."""
+        if processes == 1:
             return cls()
         timeout = datetime.timedelta(seconds=timeout_s)
         # Left to itself the store listens on all interfaces.
-        listener = socket.create_server((address, port)).detach() if rank == 0 else None
-        store = dist.TCPStore(address, port, size, rank == 0, timeout, master_listen_fd=listener)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        return cls(rank, size, dist.group.WORLD)
+        listener = socket.create_server((address, port)).detach() if process == 0 else None
+        store = dist.TCPStore(address, port, processes, process == 0, timeout, master_listen_fd=listener)
+        dist.init_process_group(backend, store=store, rank=process, world_size=processes, timeout=timeout)
+        return cls(process // parts, processes // parts, dist.group.WORLD, part=process % parts, parts=parts)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        if self.size == 1:
+        """Every process's value, in rank order."""
+        if self.processes == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        found: list[Any] = [None] * self.processes
         dist.all_gather_object(found, value, group=self._group)
         return found
 
@@ -47,8 +66,8 @@ class Ranks:
         return max(self.gather(value))
 
     def sum_(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its sum over ranks."""
-        if self.size == 1:
+        """Replace each tensor by its sum over processes."""
+        if self.processes == 1:
             return
         bucket: list[Tensor] = []
         held = 0

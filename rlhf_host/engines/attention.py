@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, Cache
 
+COPIED = 64
+"""Tokens up to which a prompt's keys and values are copied to its rows: one product of twice the size costs less than two."""
+
 NAME = "rlhf_host_shared_prefix"
 """Registered for attention only. Without a mask function of that name transformers builds no masks."""
 
@@ -24,12 +27,14 @@ class SharedPrefixCache(Cache):
     """Keys and values of ``G`` prompts and of ``B`` completions that begin with one of them.
 
     Prompts are right-padded: ``prefix[layer]`` is ``[G, kv, P, D]`` with ``prompt_lens`` real tokens each. Every completion
-    starts at slot 0 of ``suffix[layer]``, ``[B, kv, capacity, D]``, of which ``length`` are filled. Nothing is padded on the
-    left, so decoding needs a mask only over ragged prompts and beyond a sliding window.
+    starts at slot ``before`` of ``suffix[layer]``, ``[B, kv, before + capacity, D]``, of which ``length`` are filled; before
+    it lies a copy of short prompts, nothing else. Nothing is padded on the left, so decoding needs a mask only over ragged
+    prompts and beyond a sliding window.
     """
 
-    def __init__(self, prompt_lens: list[int], device: torch.device, dtype: torch.dtype | None, softcaps: bool = True):
+    def __init__(self, prompt_lens: list[int], device: torch.device, dtype: torch.dtype | None, softcaps: bool, copies: bool):
         super().__init__(layers=[])
+        self.copies = copies
         self.softcaps = softcaps
         self.device, self.dtype = device, dtype
         self.width = max(prompt_lens)
@@ -44,6 +49,7 @@ class SharedPrefixCache(Cache):
         self.prefilling = True
         self.layer = 0
         self.length = 0
+        self.before = 0
         self.capacity = 0
         self.longest = 0
         self.groups = torch.arange(len(prompt_lens), device=device)
@@ -85,8 +91,8 @@ class SharedPrefixCache(Cache):
             values[self.places, :, :count] = value_states.to(values.dtype)
         else:
             keys, values = self.suffix[layer_idx]
-            keys[:, :, self.length] = key_states[:, :, 0]
-            values[:, :, self.length] = value_states[:, :, 0]
+            keys[:, :, self.before + self.length] = key_states[:, :, 0]
+            values[:, :, self.before + self.length] = value_states[:, :, 0]
         return key_states, value_states
 
     def _room(self, like: Tensor, rows: int, length: int) -> Tensor:
@@ -100,8 +106,15 @@ class SharedPrefixCache(Cache):
         self.prefilling = False
         self.longest = longest
         self.capacity = min(longest, 64)
-        for layer, (keys, values) in self.prefix.items():
-            self.suffix[layer] = self._room(keys, len(groups), self.capacity), self._room(values, len(groups), self.capacity)
+        self.before = self.width if self.copies and self.width <= COPIED else 0
+        for layer, pair in self.prefix.items():
+            room = [self._room(one, len(groups), self.before + self.capacity) for one in pair]
+            if self.before:
+                for fresh, prompts in zip(room, pair, strict=True):
+                    fresh[:, :, : self.before] = prompts[groups]
+            self.suffix[layer] = room[0], room[1]
+        if self.before:
+            self.prefix.clear()
         self._set_groups(groups)
 
     def advance(self) -> None:
@@ -126,10 +139,10 @@ class SharedPrefixCache(Cache):
         for layer, pair in self.suffix.items():
             fresh = []
             for old in pair:
-                filled = old[:, :, : self.length]
+                filled = old[:, :, : self.before + self.length]
                 filled = filled if rows is None else filled[rows]
-                new = self._room(old, len(filled), self.capacity)
-                new[:, :, : self.length] = filled
+                new = self._room(old, len(filled), self.before + self.capacity)
+                new[:, :, : self.before + self.length] = filled
                 fresh.append(new)
             self.suffix[layer] = fresh[0], fresh[1]
 
@@ -206,32 +219,42 @@ def _prefill(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
 
 
 def _decode(cache: SharedPrefixCache, query: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
-    prefix_keys, prefix_values = cache.prefix[cache.layer]
     suffix_keys, suffix_values = cache.suffix[cache.layer]
-    kv, width = prefix_keys.shape[1:3]
+    kv, depth = suffix_keys.shape[1], suffix_values.shape[-1]
     rows, heads = query.shape[:2]
-    groups, depth = heads // kv, prefix_values.shape[-1]
+    groups, width = heads // kv, cache.width
     end = cache.length + 1
     begin = 0 if window is None else max(0, end - window)
     query = query.reshape(rows, kv, groups, -1)
+    if cache.before:
+        # Where the window begins after the first of the row's own tokens, it has left the whole prompt behind.
+        places = slice(cache.before + begin if begin else 0, cache.before + end)
+        keys, values = suffix_keys[:, :, places].flatten(0, 1), suffix_values[:, :, places].flatten(0, 1)
+        scores = torch.bmm(query.flatten(0, 1), keys.transpose(1, 2)).view(rows, kv, groups, -1)
+        weights = _softmax(scores, None if begin else cache.hidden(window), width, scale, softcap)
+        return torch.bmm(weights.to(query.dtype).flatten(0, 1), values).view(rows, 1, heads, depth)
 
+    prefix_keys, prefix_values = cache.prefix[cache.layer]
     own = torch.bmm(query.flatten(0, 1), suffix_keys[:, :, begin:end].flatten(0, 1).transpose(1, 2))
     shared = torch.bmm(_to_prompts(cache, query), prefix_keys.flatten(0, 1).transpose(1, 2))
     scores = torch.cat([_to_rows(cache, shared, kv, groups), own.view(rows, kv, groups, -1)], -1)
-
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores.float() * (scale / softcap))
-    hidden = cache.hidden(window)
-    if hidden is not None:
-        scores[..., :width].masked_fill_(hidden, -torch.inf)
-    if softcap is None:
-        scores = scores.float().mul_(scale)
-    weights = scores.softmax(-1).to(query.dtype)
+    weights = _softmax(scores, cache.hidden(window), width, scale, softcap).to(query.dtype)
 
     seen = torch.bmm(_to_prompts(cache, weights[..., :width]), prefix_values.flatten(0, 1))
     new = torch.bmm(weights[..., width:].flatten(0, 1), suffix_values[:, :, begin:end].flatten(0, 1))
     out = new.view(rows, kv, groups, depth).add_(_to_rows(cache, seen, kv, groups))
     return out.reshape(rows, 1, heads, depth)
+
+
+def _softmax(scores: Tensor, hidden: Tensor | None, width: int, scale: float, softcap: float | None) -> Tensor:
+    """Over the last dimension, whose first ``width`` places are the prompt's; float32, whatever ``scores`` is."""
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores.float() * (scale / softcap))
+    if hidden is not None:
+        scores[..., :width].masked_fill_(hidden, -torch.inf)
+    if softcap is None:
+        scores = scores.float().mul_(scale)
+    return scores.softmax(-1)
 
 
 def _to_prompts(cache: SharedPrefixCache, rows: Tensor) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -18,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_host.engines.attention import NAME, SharedPrefixCache, Unsupported, active
 from rlhf_host.engines.packing import PackedLinears
 from rlhf_host.errors import UserError
+from rlhf_host.models.norms import fuse_norms
 
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill pass: what bounds its activations."""
@@ -64,7 +63,7 @@ class Twin:
         inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
         self.model: PreTrainedModel = copy.deepcopy(inner, shared)
         self.model.eval()
-        _fuse_norms(self.model)
+        fuse_norms(self.model)
         self.casts: list[tuple[nn.Module, Tensor]] = []
         self.packed = PackedLinears(self.model) if PackedLinears.available(self.device) else None
         self.stamp: tuple[int, ...] | None = None
@@ -106,28 +105,6 @@ class Twin:
                 module.weight.copy_(source)  # type: ignore[operator]
 
 
-def _fuse_norms(model: nn.Module) -> None:
-    """Root-mean-square norms as one operator, wherever that gives what the module gives."""
-    for module in model.modules():
-        epsilon, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
-        if (
-            not isinstance(epsilon, float)
-            or not isinstance(weight, Tensor)
-            or weight.dtype != torch.float32
-            or weight.dim() != 1
-        ):
-            continue
-        fused = partial(_rms_norm, module.forward, weight, epsilon)
-        x = torch.linspace(-3, 5, 2 * len(weight), device=weight.device).view(2, -1)
-        with torch.no_grad():
-            if torch.allclose(module(x), fused(x), rtol=1e-5, atol=1e-6):
-                module.forward = fused  # type: ignore[method-assign]
-
-
-def _rms_norm(original: Callable[[Tensor], Tensor], weight: Tensor, epsilon: float, x: Tensor) -> Tensor:
-    return F.rms_norm(x, (len(weight),), weight, epsilon) if x.dtype == weight.dtype else original(x)
-
-
 def _configs(model: PreTrainedModel) -> Iterator[Any]:
     seen: set[int] = set()
     for module in model.modules():
@@ -140,14 +117,17 @@ def _configs(model: PreTrainedModel) -> Iterator[Any]:
 class FastDecoder:
     """Shared prompts, caches written in place, own attention: for models that use transformers' attention interface."""
 
-    def __init__(self, twin: Twin, cache_dtype: torch.dtype | None):
+    def __init__(self, twin: Twin, cache_dtype: torch.dtype | None, copies: bool = True):
+        self.copies = copies
         self.model, self.device, self.cache_dtype = twin.model, twin.device, cache_dtype
         # sdpa in transformers ignores softcapping, and then so does the trainer.
         self.softcaps = twin.native != "sdpa"
         twin.attention(NAME)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        self.cache = SharedPrefixCache([len(prompt) for prompt in prompts], self.device, self.cache_dtype, self.softcaps)
+        self.cache = SharedPrefixCache(
+            [len(prompt) for prompt in prompts], self.device, self.cache_dtype, self.softcaps, self.copies
+        )
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         pieces, begin = [], 0
         while begin < len(order):
@@ -229,8 +209,8 @@ class GenericDecoder:
         self.cache.reorder_cache(rows)
 
 
-def make_decoder(twin: Twin, cache_dtype: torch.dtype | None, fast: bool) -> Decoder:
-    return FastDecoder(twin, cache_dtype) if fast else GenericDecoder(twin)
+def make_decoder(twin: Twin, cache_dtype: torch.dtype | None, fast: bool, copies: bool) -> Decoder:
+    return FastDecoder(twin, cache_dtype, copies) if fast else GenericDecoder(twin)
 
 
 def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None:

@@ -225,7 +225,7 @@ class TransformersEngine:
         device = torch.device("cpu") if twin.device.type == "mps" else twin.device
         limit_list = [self._limit(row) for row in rows]
         twin.refresh(version, dtype, len(rows), sum(limit_list))
-        decoder = make_decoder(twin, dtype, self._fast)
+        decoder = make_decoder(twin, dtype, self._fast, copies=self.options.max_batch_tokens is None)
         longest = max(limit_list)
         groups = torch.tensor([prompts[row.token_ids] for row in rows], device=device)
         logits = decoder.prefill(list(prompts)).to(device)[groups]

@@ -42,6 +42,8 @@ class Waves:
         self._condition = threading.Condition()
         self._waiting: list[_Call] = []
         self._running: list[_Call] = []
+        self._cancelled = False
+        """Whether a caller has gone since the running wave began; asked before every token."""
         self._settled = False
         self._settling = False
         self._news = 0.0
@@ -76,6 +78,7 @@ class Waves:
         finally:
             if not call.future.done() or call.future.cancelled():
                 with self._condition, contextlib.suppress(ValueError):
+                    self._cancelled = True
                     self._waiting.remove(call)
 
     def _settle(self) -> None:
@@ -111,6 +114,7 @@ class Waves:
                     return
                 calls = self._running = sorted(self._waiting, key=lambda call: (call.request.key, call.request.token_ids))
                 self._waiting = []
+                self._cancelled = any(call.future.cancelled() for call in calls)
             try:
                 self._compute(
                     partial(
@@ -135,6 +139,8 @@ class Waves:
             self.execute(work)
 
     def _dropped(self, calls: list[_Call]) -> bool | set[int]:
+        if not self._cancelled:
+            return self._closed or set()
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}
 
     def _deliver(self, calls: list[_Call], finished: Sequence[tuple[int, Generation]]) -> None:

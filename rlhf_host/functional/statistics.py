@@ -39,9 +39,10 @@ class _Episodes:
         groups, self.group_of_row = torch.unique(group_id, return_inverse=True)
         if episode_id is None:
             episode_id = torch.arange(len(group_id), device=group_id.device)
-        pairs = torch.stack([self.group_of_row, episode_id], dim=-1)
-        episodes, self.episode_of_row = torch.unique(pairs, dim=0, return_inverse=True)
-        self.group_of_episode = episodes[:, 0]
+        numbers, of_row = torch.unique(episode_id, return_inverse=True)
+        pairs = self.group_of_row * len(numbers) + of_row
+        episodes, self.episode_of_row = torch.unique(pairs, return_inverse=True)
+        self.group_of_episode = episodes // max(1, len(numbers))
         self.count = len(groups)
         wide = values.to(torch.float64)
         rows = torch.zeros(len(episodes), dtype=torch.float64, device=values.device)

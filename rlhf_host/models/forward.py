@@ -26,6 +26,7 @@ from rlhf_host.models.layouts import (
     to_device,
 )
 from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs
+from rlhf_host.models.norms import fuse_norms
 from rlhf_host.types import Outputs
 
 SharedPrefix = Literal["auto", "on", "off"]
@@ -206,6 +207,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Traits] = weakref.WeakKeyDictionar
 
 def _traits_of(model: Any) -> _Traits:
     if model not in _known:
+        fuse_norms(model)
         score = getattr(model, "score", None)
         scalar = score if isinstance(score, nn.Linear) and score.out_features == 1 else None
         decoder = model.base_model if scalar is not None else model.get_decoder()

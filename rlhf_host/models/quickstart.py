@@ -22,7 +22,7 @@ from rlhf_host.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VERSION = 1
+VERSION = 2
 """Part of the cached directory's name: goes up with every change to what is built."""
 
 _CHECK_PROBLEMS = 1024
@@ -36,6 +36,7 @@ class Recipe:
     intermediate_size: int = 256
     layers: int = 3
     heads: int = 4
+    head_dim: int = 32
     batch_size: int = 128
     lr: float = 4e-3
     warmup_steps: int = 50
@@ -115,6 +116,7 @@ def pretrain(
                 num_hidden_layers=recipe.layers,
                 num_attention_heads=recipe.heads,
                 num_key_value_heads=recipe.heads,
+                head_dim=recipe.head_dim,
                 max_position_embeddings=64,
                 tie_word_embeddings=False,
                 pad_token_id=tokenizer.pad_token_id,

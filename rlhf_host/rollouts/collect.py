@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_host.config.schema import RolloutConfig
@@ -54,6 +52,15 @@ class Draw:
     epoch: int
 
 
+class _Open:
+    """A group whose episodes are being played."""
+
+    def __init__(self, group_id: str, draw: Draw, n: int):
+        self.group_id, self.draw, self.left = group_id, draw, n
+        self.found: list[list[Trajectory]] = [[] for _ in range(n)]
+        self.kept: Group | None = None
+
+
 class Collector:
     """Turns draws into scored groups for one split."""
 
@@ -97,21 +104,21 @@ class Collector:
 
     async def run(self, draws: Sequence[Draw], context: ScoreContext, into: Collected) -> None:
         """Roll out and score the draws; kept groups are appended in draw order."""
-        with _no_collection():
-            await self._run(draws, context, into)
-
-    async def _run(self, draws: Sequence[Draw], context: ScoreContext, into: Collected) -> None:
         first = into.drawn
         into.drawn += len(draws)
         self._live = len(draws) * self.n
         self.episodes.engine.expect(self._live)
+        opened = [_Open(f"{self.split}-{context.step}-{first + i}", draw, self.n) for i, draw in enumerate(draws)]
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._group(draw, first + i, context, into)) for i, draw in enumerate(draws)]
+                for group in opened:
+                    seed = episode_seed(self.seed, self.split, group.draw.task, group.draw.epoch)
+                    for sample in range(self.n):
+                        tasks.create_task(self._play(group, sample, seed, context, into))
         except* Exception as errors:
             # The first failure has cancelled the others; it alone says what happened.
             raise errors.exceptions[0] from errors
-        into.groups.extend(group for group in (task.result() for task in running) if group is not None)
+        into.groups.extend(group.kept for group in opened if group.kept is not None)
         lost, total = into.lost, into.trajectories + into.failed.total()
         if total and lost / total > self.settings.max_unjudged:
             reason, count = (into.unjudged + into.failed).most_common(1)[0]
@@ -121,20 +128,24 @@ class Collector:
                 f"most often: {reason} ({count} times)"
             )
 
-    async def _group(self, draw: Draw, number: int, context: ScoreContext, into: Collected) -> Group | None:
-        task = draw.task
-        group_id = f"{self.split}-{context.step}-{number}"
-        seed = episode_seed(self.seed, self.split, task, draw.epoch)
-        episodes = [
-            Episode(f"{group_id}-{sample}", group_id, task, sample=sample, seed=seed, split=self.split)  # type: ignore[arg-type]
-            for sample in range(self.n)
-        ]
+    async def _play(self, group: _Open, sample: int, seed: int, context: ScoreContext, into: Collected) -> None:
+        """One episode; the last of a group sees to the group."""
+        number, task = f"{group.group_id}-{sample}", group.draw.task
+        episode = Episode(number, group.group_id, task, sample=sample, seed=seed, split=self.split)  # type: ignore[arg-type]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                results = [tasks.create_task(self._episode(episode, into)) for episode in episodes]
-        except* Exception as errors:
-            raise errors.exceptions[0] from errors
-        trajectories = [trajectory for result in results for trajectory in result.result()]
+            group.found[sample] = await self.episodes.run(episode)
+        except EpisodeFailed as failure:
+            into.failed[failure.reason] += 1
+        finally:
+            self._live -= 1
+            self.episodes.engine.expect(self._live)
+        group.left -= 1
+        if not group.left:
+            await self._judge(group, context, into)
+
+    async def _judge(self, opened: _Open, context: ScoreContext, into: Collected) -> None:
+        """Score a group whose episodes are over, and keep it or drop it."""
+        trajectories = [trajectory for found in opened.found for trajectory in found]
         into.trajectories += len(trajectories)
         await score_group(self.manager, self.judges, trajectories, context, self.settings)
         judged = [t for t in trajectories if t.reward is not None]
@@ -143,33 +154,11 @@ class Collector:
                 into.unjudged[trajectory.unjudged_reason or "unknown"] += 1
                 into.spoiled.append(trajectory)
         if not judged:
-            return None
-        group = Group(group_id, task, judged)
+            return
+        group = Group(opened.group_id, opened.draw.task, judged)
         if self.filters:
             for key, verdict in self.manager.each("keep_group", group=group):
                 if verdict is not True:
                     into.dropped[verdict.reason if isinstance(verdict, Drop) else key] += 1
-                    return None
-        return group
-
-    async def _episode(self, episode: Episode, into: Collected) -> list[Trajectory]:
-        try:
-            return await self.episodes.run(episode)
-        except EpisodeFailed as failure:
-            into.failed[failure.reason] += 1
-            return []
-        finally:
-            self._live -= 1
-            self.episodes.engine.expect(self._live)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A rollout only makes objects that stay; looking through them again and again for cycles doubles its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+                    return
+        opened.kept = group

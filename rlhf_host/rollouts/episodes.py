@@ -79,6 +79,9 @@ class Episodes:
         self.retries = retries
         agents = [item for item in manager.loaded if item.kind == "agent"]
         self.agents = {item.alias: item.key for item in agents}
+        self._runs, self._closes = set(manager.names("agent_run")), set(manager.names("agent_close"))
+        self._reset = {item.key: manager.bound(item.key, "agent_reset") for item in agents}
+        self._step = {item.key: manager.bound(item.key, "agent_step") for item in agents}
         self.default_agent = agents[0].alias if agents else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -108,7 +111,7 @@ class Episodes:
 
     async def _run_once(self, episode: Episode) -> list[Trajectory]:
         key = self.agent_key(episode.task)
-        if key in self.manager.names("agent_run"):
+        if key in self._runs:
             policy = EngineForEpisode(self.engine, self.sampling, episode)
             trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
             if not trajectories:
@@ -117,20 +120,20 @@ class Episodes:
                 _check_trajectory(trajectory, episode, key)
                 trajectory.decode = self.decode
             return trajectories
-        closes = key in self.manager.names("agent_close")
+        if key not in self._closes:
+            return [await self._take_turns(key, episode)]
         try:
             return [await self._take_turns(key, episode)]
         finally:
-            if closes:
-                closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", episode=episode))
-                try:
-                    await asyncio.shield(closing)
-                except asyncio.CancelledError:
-                    await closing  # interrupted or not, what the episode holds is released before the run goes on
-                    raise
+            closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", episode=episode))
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await closing  # interrupted or not, what the episode holds is released before the run goes on
+                raise
 
     async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
-        first: Step = await self.manager.acall(key, "agent_reset", episode=episode)
+        first: Step = await self._reset[key](episode=episode)
         tokens = self._prompt(episode.task, first)
         if len(tokens) >= self.max_tokens:
             raise EpisodeFailed(f"the prompt has {len(tokens)} tokens; no room is left of max_tokens {self.max_tokens}")
@@ -139,7 +142,7 @@ class Episodes:
             group_id=episode.group_id,
             task=episode.task,
             sample=episode.sample,
-            segments=[Segment("prompt", list(tokens))],
+            segments=[Segment("prompt", tokens)],
             decode=self.decode,
         )
         while True:
@@ -153,15 +156,16 @@ class Episodes:
             made = await self.engine.generate(tokens, sampling, sample_key(episode, episode.turn))
             trajectory.segments.append(Segment("action", made.token_ids, made.logprobs, made.versions))
             trajectory.finish_reason = made.finish_reason
-            tokens = tokens + made.token_ids
             action = Action(None, made.token_ids, made.finish_reason, self.decode)
-            step: Step = await self.manager.acall(key, "agent_step", episode=episode, action=action)
+            step: Step = await self._step[key](episode=episode, action=action)
             trajectory.agent_rewards.append(step.reward)
             if step.score is not None:
                 trajectory.score = float(step.score)
-            trajectory.metrics.update(step.metrics)
+            if step.metrics:
+                trajectory.metrics.update(step.metrics)
             if step.done:
                 return trajectory
+            tokens = tokens + made.token_ids
             seen = self._observation(step, made)
             if len(tokens) + len(seen) >= self.max_tokens:
                 trajectory.finish_reason = "length"

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_host.config.plan import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
+from rlhf_host.errors import LostError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.types import Reward, ScoreContext, Trajectory
 
@@ -52,13 +53,14 @@ async def score_group(
             if reward is None and weight != 0 and trajectory.unjudged_reason is None:
                 trajectory.unjudged_reason = f"{alias}: {problem or 'could not judge'}"
             if reward is not None:
-                trajectory.metrics.update({name: float(value) for name, value in reward.metrics.items()})
+                for name, value in reward.metrics.items():
+                    trajectory.metrics[name] = float(value)
     for trajectory in trajectories:
         _total(trajectory, weights)
 
 
 def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
-    if any(reward is not None for reward in trajectory.agent_rewards):
+    if trajectory.agent_rewards.count(None) < len(trajectory.agent_rewards):
         turns = [float(reward or 0.0) for reward in trajectory.agent_rewards]
         if not all(map(math.isfinite, turns)):
             trajectory.unjudged_reason = "agent: a reward that is not finite"
@@ -69,14 +71,18 @@ def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
     if trajectory.unjudged_reason is not None:
         trajectory.reward = None
         return
-    judged = {alias: reward for alias, reward in trajectory.rewards.items() if reward is not None}
-    trajectory.reward = sum(weights[alias] * reward.total for alias, reward in judged.items())
-    scored = [
-        (weights[alias], reward.score) for alias, reward in judged.items() if reward.score is not None and weights[alias] != 0
-    ]
-    if scored:
-        whole = sum(abs(weight) for weight, _ in scored)
-        trajectory.score = sum(abs(weight) * score for weight, score in scored) / whole
+    total = scores = whole = 0.0
+    for alias, reward in trajectory.rewards.items():
+        if reward is None:
+            continue
+        weight = weights[alias]
+        total += weight * reward.total
+        if reward.score is not None and weight != 0:
+            scores += abs(weight) * reward.score
+            whole += abs(weight)
+    trajectory.reward = total
+    if whole:
+        trajectory.score = scores / whole
 
 
 async def _ask(
@@ -92,6 +98,8 @@ async def _ask(
             problem = f"no answer in {settings.score_timeout_s:g} s"
         except Exception as error:
             cause = error.__cause__ or error
+            if isinstance(cause, LostError):
+                raise cause from error  # it is not the plugin that failed: nothing will be judged any more
             problem = f"{type(cause).__name__}: {cause}"
     return [None] * len(trajectories), problem
 
@@ -106,20 +114,21 @@ def _checked(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | N
 def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | None:
     if reward is None:
         return None
-    if isinstance(reward, Real):
-        reward = Reward(value=float(reward))
     if not isinstance(reward, Reward):
-        raise TypeError(f"a reward is a Reward, a number or None, not {type(reward).__name__}")
+        if not isinstance(reward, Real):
+            raise TypeError(f"a reward is a Reward, a number or None, not {type(reward).__name__}")
+        reward = Reward(value=float(reward))
     placed = reward.turns if reward.turns is not None else reward.tokens
-    if placed is None and reward.value is None:
+    if placed is not None:
+        expected = len(trajectory.actions) if reward.turns is not None else trajectory.action_length
+        if len(placed) != expected:
+            raise ValueError(f"{len(placed)} placed rewards, but the trajectory has {expected}")
+    elif reward.value is None:
         return None
-    expected = len(trajectory.actions) if reward.turns is not None else trajectory.action_length
-    if placed is not None and len(placed) != expected:
-        raise ValueError(f"{len(placed)} placed rewards, but the trajectory has {expected}")
     if reward.score is not None and not 0.0 <= reward.score <= 1.0:
         raise ValueError(f"a score lies in [0, 1], not {reward.score}")
     for name, value in reward.metrics.items():
-        if not isinstance(value, Real):
+        if not isinstance(value, float | Real):  # float first: asking an abstract class takes ten times as long
             raise TypeError(f"metric {name!r} is a number, not {type(value).__name__}")
     if not math.isfinite(reward.total) or not all(math.isfinite(value) for value in placed or ()):
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlhf_host.engines.protocol import Request
-from rlhf_host.errors import RunError
+from rlhf_host.errors import LostError, RunError
 from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
 from rlhf_host.runtimes.ray_actors import EngineInfo, EngineSetup, LifeOver
 from rlhf_host.runtimes.worker_group import plain_error, wait_all
@@ -19,13 +19,15 @@ from rlhf_host.types import Generation, SampleKey, Sampling, SyncTarget
 
 log = logging.getLogger(__name__)
 
-State = Literal["serving", "unsynced", "down", "gone"]
-"""Serving; up but without the run's current weights; being started again; never to come back."""
+State = Literal["serving", "unsynced", "down", "homeless", "gone"]
+"""Serving; up but without the run's current weights; being started again; waiting for a machine; never to come back."""
 
 QUIET_S = 0.05
 """Engines that work in waves get requests when all that may come are there, or no new one came for so long."""
 RETRY_S = 0.5
 """Between attempts to reach an engine that is being started again."""
+MOVE_S = 3.0
+"""How long Ray may take to find another machine for an engine whose own is gone, before that is said."""
 AHEAD = 2
 """An engine gets so many times what it decodes together, so that it never waits for more; the rest goes to whoever is free."""
 
@@ -33,7 +35,7 @@ _PRIVATE = itertools.count(1)
 """Numbers, made negative, of requests that go past the queue."""
 
 
-class EngineLost(RunError):
+class EngineLost(LostError):
     """An engine's process died while something was asked of it."""
 
 
@@ -124,13 +126,16 @@ class EnginePool:
     Call everything but ``start`` on the run's event loop.
     """
 
-    def __init__(self, actors: Sequence[tuple[str, Any, EngineSetup]]):
+    def __init__(self, actors: Sequence[tuple[str, Any, EngineSetup]], *, wait_s: float = 60.0):
         self._queue = Dispatcher(len(actors))
         self._seats = [_Seat(*parts, lane) for parts, lane in zip(actors, self._queue.lanes, strict=True)]
         self.version = -1
         self.resync: Callable[[], Awaitable[None]] | None = None
         """Brings the current version to all ``targets`` that lack it; called after an engine was started again."""
+        self.homeless: Callable[[str], bool] = lambda name: False
+        """Whether no machine has room for the engine of this name; called in a thread."""
         self.restarts = 0
+        self._wait_s = wait_s
         self._numbers = itertools.count()
         self._expected = 0
         self._news = 0.0
@@ -392,19 +397,21 @@ class EnginePool:
         """Wait for the new process, build its engine, have it synced."""
         import ray
 
+        since = time.monotonic()
         try:
             while True:
                 try:
                     info = await seat.actor.start.remote(seat.setup)
                     break
                 except ray.exceptions.ActorUnavailableError:
+                    await self._look_for_machine(seat, time.monotonic() - since)
                     await asyncio.sleep(RETRY_S)
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, LostError) as error:
             seat.state = "gone"
-            reason = plain_error(error, f"engine {seat.name}")
+            reason = error if isinstance(error, LostError) else plain_error(error, f"engine {seat.name}")
             log.error("engine %s does not come back: %s", seat.name, reason)
-            if all(other.state == "gone" for other in self._seats):
-                self._fail_all(RunError(f"no engine is left: {reason}"))
+            if all(other.state in ("gone", "homeless") for other in self._seats):
+                self._fail_all(LostError(f"no engine is left: {reason}"))
             return
         self.restarts += 1
         self._seated(seat, info)
@@ -416,9 +423,22 @@ class EnginePool:
             except Exception as error:
                 if seat.revival is not asyncio.current_task():
                     return  # it died again, which is seen to elsewhere
-                log.error("engine %s is up again, but got no weights: %s", seat.name, error)
+                log.error("engine %s is up again, but cannot serve: %s", seat.name, error)
                 if not any(other.state in ("serving", "down") for other in self._seats):
                     self._fail_all(RunError(f"no engine has the run's weights: {error}"))
+
+    async def _look_for_machine(self, seat: _Seat, waited_s: float) -> None:
+        """Say it, once, where no machine has room for an engine. Raises ``LostError`` when that leaves the run without any."""
+        if not await asyncio.to_thread(self.homeless, seat.name):
+            seat.state = "down"
+            return
+        others = sum(other.state not in ("homeless", "gone") for other in self._seats if other is not seat)
+        if seat.state == "down" and waited_s > MOVE_S:
+            seat.state = "homeless"
+            until = f"the run goes on with {others} of {len(self._seats)}" if others else f"the run waits {self._wait_s:g} s"
+            log.warning("engine %s: no machine has room for it now that its own is gone; %s until one joins", seat.name, until)
+        if seat.state == "homeless" and not others and waited_s > self._wait_s:
+            raise LostError(f"no machine has had room for it for {waited_s:.0f} s")
 
     def _seated(self, seat: _Seat, info: EngineInfo) -> None:
         seat.engine = RemoteEngine(self, seat, info)

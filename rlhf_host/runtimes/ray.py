@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlhf_host import __version__
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import find_model
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.runtimes.engine_pool import EnginePool
@@ -23,11 +24,18 @@ from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, EngineSetup, 
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.specs import protocol_spec, worker_specs
 from rlhf_host.runtimes.turns import Turns
-from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
+from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, split_places, wait_all
 from rlhf_host.types import Needs, RoleHandle, SyncTarget
+from rlhf_host.weight_sync.verify import probe_prompt, run_tolerance, verified_syncs, verify_sync
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """How often a sync is tried again because an engine died in it."""
+PROBES = 4
+"""Continuations of the probe by an engine that was started again: each may end after a few tokens."""
+NO_WEIGHTS = -1
+"""The version of an engine that has no weights of the run."""
 
 
 class RayRuntime:
@@ -59,7 +67,8 @@ class RayRuntime:
         self.manager, self.tokenizer, self.needs = manager, tokenizer, needs
         roles = [need.name for need in needs.roles]
         blocks, per_engine = parse_placement(config.placement), devices_per_engine(config.engine.options)
-        plan_places(blocks, roles, per_engine=per_engine)  # what is wrong in itself is said before Ray starts
+        # What is wrong in itself is said before Ray starts.
+        self._parts = split_places(config.backend, plan_places(blocks, roles, per_engine=per_engine), needs)
         self.cluster = RayCluster(config.ray)
         self.cluster.start()
         try:
@@ -98,6 +107,7 @@ class RayRuntime:
         # Every process is asked for before any is waited for: most of a start is imports.
         groups: list[tuple[WorkerGroup, WorkerSetup]] = []
         engines: list[tuple[str, Any, EngineSetup]] = []
+        homes: dict[str, Any] = {}
         looks: dict[str, list[Any]] = {}
         for place, bundles in zip(places, reserved, strict=True):
             gpu = place.kind == "gpu"
@@ -105,10 +115,10 @@ class RayRuntime:
                 own = [(need, settings[need.name]) for need in self.needs.roles if need.name in place.roles]
                 actors = [_actor(WorkerActor, place, bundles, device, 1, config) for device in range(place.devices)]
                 trainable = tuple(need.name for need, _ in own if need.trainable)
-                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable)
-                groups.append(
-                    (group, WorkerSetup(__version__, own, self.needs, plugins, backend, config.train, total_updates, gpu))
-                )
+                parts = self._parts if trainable else 1
+                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts)
+                setup = WorkerSetup(__version__, own, self.needs, plugins, backend, config.train, total_updates, gpu, parts)
+                groups.append((group, setup))
                 looks[group.name] = group.call("look")
             for devices in place.engines:
                 share = 0 if place.shared else len(devices)
@@ -118,6 +128,7 @@ class RayRuntime:
                 gpus: list[str] | None = None if gpu else []
                 if seen is not None:
                     gpus = [name for look in wait_all(seen, place.name) for name in look["gpus"]]
+                homes[str(len(engines))] = bundles
                 engines.append((str(len(engines)), actor, replace(engine, gpus=gpus)))
         starting = [actor.start.remote(setup) for _, actor, setup in engines]
         loading = []
@@ -128,7 +139,8 @@ class RayRuntime:
         lengths: dict[str, int] = {}
         for group, references in loading:
             lengths |= wait_all(references, group.name)[0]
-        self.engine = EnginePool(engines)
+        self.engine = EnginePool(engines, wait_s=config.ray.wait_s)
+        self.engine.homeless = lambda name: self.cluster.lacks_room(homes[name])
         infos: list[EngineInfo] = wait_all(starting, "the engines")
         self.engine.start(infos)
         self.engine.resync = self._resync
@@ -146,6 +158,8 @@ class RayRuntime:
             name: RemoteRole(self.trainer, name, config.rollout.temperature, settings[name], lengths[name]) for name in lengths
         }
         self._lock = asyncio.Lock()
+        self._config = config
+        self._proven = {info.life for info in infos}
 
     def compute_with(self, execute: Callable[[Callable[[], None]], None]) -> None:
         """Nothing is computed in this process."""
@@ -167,8 +181,9 @@ class RayRuntime:
     async def _resync(self) -> None:
         async with self._lock:
             # Between an update and its sync the weights are no version; that sync will reach the new engine too.
-            if not self.trainer.ahead and self._version >= 0:
-                await self._meet()
+            with self.trainer.still:
+                if not self.trainer.ahead and self._version >= 0:
+                    await self._meet()
 
     async def _meet(self) -> None:
         if self._turns is None:
@@ -187,11 +202,54 @@ class RayRuntime:
                     await self._call("sync_connect", targets=targets)
                     self._synced = engines
                 await self._call("sync_weights", source=self.source, version=self._version)
+                await self._prove(targets)
                 break
             except RunError:
                 if [target.engine for target in self.targets] == engines or attempt + 1 == ATTEMPTS:
                     raise
         self.engine.synced(self._version)
+
+    async def _prove(self, targets: Sequence[SyncTarget]) -> None:
+        """An engine that was started again began with other weights than the run's: it is compared with the trainer before it
+        serves, and does not serve until a sync has brought it what the trainer has.
+
+        Raises:
+            RunError: no engine is left that has the trainer's weights.
+        """
+        failed: dict[str, RunError] = {}
+        for target in targets:
+            engine = target.engine
+            if engine.life in self._proven:
+                continue
+            try:
+                compared = await self._compare(target)
+            except LostError:
+                raise
+            except RunError as error:
+                failed[target.name] = error
+                engine.version = NO_WEIGHTS  # whatever it says of itself
+                continue
+            if any(engine is up.engine for up in self.targets):  # it may have died again
+                self._proven.add(engine.life)
+                log.warning("engine %s is back with the weights of version %d (%s)", target.name, self._version, compared)
+        if failed and all(target.engine.version != self._version for target in targets):
+            raise next(iter(failed.values()))
+        for name, problem in failed.items():
+            log.error("engine %s is up again, but cannot serve: %s", name, problem)
+
+    async def _compare(self, target: SyncTarget) -> str:
+        """What came of comparing its log-probabilities of a probe with the trainer's. Raises ``RunError`` as ``verify_sync``."""
+        if verified_syncs(self._config.sync.options.get("verify", "auto")) == 0:
+            return "not compared: --sync.verify off"
+        gap = await verify_sync(
+            [target] * PROBES,
+            self.handles["actor"].logprobs,
+            self._version,
+            probe_prompt(self.tokenizer, self.context_length),
+            temperature=self._config.rollout.temperature,
+            tolerance=run_tolerance(self._config),
+        )
+        return f"log-probabilities of a probe within {gap:.1g} of the trainer's"
 
     async def _call(self, hook: str, **arguments: Any) -> None:
         for key in self.manager.names(hook):

@@ -38,6 +38,8 @@ class WorkerSetup:
     train: TrainConfig
     total_updates: int
     gpu: bool
+    parts: int
+    """Neighbouring processes that the backend splits every model over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class WorkerActor:
 
     @_plainly
     def start(self, setup: WorkerSetup, rank: int, size: int, address: str, port: int) -> dict[str, int]:
-        """Load the roles and meet the other ranks. Gives every role's context length.
+        """Load the roles and meet the other processes. Gives every role's context length.
 
         Raises:
             UserError: plugins, models or options that cannot be used here.
@@ -138,7 +140,7 @@ class WorkerActor:
             torch.set_num_threads(setup.train.threads)
         hooks = make_manager(setup.plugins)
         backend_class, options = load_protocol(setup.backend)
-        ranks = Ranks.join(rank, size, address, port, backend="nccl" if setup.gpu else "gloo")
+        ranks = Ranks.join(rank, size, address, port, parts=setup.parts, backend="nccl" if setup.gpu else "gloo")
         roles: dict[str, Role] = {}
         for need, settings in setup.roles:
             model = load_model(settings, head=need.head, trainable=need.trainable)

@@ -126,6 +126,16 @@ class RayCluster:
             )
         return list(self._groups)
 
+    def lacks_room(self, group: Any) -> bool:
+        """Whether the machine of one of a placement group's bundles is gone, and no other has room for it so far."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        try:
+            return placement_group_table(group)["state"] == "RESCHEDULING"
+        except (ray.exceptions.RayError, KeyError):
+            return False
+
     def stop(self) -> None:
         """Give devices back; end the cluster if it was made here. Never raises, so that the run's own error is seen."""
         import ray

@@ -10,37 +10,69 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.config.schema import PluginChoice
+from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.runtimes.placement import Place
 from rlhf_host.runtimes.shards import Shard, deal_rows, make_shard
+from rlhf_host.runtimes.specs import load_protocol, protocol_spec
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.worker import Update
-from rlhf_host.types import Experience
+from rlhf_host.types import Experience, Needs
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class WorkerGroup:
-    """The ranks that train or hold the same roles. ``actors`` are Ray handles, rank by rank."""
+    """The processes that train or hold the same roles. ``actors`` are Ray handles, rank by rank."""
 
     name: str
     actors: list[Any]
     roles: tuple[str, ...]
     trainable: tuple[str, ...]
+    parts: int = 1
+    """Neighbours that hold one copy of the models between them: they are given the same rows, and their answers are one."""
     _order: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def size(self) -> int:
         return len(self.actors)
 
+    @property
+    def ranks(self) -> int:
+        """Among how many the rows of a batch are dealt out."""
+        return self.size // self.parts
+
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """References to every rank's answer to the same call."""
+        """References to every process's answer to the same call."""
         return self.call_each(method, [arguments] * self.size)
 
     def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        # Calls may be collective: all ranks must get two threads' calls in the same order.
+        # Calls may be collective: all processes must get two threads' calls in the same order.
         with self._order:
             return [getattr(actor, method).remote(*own) for actor, own in zip(self.actors, arguments, strict=True)]
+
+    def call_ranks(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """As ``call_each`` with the arguments of each rank for all its processes."""
+        return self.call_each(method, [own for own in arguments for _ in range(self.parts)])
+
+
+def split_places(backend: PluginChoice, places: Sequence[Place], needs: Needs) -> int:
+    """Over how many neighbouring processes the backend splits every model that it trains.
+
+    Raises:
+        UserError: a place of such a model has not a multiple of as many devices.
+    """
+    cls, options = load_protocol(protocol_spec("backend", backend))
+    parts = int(cls.parts(options)) if hasattr(cls, "parts") else 1
+    trained = {need.name for need in needs.roles if need.trainable}
+    for place in places:
+        if place.devices % parts and trained & set(place.roles):
+            raise UserError(
+                f"placement {place.name}={place.devices}: backend {backend.plugin!r} splits every model over {parts} devices, and"
+                f" {place.devices} do not divide by {parts}; ask for a multiple of {parts}"
+            )
+    return parts
 
 
 class RemoteTrainer:
@@ -53,6 +85,8 @@ class RemoteTrainer:
         self.compute_s = 0.0
         self.ahead = False
         """The weights have been trained since the engines got them."""
+        self.still = threading.Lock()
+        """No update begins while this is held."""
         self.before: Callable[[bool], None] | None = None
         """Called before workers compute, with whether a role that is trained does."""
 
@@ -70,11 +104,12 @@ class RemoteTrainer:
         if self.before is not None:
             self.before(role in group.trainable)
         shards = _Shards(experience, self.unit_rows)
-        found = wait_all(group.call_each("compute", [(what, role, ref) for ref in shards.references(group.size)]), group.name)
+        calls = [(what, role, reference) for reference in shards.references(group.ranks)]
+        found = wait_all(group.call_ranks("compute", calls), group.name)
         self.compute_s += max(seconds for _, seconds in found)
         shape = (len(experience),) if what == "scores" else (len(experience), experience.completion_ids.shape[1])
         result = torch.zeros(shape)
-        for rows, (part, _) in zip(shards.rows(group.size), found, strict=True):
+        for rows, (part, _) in zip(shards.rows(group.ranks), found[:: group.parts], strict=True):
             if not rows:
                 continue
             if what == "scores":
@@ -90,11 +125,12 @@ class RemoteTrainer:
         groups = [group for group in self.groups if group.trainable]
         shards = _Shards(batch, self.unit_rows)
         whole = ray.put(Denominators.of(batch))
-        self.ahead = True
+        with self.still:
+            self.ahead = True
         if self.before is not None:
             self.before(True)
         references = [
-            group.call_each("update", [(ref, whole, first) for ref in shards.references(group.size)]) for group in groups
+            group.call_ranks("update", [(ref, whole, first) for ref in shards.references(group.ranks)]) for group in groups
         ]
         names = [group.name for group in groups for _ in range(group.size)]
         found: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
@@ -156,5 +192,7 @@ def plain_error(error: Exception, who: str) -> Exception:
         return cause
     if cause is not None:
         return RunError(f"{who} failed: {type(cause).__name__}: {' '.join(str(cause).split())}")
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return RunError(f"{who} is lost ({type(error).__name__}: {reason}); go on from the last checkpoint with --resume")
+    if type(error).__name__ == "ActorUnavailableError":
+        return LostError(f"{who} is lost (its process or its machine does not answer)")
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason known").rstrip(".")
+    return LostError(f"{who} is lost ({type(error).__name__}: {reason})")

@@ -28,7 +28,8 @@ def plan_microbatches(
     everything = [row for unit in units for row in unit]
     if not everything:
         return []
-    if cost(everything) <= budget:
+    # No layout costs more than all rows padded to the longest, which is known at once.
+    if len(everything) * max(lengths[i] for i in everything) <= budget or cost(everything) <= budget:
         return [everything]
     pieces: list[list[int]] = []
     for unit in sorted(units, key=lambda rows: (-max(lengths[i] for i in rows), rows[0])):

@@ -30,7 +30,7 @@ from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.runtime import Runtime, Trainer
 from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
 from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext
-from rlhf_host.weight_sync.verify import ROUGH_TOLERANCE, probe_prompt, verified_syncs, verify_sync
+from rlhf_host.weight_sync.verify import probe_prompt, run_tolerance, verified_syncs, verify_sync
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class OnlineLoop:
                 self.version,
                 probe_prompt(self.tokenizer, self.runtime.context_length),
                 temperature=self.config.rollout.temperature,
-                tolerance=1e-3 if _all_float32(self.config) else ROUGH_TOLERANCE,
+                tolerance=run_tolerance(self.config),
             )
             self.loop.run(checking, interruptible=False)
         self._syncs += 1
@@ -319,13 +319,6 @@ def _note_advantages(experience: Experience) -> None:
     means = (sums / counts.clamp(min=1)).tolist()
     for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
         trajectory.advantage = mean if count else None
-
-
-def _all_float32(config: RunConfig) -> bool:
-    """Whether trainer and engines compute alike, so that they agree closely."""
-    said = [config.train.autocast, *(config.engine.options.get(name, "auto") for name in ("dtype", "autocast"))]
-    said.append(config.sync.options.get("dtype") or "auto")
-    return not torch.cuda.is_available() and set(said) <= {"auto", "off", "float32"}
 
 
 def memory() -> dict[str, float]:

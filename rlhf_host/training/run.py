@@ -17,7 +17,7 @@ from rlhf_host.config.plan import PROTOCOLS, merge_needs
 from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
 from rlhf_host.config.yaml_file import save_config
 from rlhf_host.data.sources import NO_ROWS, GivenRows, TaskSet, TaskStream, load_tasks
-from rlhf_host.errors import UserError
+from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -26,6 +26,7 @@ from rlhf_host.rollouts.collect import Collected, Collector, Draw
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.checkpoints import (
     Checkpoint,
+    checkpoint_dirs,
     keep_checkpoints,
     load_checkpoint,
     plain_state,
@@ -357,19 +358,55 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
         _call_all(events, manager, "run_started", context=context)
         _call_all(events, manager, "sync_connect", targets=loop.runtime.targets)
         loop._sync()
-        # What is there now stays: without this every full collection walks through all of torch and transformers again.
-        gc.collect()
-        gc.freeze()
-        outcome = loop.run()
+        with rare_collection():
+            outcome = loop.run()
         if outcome.status == "finished" and loop.config.checkpoint.final:
             write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
     except BaseException as error:
-        outcome = Outcome("failed", loop.step, loop.run_dir, error=str(error) or type(error).__name__)
+        said = str(error) or type(error).__name__
+        lost = _is_lost(error)
+        if lost:
+            said = f"{said.rstrip('.')}; {_way_on(loop.run_dir)}"
+        outcome = Outcome("failed", loop.step, loop.run_dir, error=said)
+        if lost:
+            raise RunError(said) from error
         raise
     finally:
-        gc.unfreeze()
         _call_closing(events, manager, outcome)
     return outcome
+
+
+@contextmanager
+def rare_collection() -> Iterator[None]:
+    """Look for reference cycles after 100,000 new objects instead of 700, and leave out what is there already.
+
+    A step makes thousands of objects that all go at its end, and torch and transformers have hundreds of thousands that stay:
+    walking through them again and again would double a rollout's time.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether the run ended because a process or machine is gone."""
+    while error is not None and not isinstance(error, LostError):
+        error = error.__cause__
+    return error is not None
+
+
+def _way_on(run_dir: Path) -> str:
+    """What to do after a loss, and from where that goes on."""
+    saved = checkpoint_dirs(run_dir)
+    if not saved:
+        return f"no checkpoint was written yet (--checkpoint.every), so rlhf train --resume {run_dir} begins again"
+    return f"go on from {saved[-1][1]} with rlhf train --resume {run_dir}"
 
 
 def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:

@@ -123,7 +123,7 @@ class Worker:
             rows: where the rows of ``batch`` are in the whole; default: they are all of it.
 
         Returns:
-            This rank's share of the metrics; whether a step was refused is agreed between ranks.
+            This rank's share of the metrics, from its first process; whether a step was refused is agreed between ranks.
         """
         update = Update(Metrics())
         whole = Denominators.of(batch) if whole is None else whole
@@ -134,6 +134,8 @@ class Worker:
                 self._train(role, batch, first, Reducer(whole), rows, update)
             if update.refused:
                 break
+        if self.ranks.part:
+            update.metrics = Metrics()
         return update
 
     def _train(self, role: Role, batch: Experience, first: bool, reducer: Reducer, places: list[int], update: Update) -> None:
@@ -267,9 +269,10 @@ class Worker:
         if failure is not None:
             raise failure
         total = Metrics()
-        for error_elsewhere, share in said:
+        for error_elsewhere, _ in said:
             if error_elsewhere is not None:
                 raise RunError(error_elsewhere)
+        for _, share in said[:: self.ranks.parts]:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.types import Generation, Sampling, Segment, SyncTarget, Task, Trajectory
 
 PROMPT_TOKENS = 320
@@ -17,6 +18,8 @@ NEW_TOKENS = 8
 AUTO = 2
 """Syncs that ``auto`` verifies. The second is the one that finds keys and values kept from the first."""
 TOLERANCE = 1e-4
+RUN_TOLERANCE = 1e-3
+"""In a run, where all compute in 32 bits."""
 ROUGH_TOLERANCE = 0.2
 """Where either side computes in 16 bits; stale keys and values are off by about 1."""
 
@@ -40,6 +43,16 @@ def verified_syncs(setting: str | int, *, moved: bool = True) -> float:
     return value
 
 
+def run_tolerance(config: RunConfig) -> float:
+    """How far apart engines and trainer may be in this run: little where they compute alike."""
+    import torch
+
+    said = [config.train.autocast, *(config.engine.options.get(name, "auto") for name in ("dtype", "autocast"))]
+    said += [config.sync.options.get("dtype") or "auto", config.backend.options.get("precision", "fp32")]
+    alike = not torch.cuda.is_available() and set(said) <= {"auto", "off", "float32", "fp32"}
+    return RUN_TOLERANCE if alike else ROUGH_TOLERANCE
+
+
 def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:
     """The same several hundred ordinary tokens every time, so that engines have them in their caches; shorter where the
     model has no room for them."""
@@ -58,7 +71,8 @@ async def verify_sync(
     temperature: float = 1.0,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """Every engine continues ``prompt``; its sampled log-probabilities are compared with the trainer's.
+    """Every engine continues ``prompt``; its sampled log-probabilities are compared with the trainer's. One that dies in it is
+    left out.
 
     Args:
         logprobs: the actor's, of completions at ``temperature`` (``RoleHandle.logprobs``).
@@ -70,9 +84,17 @@ async def verify_sync(
         RunError: an engine has another version, or differs by more than ``tolerance``.
     """
     sampling = Sampling(NEW_TOKENS, temperature)
-    said: list[Generation] = await asyncio.gather(
-        *(target.engine.generate(prompt, sampling, (0, 0, 0, 0, 0, number, version)) for number, target in enumerate(targets))
-    )
+    asked = (target.engine.generate(prompt, sampling, (0, 0, 0, 0, 0, i, version)) for i, target in enumerate(targets))
+    answers: list[Generation | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
+    targets = [target for target, answer in zip(targets, answers, strict=True) if not isinstance(answer, LostError)]
+    said: list[Generation] = []
+    for answer in answers:
+        if isinstance(answer, Generation):
+            said.append(answer)
+        elif not isinstance(answer, LostError):
+            raise answer
+    if not said:
+        return 0.0
     expected = await logprobs([_trajectory(prompt, generation) for generation in said])
     largest = 0.0
     for target, generation, trained in zip(targets, said, expected, strict=True):

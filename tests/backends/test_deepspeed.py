@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_host.backends.deepspeed import DeepSpeedBackend, configuration
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import PluginError
+from rlhf_host.errors import PluginError, UserError
 
 Options = DeepSpeedBackend.Options
 
@@ -47,6 +47,25 @@ def test_the_configuration_passes_options_through_and_extra_goes_over_it():
     zero = made["zero_optimization"]
     assert (zero["stage"], zero["offload_param"], zero["zero_hpz_partition_size"]) == (3, {"device": "cpu"}, 8)
     assert (zero["overlap_comm"], zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (True, 7, 50_000_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"zero_stage": 2, "precision": "fp16"}, "precision fp16 needs a GPU: take bf16 or fp32"),
+        (
+            {"zero_stage": 3, "zero_quantized_weights": True},
+            "zero_quantized_weights needs GPUs, because DeepSpeed quantizes by",
+        ),
+        ({"zero_stage": 3, "zero_quantized_gradients": True}, "zero_quantized_gradients needs GPUs, because DeepSpeed"),
+        ({"zero_stage": 3, "zero_hpz_partition_size": 2}, "zero_hpz_partition_size 2 does not divide the 1 ranks"),
+        ({"zero_stage": 1, "autotp_size": 2}, "take --runtime ray and place the role on 2 devices or a multiple"),
+    ],
+)
+def test_what_this_device_or_so_few_processes_cannot_do_is_refused_in_one_line(options, message):
+    with pytest.raises(UserError, match=message) as refused:
+        DeepSpeedBackend(Options(**options), model=torch.nn.Linear(1, 1), role=RoleConfig(), total_updates=1)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_missing_library_is_one_line_with_what_to_install(monkeypatch):

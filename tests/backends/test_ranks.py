@@ -47,8 +47,33 @@ KINDS = {
         "offload_optimizer": "cpu",
         "offload_param": "cpu",
     },
+    "zero-3-two-copies": {"zero_stage": 3, "param_persistence_threshold": 0, "zero_hpz_partition_size": 2},
+    "zero-3-adam": {"zero_stage": 3, "param_persistence_threshold": 0, "optimizer": "deepspeed"},
+    "zero-2-offload-adam": {"zero_stage": 2, "offload_optimizer": "cpu", "optimizer": "deepspeed"},
+    "zero-3-offload-adam": {
+        "zero_stage": 3,
+        "param_persistence_threshold": 0,
+        "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+        "optimizer": "deepspeed",
+    },
 }
-SPLIT = {"zero-1-split": {"zero_stage": 1, "autotp_size": 2}}
+SHORT = {
+    "zero-1-bf16": {"zero_stage": 1, "precision": "bf16"},
+    "zero-2-bf16": {"zero_stage": 2, "precision": "bf16"},
+    "zero-2-bf16-offload": {"zero_stage": 2, "precision": "bf16", "offload_optimizer": "cpu"},
+    "zero-2-bf16-offload-adam": {
+        "zero_stage": 2,
+        "precision": "bf16",
+        "offload_optimizer": "cpu",
+        "optimizer": "deepspeed",
+    },
+    "zero-3-bf16": {"zero_stage": 3, "precision": "bf16", "param_persistence_threshold": 0},
+}
+"""Weights of 16 bits in passes, with an fp32 copy in the optimizer."""
+SPLIT = {"zero-1-split": {"zero_stage": 1, "autotp_size": 2}, "zero-2-split": {"zero_stage": 2, "autotp_size": 2}}
+RECOMPUTED = " recomputed"
+"""Ends the name of a kind with gradient checkpointing."""
 WHOLE = [[0, 1, 2, 3, 4, 5, 6, 7]]
 SHARDS = {"uneven": [[0, 1, 2, 3, 4, 6], [5, 7]], "one empty": [WHOLE[0], []]}
 
@@ -116,19 +141,46 @@ class ZeroWatched(DeepSpeedBackend):
         from deepspeed.utils import safe_get_full_grad
 
         whole = {0: lambda p: p.grad, 3: lambda p: self.engine.optimizer.get_fp32_grad_for_param(p)}
-        found = [whole.get(self.options.zero_stage, safe_get_full_grad)(p) for p in self.parameters]
-        self.gradients.append(torch.cat([gradient.flatten().clone() for gradient in found]))
+        found = [whole.get(self.options.zero_stage, safe_get_full_grad)(p).clone() for p in self.parameters]
+        if self.options.autotp_size > 1:
+            found = self._joined(found)
+        self.gradients.append(torch.cat([gradient.flatten() for gradient in found]))
         return super().step()
+
+    def _joined(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients in the weights' places, joined as those are."""
+        kept = [p.data for p in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.data = gradient
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        found = {name: value for bucket in self.gathered(2**20) for name, value in bucket}
+        for parameter, data in zip(self.parameters, kept, strict=True):
+            parameter.data = data
+        return [found[name] for name in names]
+
+    def copies(self) -> torch.Tensor:
+        """The optimizer's fp32 copy of all weights."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return torch.cat([safe_get_full_fp32_param(p).flatten().clone() for p in self.parameters])
 
 
 def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     settings = RoleConfig(
-        model=str(model), device="cpu", lr=1e-4, adam_eps=1e-4, weight_decay=0.01, max_grad_norm=0.01, warmup_steps=2
+        model=str(model),
+        device="cpu",
+        lr=1e-4,
+        adam_eps=1e-4,
+        weight_decay=0.01,
+        max_grad_norm=0.01,
+        warmup_steps=2,
+        gradient_checkpointing=kind.endswith(RECOMPUTED),
     )
+    kind = kind.removesuffix(RECOMPUTED)
     loaded = load_model(settings, head="scalar" if name == "critic" else "lm", trainable=True)
     if name == "critic":
         loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
-    cls, options = (TorchWatched, {}) if kind == "torch" else (ZeroWatched, (KINDS | SPLIT)[kind])
+    cls, options = (TorchWatched, {}) if kind == "torch" else (ZeroWatched, (KINDS | SHORT | SPLIT)[kind])
     backend = cls(cls.Options(**options), model=loaded, role=settings, total_updates=10, ranks=ranks)
     backend.gradients = []
     return Role(name, loaded, backend)
@@ -148,7 +200,7 @@ def weights_of(worker: Worker) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def update(worker: Worker, data: Any, shards: list[list[int]]) -> tuple[dict[str, float], str | None]:
-    """One optimizer batch; metrics joined over ranks."""
+    """One optimizer batch; metrics joined over processes."""
     mine = shards[worker.ranks.rank]
     result = worker.update(data.select(mine), whole=Denominators.of(data), rows=mine)
     whole = Metrics()
@@ -164,6 +216,45 @@ def train(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict
     metrics = [update(worker, batch(), shards)[0] for _ in range(3)]
     gradients = {name: torch.stack(role.backend.gradients) for name, role in worker.roles.items()}
     return {"before": before, "after": weights_of(worker), "metrics": metrics, "gradients": gradients}
+
+
+def train_short(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, Any]:
+    """Three updates in 16 bits, and what became of the actor's fp32 copies."""
+    worker = worker_of(model, ranks, kind)
+    before = worker.roles["actor"].backend.copies()
+    for _ in range(3):
+        update(worker, batch(), shards)
+    backend = worker.roles["actor"].backend
+    kinds = {value.dtype for bucket in backend.gathered(2**20) for _, value in bucket}
+    return {"gradients": torch.stack(backend.gradients), "change": backend.copies() - before, "dtypes": kinds}
+
+
+def take_turns(ranks: Ranks, model: Path, kind: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights after three updates, with everything moved away and back before each."""
+    worker = worker_of(model, ranks, kind)
+    for role in worker.roles.values():
+        role.backend.__class__ = Moved
+    for _ in range(3):
+        for role in worker.roles.values():
+            role.backend.offload()
+            assert role.backend.engine.optimizer.offloaded_states
+            role.backend.reload()
+            assert not role.backend.engine.optimizer.offloaded_states
+        update(worker, batch(), SHARDS["uneven"])
+    return weights_of(worker)
+
+
+class Moved(ZeroWatched):
+    """Moves though it is on a CPU, where there is nowhere else to go."""
+
+    _stays = False
+
+
+def second_copies(ranks: Ranks, model: Path, kind: str) -> list[int]:
+    """Elements that this rank keeps of every weight's second copy."""
+    role = role_of("actor", model, ranks, kind)
+    role.model(torch.zeros(1, 1, dtype=torch.int64))
+    return [p.ds_secondary_tensor.numel() for p in role.model.parameters()]
 
 
 def spoil(ranks: Ranks, model: Path, kind: str) -> dict[str, Any]:
@@ -196,7 +287,7 @@ def begin(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, di
     for _ in range(2):
         update(worker, batch(), shards)
     for name, role in worker.roles.items():
-        if ranks.rank == 0:
+        if (ranks.rank, ranks.part) == (0, 0):
             (directory / name).mkdir(parents=True)
         ranks.gather(None)
         role.backend.save(directory / name)
@@ -217,13 +308,9 @@ def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, di
     return weights_of(worker)
 
 
-def split(ranks: Ranks, model: Path, directory: Path) -> dict[str, Any]:
-    """Both processes are one data-parallel rank, and each has half of every layer."""
-    found = train(Ranks(), model, "zero-1-split", WHOLE)
-    role = role_of("actor", model, Ranks(), "zero-1-split")
-    role.backend.save_model(directory)
-    found["layer"] = tuple(role.model.model.layers[0].mlp.up_proj.weight.shape)
-    return found
+def layer(ranks: Ranks, model: Path, kind: str) -> tuple[int, ...]:
+    """What this process has of a matrix."""
+    return tuple(role_of("actor", model, ranks, kind).model.model.layers[0].mlp.up_proj.weight.shape)
 
 
 def refusal(ranks: Ranks, model: Path, kind: str, directory: Path) -> str:
@@ -271,14 +358,14 @@ def infer(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict
 class Group:
     """Ranks that run this file's functions: ``group(function, ...)`` gives what each returned."""
 
-    def __init__(self, directory: Path, size: int):
+    def __init__(self, directory: Path, size: int, parts: int = 1):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, __file__, str(rank), str(size), str(port)],
+                [sys.executable, __file__, str(rank), str(size), str(port), str(parts)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.logs[rank].open("wb"),
@@ -312,11 +399,11 @@ class Group:
                 process.wait()
 
 
-def serve(rank: int, size: int, port: int) -> None:
+def serve(rank: int, size: int, port: int, parts: int) -> None:
     answers = sys.stdout.buffer
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
-        ranks = Ranks.join(rank, size, "127.0.0.1", port, timeout_s=60.0)
+        ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
         with contextlib.suppress(EOFError):
             while True:
                 name, arguments = pickle.load(sys.stdin.buffer)
@@ -409,24 +496,97 @@ def test_passes_without_gradient_take_shards_of_any_size(pair, tiny_model, kind)
                 assert torch.allclose(found[name], wanted, atol=1e-5)
 
 
-def test_layers_split_by_autotp_take_the_same_steps_and_come_out_whole(alone, tiny_model, tmp_path):
-    # Processes of their own: DeepSpeed keeps its groups for as long as a process lives.
-    halves = Group(tmp_path, 2)
-    try:
-        found, other = halves(split, tiny_model, tmp_path / "saved")
-    finally:
-        halves.close()
-    assert found["layer"] == (32, 32), "half of 64 rows"
+@pytest.mark.parametrize("kind", ["torch", "zero-1", "zero-2", "zero-3"])
+def test_recomputing_layers_in_the_backward_pass_changes_nothing(pair, alone, tiny_model, kind):
+    found, _ = pair(train, tiny_model, kind + RECOMPUTED, SHARDS["uneven"])
     for role in ("actor", "critic"):
+        assert gap(found["gradients"][role], alone["gradients"][role]) < 1e-5
         assert gap(change(found, role), change(alone, role)) < 1e-3
-        assert gap(change(other, role), change(alone, role)) < 1e-3
-    assert found["metrics"] == [pytest.approx(metrics, rel=1e-4, abs=1e-5) for metrics in alone["metrics"]]
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_weights_of_16_bits_are_trained_by_their_fp32_copies(pair, alone, tiny_model, kind):
+    expected = torch.cat([value.flatten() for value in alone_change(alone, tiny_model)])
+    found, other = pair(train_short, tiny_model, kind, SHARDS["uneven"])
+    assert found["dtypes"] == {torch.bfloat16}
+    assert gap(found["gradients"].float(), alone["gradients"]["actor"]) < 3e-2
+    assert gap(found["change"], expected) < 5e-2
+    assert torch.equal(found["change"], other["change"])
+
+
+@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-2-offload-adam", "zero-3"])
+def test_what_moves_away_between_phases_comes_back_as_it_was(pair, tiny_model, tmp_path, kind):
+    expected, _ = pair(begin, tiny_model, kind, tmp_path)
+    found, _ = pair(take_turns, tiny_model, kind)
+    for role in expected:
+        assert all(torch.equal(found[role][name], expected[role][name]) for name in expected[role])
+
+
+def test_the_second_copy_of_zero_plus_plus_is_spread_over_as_many_ranks_as_asked(pair, tiny_model):
+    sizes = [value.numel() for value in AutoModelForCausalLM.from_pretrained(tiny_model).parameters()]
+    assert pair(second_copies, tiny_model, "zero-3-two-copies") == [[-(-size // 2) for size in sizes]] * 2
+
+
+# --- layers split over processes ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """Four processes: two ranks, each of two processes that have half of every layer."""
+    made = Group(tmp_path_factory.mktemp("halves"), 4, parts=2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("kind", "shards"), [("zero-1-split", "uneven"), ("zero-2-split", "one empty")])
+def test_two_ranks_of_split_layers_have_the_gradient_and_take_the_steps_of_one(halves, alone, tiny_model, kind, shards):
+    assert halves(layer, tiny_model, kind) == [(32, 32)] * 4, "half of 64 rows"
+    processes = halves(train, tiny_model, kind, SHARDS[shards])
+    for role in ("actor", "critic"):
+        for found in processes:
+            assert gap(found["gradients"][role], alone["gradients"][role]) < 1e-5
+            assert gap(change(found, role), change(alone, role)) < 1e-3
+    for found in processes:
+        assert found["metrics"] == [pytest.approx(metrics, rel=1e-4, abs=1e-5) for metrics in alone["metrics"]]
+
+
+def test_split_layers_fail_on_all_processes_and_leave_no_trace(halves, alone, tiny_model):
+    for found in halves(spoil, tiny_model, "zero-1-split"):
+        assert [said.split(":")[0] for said in found["said"]] == ["extension", "actor", "actor"]
+        assert found["untouched"]
+        assert found["updates"] == 1, "the good batch's"
+        assert gap(found["gradients"]["actor"], alone["gradients"]["actor"][0]) < 1e-5
+
+
+def test_split_layers_come_out_whole_and_resume_bit_for_bit(halves, tiny_model, tmp_path):
+    found = halves(save, tiny_model, "zero-1-split", tmp_path / "saved")[0]
     expected = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
-    assert all(torch.equal(written[name], value) for name, value in expected.items())
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value)
+        assert torch.equal(written[name], value)
+    whole, resumed = (halves(step, tiny_model, "zero-1-split", tmp_path / "run")[0] for step in (begin, go_on))
+    for role in whole:
+        assert all(torch.equal(whole[role][name], resumed[role][name]) for name in whole[role])
+
+
+def alone_change(alone: dict[str, Any], model: Path) -> list[torch.Tensor]:
+    """The actor's change in the order of its parameters."""
+    names = [name for name, _ in AutoModelForCausalLM.from_pretrained(model).named_parameters()]
+    return [alone["after"]["actor"][name] - alone["before"]["actor"][name] for name in names]
 
 
 # --- what goes wrong on one rank ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_what_overflows_in_16_bits_is_forgotten(pair, alone, tiny_model, kind):
+    for found in pair(spoil, tiny_model, kind):
+        assert "actor: the gradient norm is inf" in found["said"]
+        assert found["untouched"]
+        assert found["updates"] == 1, "the good batch's"
+        assert gap(found["gradients"]["actor"].float(), alone["gradients"]["actor"][0]) < 3e-2
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zero-3-persistent"])
@@ -446,7 +606,9 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_no_trace(pair, alone, ti
 # --- state --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zero-3-persistent"])
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in KINDS if kind != "zero-3-persistent"), "zero-2-bf16-offload", "zero-3-bf16"]
+)
 def test_a_resumed_run_is_bit_for_bit_the_one_that_never_stopped(pair, tiny_model, tmp_path, kind):
     whole, _ = pair(begin, tiny_model, kind, tmp_path)
     resumed, _ = pair(go_on, tiny_model, kind, tmp_path)
@@ -464,6 +626,18 @@ def test_another_number_of_ranks_takes_up_a_checkpoint(pair, single, alone, tiny
             expected, found = ({**alone, "after": weights} for weights in (whole, resumed))
             assert gap(change(found, role), change(expected, role)) < 1e-3
         assert not list(directory.rglob("*universal*"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("zero-1", "zero-2"), ("zero-2-offload", "zero-1"), ("zero-2", "zero-2-offload-adam")]
+)
+def test_one_rank_takes_up_what_two_saved_by_another_stage_or_optimizer(
+    pair, single, alone, tiny_model, tmp_path, first, second
+):
+    whole, resumed = pair(begin, tiny_model, first, tmp_path)[0], single(go_on, tiny_model, second, tmp_path)[0]
+    for role in whole:
+        expected, found = ({**alone, "after": weights} for weights in (whole, resumed))
+        assert gap(change(found, role), change(expected, role)) < 1e-3
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(single, tiny_model, tmp_path):
@@ -485,7 +659,9 @@ class Payload:
 
 def test_what_a_checkpoint_cannot_be_resumed_with_is_said(single, tiny_model, tmp_path):
     single(begin, tiny_model, "zero-2", tmp_path)
-    assert "written with zero_stage 2, this run has 1" in single(refusal, tiny_model, "zero-1", tmp_path)[0]
+    assert single(refusal, tiny_model, "zero-1", tmp_path) == ["loaded"]
+    assert "written with zero_stage 2, this run has 3" in single(refusal, tiny_model, "zero-3", tmp_path)[0]
+    assert "written with precision fp32, this run has bf16" in single(refusal, tiny_model, "zero-2-bf16", tmp_path)[0]
     (tmp_path / "actor" / "shape.json").unlink()
     assert "was not written by the deepspeed backend" in single(refusal, tiny_model, "zero-2", tmp_path)[0]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlhf_host.engines import attention
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.transformers import TransformersEngine
 from rlhf_host.errors import RunError, UserError
@@ -40,6 +41,14 @@ def mismatch(model, requests, generations):
     )
 
 
+@pytest.fixture(params=["prompts copied to their rows", "prompts shared"])
+def cache_layout(request, monkeypatch):
+    """Both ways in which decoding keeps prompts; short ones are copied."""
+    if request.param == "prompts shared":
+        monkeypatch.setattr("rlhf_host.engines.attention.COPIED", 0)
+
+
+@pytest.mark.usefixtures("cache_layout")
 @pytest.mark.parametrize("name", FAST + GENERIC)
 def test_logprobs_are_those_of_the_trainer(build, name):
     """Ragged prompts, shared and single, past sliding windows, rows that finish at different times."""
@@ -54,6 +63,7 @@ def test_logprobs_are_those_of_the_trainer(build, name):
     assert {generation.finish_reason for generation in generations} == {"stop", "length"}
 
 
+@pytest.mark.usefixtures("cache_layout")
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_softcapping_follows_the_trainers_attention(build, attention):
     model = build("gemma2")
@@ -64,6 +74,7 @@ def test_softcapping_follows_the_trainers_attention(build, attention):
     assert engine.decoding == "shared-prefix"
 
 
+@pytest.mark.usefixtures("cache_layout")
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "bloom"])
 def test_a_sample_does_not_depend_on_the_batch(build, name):
     engine = engine_for(build(name))
@@ -100,6 +111,7 @@ def test_batches_respect_rows_and_cache_tokens(llama):
     assert list(engine._batches(requests)) == [[0, 1, 2], [3], [4, 5]]
 
 
+@pytest.mark.usefixtures("cache_layout")
 def test_more_than_a_block_of_uniforms_and_of_cache(llama):
     llama.generation_config.eos_token_id = None
     engine = engine_for(llama)
@@ -262,6 +274,16 @@ def test_long_prompts_are_computed_in_pieces(llama, monkeypatch):
     assert seen[:5] == [(1, 30), (1, 11), (1, 7), (3, 3), (24, 1)]
 
 
+@pytest.mark.parametrize(("limit", "places"), [(None, 10 + 7), (1000, 7)])
+def test_prompts_are_not_copied_where_cache_tokens_are_limited(llama, monkeypatch, limit, places):
+    """``max_batch_tokens`` counts a prompt once, so it is kept once."""
+    kept, decode = [], attention._decode
+    monkeypatch.setattr(attention, "_decode", lambda cache, *rest: (kept.append(cache), decode(cache, *rest))[1])
+    engine = engine_for(llama, max_batch_tokens=limit)
+    engine.generate_batch([Request((3,) * 10, Sampling(8), (i,)) for i in range(4)])
+    assert kept[-1].suffix[0][0].shape[2] == places
+
+
 # --- versions, training state -------------------------------------------------------------------
 
 
@@ -367,6 +389,7 @@ def test_adapters_are_generated_with(llama):
     assert engine.decoding == "shared-prefix"
 
 
+@pytest.mark.usefixtures("cache_layout")
 def test_autocast_samples_what_the_trainer_computes_in_bfloat16(build):
     model = build("qwen3")
     with torch.no_grad():

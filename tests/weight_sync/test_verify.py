@@ -8,8 +8,9 @@ import pytest
 import torch
 from conftest import train
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.forward import forward
+from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
 from rlhf_host.types import SyncTarget
 from rlhf_host.weight_sync.broadcast import Broadcast
@@ -81,6 +82,19 @@ def test_an_engine_that_was_left_out_is_named(engines, models, load, connect):
         await plugin.sync_close()
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_dies_in_the_probe_is_left_out():
+    class Dead(ScriptedEngine):
+        async def generate(self, token_ids, sampling, key):
+            raise LostError("engine e0 has died")
+
+    async def logprobs(rows):
+        return [[-0.25] * len(row.segments[1].token_ids) for row in rows]
+
+    dead, alive = (SyncTarget(kind.__name__, kind(lambda ids, key: [5, 6], version=1)) for kind in (Dead, ScriptedEngine))
+    assert asyncio.run(verify_sync([dead, alive], logprobs, 1, PROMPT, tolerance=1.0)) == 0.25
+    assert asyncio.run(verify_sync([dead], logprobs, 1, PROMPT)) == 0.0
 
 
 def test_the_probe_spans_several_blocks_of_a_prefix_cache_and_is_always_the_same():
