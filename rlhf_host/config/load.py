@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -61,6 +62,7 @@ def read_config(
     errors: list[str] = []
     layer, notices = assemble(path, flags, presets, errors, control, settings, quickstart)
     values, origins = unwrap(layer)
+    notices += _widen(values)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -97,6 +99,15 @@ def assemble(
         result = lay(result, layer, errors)
     _refuse_nameless(result, errors)
     return result, notices
+
+
+def _widen(values: dict[str, Any]) -> tuple[str, ...]:
+    """vLLM gets the quickstart model whose heads are wide enough for it; notices of that."""
+    match values:
+        case {"engine": {"plugin": "vllm"}, "roles": {"actor": {"model": "quickstart"} as actor}}:
+            actor["model"] = "quickstart-wide"
+            return ("Engine vllm: taking the model 'quickstart-wide', whose attention heads vLLM can serve on a CPU.",)
+    return ()
 
 
 def _preset(name: str, errors: list[str]) -> Layer:

@@ -97,10 +97,10 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
     """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
-    if name == "quickstart":
+    if name in ("quickstart", "quickstart-wide"):
         from rlhf_host.models.quickstart import quickstart_model_dir
 
-        return Source(str(quickstart_model_dir()), local=True)
+        return Source(str(quickstart_model_dir(name=name)), local=True)
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":

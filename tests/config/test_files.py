@@ -101,6 +101,13 @@ def test_with_neither_model_nor_data_the_quickstart_lies_beneath_and_says_so():
     assert load_config(write("data: d\n")).roles["actor"].model is None
 
 
+def test_vllm_gets_the_quickstart_model_that_it_can_serve():
+    loaded = read_config(write("engine: vllm\n"))
+    assert loaded.config.roles["actor"].model == "quickstart-wide"
+    assert "quickstart-wide" in loaded.notices[-1]
+    assert load_config(flags=["--engine", "vllm", "--actor.model", "m"]).roles["actor"].model == "m"
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
