@@ -26,12 +26,12 @@ def make_experience(
         groups: judged trajectories only.
         weights: reward alias → weight, as ``score_group`` used them.
     """
-    rows = [trajectory for group in groups for trajectory in group.trajectories]
-    names = list(weights)
-    if any(AGENT in row.rewards for row in rows):
-        names.append(AGENT)
-        weights = {**weights, AGENT: 1.0}
-    table = _read(rows, {group.group_id: number for number, group in enumerate(groups)}, names, weights)
+    return as_tensors(read_groups(groups, weights), step=step, max_new_tokens=max_new_tokens, temperature=temperature)
+
+
+def as_tensors(table: Table, *, step: int, max_new_tokens: int, temperature: float) -> Experience:
+    """The second half of ``make_experience``."""
+    rows, weights, names = table.rows, table.weights, list(table.weights)
     lengths = _tensor(table.lengths, np.int64)
     width = max(1, *table.lengths)
     completion_mask = torch.arange(width) < lengths[:, None]
@@ -57,7 +57,7 @@ def make_experience(
         rewards=_tensor(table.rewards, np.float32),
         plugin_rewards=_tensor(table.of_plugins, np.float32).reshape(len(rows), len(names)),
         scores=_tensor(table.scores, np.float32),
-        token_rewards=_place_rewards(rows, table, weights, turn_ids, action_mask),
+        token_rewards=_place_rewards(table, turn_ids, action_mask),
         sampler_logprobs=spread(_tensor(table.logprobs, np.float32), 0),
         versions=spread(_tensor(table.versions, np.int64), 0),
         reward_names=tuple(names),
@@ -75,9 +75,12 @@ def _tensor(values: Sequence[Any], dtype: Any) -> Tensor:
 
 
 @dataclass(slots=True)
-class _Table:
+class Table:
     """Columns over rows; ``ids``, ``logprobs`` and ``versions`` are over all rows' completion tokens, one after the other."""
 
+    rows: list[Trajectory]
+    weights: dict[str, float]
+    """By reward alias; ``agent`` is among them where agents gave rewards."""
     prompts: list[list[int]] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -101,9 +104,14 @@ class _Table:
     """Rows of which some are placed."""
 
 
-def _read(rows: Sequence[Trajectory], numbers: dict[str, int], names: Sequence[str], weights: dict[str, float]) -> _Table:
-    """Everything in one pass: there may be a hundred thousand rows."""
-    table, episodes = _Table(), dict[str, int]()
+def read_groups(groups: Sequence[Group], weights: dict[str, float]) -> Table:
+    """The first half of ``make_experience``, without tensors: in the thread that made the trajectories, whose core has them in
+    its cache, it takes half the time. One pass, because there may be a hundred thousand rows."""
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    if any(AGENT in row.rewards for row in rows):
+        weights = {**weights, AGENT: 1.0}
+    table, episodes = Table(rows, weights), dict[str, int]()
+    numbers = {group.group_id: number for number, group in enumerate(groups)}
     for index, row in enumerate(rows):
         before, turn = len(table.ids), 0
         table.prompts.append(row.prompt_ids)
@@ -124,14 +132,14 @@ def _read(rows: Sequence[Trajectory], numbers: dict[str, int], names: Sequence[s
         table.rewards.append(row.reward)
         table.scores.append(math.nan if row.score is None else row.score)
         whole, placed = 0.0, False
-        for name in names:
+        for name, weight in weights.items():
             reward = row.rewards.get(name)
             total = math.nan if reward is None else reward.total
             table.of_plugins.append(total)
-            if reward is None or weights[name] == 0:
+            if reward is None or weight == 0:
                 continue
             if reward.tokens is None and reward.turns is None:
-                whole += weights[name] * total
+                whole += weight * total
             else:
                 placed = True
         table.whole.append(whole)
@@ -140,14 +148,12 @@ def _read(rows: Sequence[Trajectory], numbers: dict[str, int], names: Sequence[s
     return table
 
 
-def _place_rewards(
-    rows: Sequence[Trajectory], table: _Table, weights: dict[str, float], turn_ids: Tensor, action_mask: Tensor
-) -> Tensor:
+def _place_rewards(table: Table, turn_ids: Tensor, action_mask: Tensor) -> Tensor:
     """``[B, T]``: the weighted rewards on their tokens: where the plugin said, else on the last action token."""
     found = _on_last_action(_tensor(table.whole, np.float32), action_mask)
     for i in table.placing:
-        for alias, reward in rows[i].rewards.items():
-            weight = weights.get(alias, 0.0)
+        for alias, reward in table.rows[i].rewards.items():
+            weight = table.weights.get(alias, 0.0)
             if reward is None or weight == 0:
                 continue
             if reward.tokens is not None:

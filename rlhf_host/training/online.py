@@ -22,7 +22,7 @@ from rlhf_host.data.sources import TaskStream
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.collect import Collected, Collector, Draw
-from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
+from rlhf_host.rollouts.experience import Table, apply_rewards, as_tensors, read_groups, reward_metrics
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.eventloop import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
@@ -130,7 +130,9 @@ class OnlineLoop:
         busy = self._busy()
         context = ScoreContext("train", number, self.runtime.handles, self.tokenizer)
         with phases("rollout"):
-            collected, experience = self.loop.run(self._roll_out(number, context))
+            collected, table = self.loop.run(self._roll_out(context))
+        rollout = self.config.rollout
+        experience = as_tensors(table, step=number, max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature)
         with phases("logprobs"):
             add_outputs(experience, self.runtime.trainer, self.needs, old_logprobs_mode(self.config))
         with phases("advantages"):
@@ -152,17 +154,10 @@ class OnlineLoop:
         metrics |= {"version": float(self.version), "epoch": float(self.stream.epoch)} | memory()
         return metrics
 
-    async def _roll_out(self, number: int, context: ScoreContext) -> tuple[Collected, Experience]:
+    async def _roll_out(self, context: ScoreContext) -> tuple[Collected, Table]:
         collected = await self.collector.fill(self._draw, self.config.train.batch_size, context)
-        # In the thread that made the trajectories: they are still in its core's cache, which halves the time.
-        experience = make_experience(
-            collected.groups,
-            self.weights,
-            step=number,
-            max_new_tokens=self.config.rollout.max_new_tokens,
-            temperature=self.config.rollout.temperature,
-        )
-        return collected, experience
+        # No tensors here: a second thread with an OpenMP pool of its own would slow generation down to a half.
+        return collected, read_groups(collected.groups, self.weights)
 
     def _draw(self) -> Draw:
         assert isinstance(self.stream, TaskStream)
