@@ -426,7 +426,7 @@ def catalogue_page() -> str:
         parts += [f"## {title} {{ #{kind} }}", table(("name", "distribution", ""), _listed(kind, rows))]
         if kind == "algo":
             parts += ["Every algorithm whose options say so takes the options of the policy loss:", options_table(shared)]
-        if kind not in PLAIN and kind != "preset":
+        if kind not in ("runtime", "preset"):
             parts += [part for row in rows for part in _options(kind, row)]
     return "\n\n".join(parts)
 
