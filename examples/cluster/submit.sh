@@ -6,7 +6,8 @@ set -euo pipefail
 
 config=$1
 shift
-# The configuration and plugins of your own travel with the working directory; versions of what is installed must be the cluster's.
+# The configuration travels with the working directory; the host and all plugins are installed on the cluster, in the same versions.
+# Give --run-dir as an absolute path that outlives the job: its working directory is a temporary copy.
 # The controller needs no GPU: it is a job of one CPU, and the placement takes the rest.
 ray job submit \
     --working-dir . \

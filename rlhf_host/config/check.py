@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_host.config.messages import fail
-from rlhf_host.config.plan import EVAL_REWARD, EXTRAS, kl_estimator, old_logprobs_mode, updates_per_batch
+from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, own_weights, updates_per_batch
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import ROLES, role_flag
 from rlhf_host.errors import PluginError, near_matches
@@ -145,10 +145,10 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
         )
     if config.placement and config.runtime.plugin == "local":
         yield "placement says which devices roles share, and the local runtime has one process: add --runtime ray, or leave it out"
-    if config.sync.plugin == "in_process" and config.runtime.plugin in EXTRAS:
+    if config.sync.plugin == "in_process" and (why := own_weights(config)):
         yield (
-            f"sync in_process reaches engines in the trainer's own process, and runtime {config.runtime.plugin} has none there:"
-            " leave --sync out, or set it to broadcast, ipc or checkpoint"
+            f"sync in_process is for engines that sample from the trainer's own module, and with {why} they have weights of"
+            " their own: leave --sync out, or set it to broadcast, ipc or checkpoint"
         )
     if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
         yield (

@@ -98,7 +98,7 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     if config.debug:
         _stay_here(config)
     places = origins or {}
-    if config.runtime.plugin.rpartition(":")[2] in EXTRAS and not {("sync",), ("sync", "plugin")} & set(places):
+    if not {("sync",), ("sync", "plugin")} & set(places):
         _leave_home(config)
     errors: list[str] = []
     known = discover()
@@ -139,10 +139,18 @@ def _stay_here(config: RunConfig) -> None:
     config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, 7 * 24 * 3600.0)
 
 
+def own_weights(config: RunConfig) -> str | None:
+    """Why engines have weights of their own, which a sync must bring; ``None`` where they sample from the trainer's module."""
+    for key in ("runtime", "engine"):
+        if (name := getattr(config, key).plugin).rpartition(":")[2] in EXTRAS:
+            return f"{key} {name}"
+    return None
+
+
 def _leave_home(config: RunConfig) -> None:
-    """Engines in other processes have weights of their own: what nobody chose becomes what reaches them."""
-    if config.sync == RunConfig().sync:
-        config.sync = PluginChoice(plugin="broadcast")
+    """What nobody chose becomes what reaches engines with weights of their own; options stay."""
+    if own_weights(config) and config.sync.plugin == RunConfig().sync.plugin:
+        config.sync.plugin = "broadcast" if config.runtime.plugin.rpartition(":")[2] in EXTRAS else "ipc"
 
 
 def _filled(

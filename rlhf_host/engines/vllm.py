@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import itertools
@@ -40,6 +41,35 @@ NO_WEIGHTS = -1
 COLDEST = 0.01
 """vLLM raises lower temperatures to this one, and its log-probabilities with them."""
 CPU_CACHE_BYTES = 1 << 29
+
+
+def _scratch_directory() -> tuple[str, int]:
+    """A place for weights on their way, in memory where there is such a one, and the lock that is held on it.
+
+    What killed processes left there goes: their locks went with them. (Process numbers would not tell: containers may share
+    the place and not the numbers.)
+    """
+    root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+    for left in root.glob("rlhf-vllm-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > 60 and (lock := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+    path = tempfile.mkdtemp(prefix="rlhf-vllm-", dir=root)
+    lock = _lock(Path(path))
+    assert lock is not None
+    return path, lock
+
+
+def _lock(directory: Path) -> int | None:
+    """The open directory, locked; ``None`` where another process has the lock."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened
 
 
 class VLLMEngine:
@@ -109,7 +139,7 @@ class VLLMEngine:
         self._closed = False
         self._expected: set[str] | None = None
         self._threads = Threads(4)
-        self._scratch = tempfile.mkdtemp(prefix="rlhf-vllm-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+        self._scratch, self._scratch_lock = _scratch_directory()
         started: Future[None] = Future()
         # vLLM is made and stepped in one thread: the threads of OpenMP belong to the one that asked for them.
         self._thread = threading.Thread(target=self._work, args=(started,), name="rlhf-vllm", daemon=True)
@@ -117,9 +147,15 @@ class VLLMEngine:
         try:
             started.result()
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._clear_scratch()
             raise
         self.loader = WeightLoader(self)
+
+    @property
+    def dead(self) -> bool:
+        """Whether vLLM's core ran in a process of its own and has died: nothing that was asked of it is answered then."""
+        core = getattr(getattr(self, "llm", None), "engine_core", None)
+        return not self._closed and bool(getattr(getattr(core, "resources", None), "engine_dead", False))
 
     # The async face.
 
@@ -512,7 +548,11 @@ class VLLMEngine:
         with contextlib.suppress(Exception):
             self.llm.engine_core.shutdown()
         del self.llm
+        self._clear_scratch()
+
+    def _clear_scratch(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
+        os.close(self._scratch_lock)
 
     def _fail(self, calls: dict[str, _Call], error: BaseException) -> None:
         for call in calls.values():

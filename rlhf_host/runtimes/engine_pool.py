@@ -410,7 +410,7 @@ class EnginePool:
             seat.state = "gone"
             reason = error if isinstance(error, LostError) else plain_error(error, f"engine {seat.name}")
             log.error("engine %s does not come back: %s", seat.name, reason)
-            if all(other.state in ("gone", "homeless") for other in self._seats):
+            if not any(other.state in ("serving", "down") for other in self._seats):
                 self._fail_all(LostError(f"no engine is left: {reason}"))
             return
         self.restarts += 1

@@ -26,6 +26,10 @@ Answer = tuple[int, Generation | Exception]
 """A request's number and what came of it."""
 
 
+WATCH_S = 1.0
+"""Between looks whether an engine's own processes live."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """What a training worker is told. The same for all ranks of a group."""
@@ -211,6 +215,13 @@ class WorkerActor:
         return backend
 
 
+async def _leave_with(engine: Any) -> None:
+    """End this process when the one that the engine computes in has died: Ray starts both again then."""
+    while not engine.dead:
+        await asyncio.sleep(WATCH_S)
+    os._exit(1)
+
+
 class EngineActor:
     """One engine. A process that Ray starts again begins without engine and with another ``life``."""
 
@@ -218,6 +229,7 @@ class EngineActor:
         self.life = secrets.token_hex(8)
         self.engine: Any = None
         self.open: dict[int, asyncio.Task[None]] = {}
+        self.watch: asyncio.Task[None] | None = None
 
     @_plainly
     async def start(self, setup: EngineSetup) -> EngineInfo:
@@ -231,6 +243,8 @@ class EngineActor:
             if setup.gpus is not None:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.gpus)
             self.engine = _make_engine(setup)
+            if hasattr(self.engine, "dead"):
+                self.watch = asyncio.create_task(_leave_with(self.engine))
         engine = self.engine
         return EngineInfo(
             life=self.life,
@@ -273,7 +287,7 @@ class EngineActor:
             answer = RunError("aborted")
         except Exception as error:
             answer = plain(error)
-        del self.open[number]
+        self.open.pop(number, None)
         finished.put_nowait((number, answer))
         if self.open:
             self.engine.expect(len(self.open))

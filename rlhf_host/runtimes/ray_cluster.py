@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,7 +58,8 @@ class RayCluster:
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
             if self.settings.address is not None:
-                with _as_user_error(f"cannot join the Ray cluster {self.settings.address}"):
+                _require_answer(self.settings.address)
+                with _as_user_error(f"cannot join the Ray cluster {self.settings.address} (token: RAY_AUTH_TOKEN)"):
                     ray.init(address=self.settings.address, **quiet)  # type: ignore[arg-type]
                 return
             self._make(ray, quiet)
@@ -121,8 +123,8 @@ class RayCluster:
             free = {unit: int(count) for unit, count in ray.available_resources().items() if unit in ("CPU", "GPU")}
             rest = ", ".join(f"{count} {unit}s" for unit, count in sorted(free.items())) or "nothing"
             raise UserError(
-                f"the devices for {lacking} were not free within {self.settings.wait_s:g} s ({rest} free, and other work holds"
-                " the rest): wait for it, set --ray.wait-s higher, or ask for less"
+                f"the devices for {lacking} were not free within {self.settings.wait_s:g} s ({rest} free; other work holds the"
+                " rest, or the pieces do not fit on the machines together): wait, set --ray.wait-s higher, or ask for less"
             )
         return list(self._groups)
 
@@ -190,6 +192,19 @@ def _reread_environment() -> None:
 
 def _bundle(place: Place, size: int) -> dict[str, float]:
     return {"CPU": size, "GPU": size} if place.kind == "gpu" else {"CPU": size}
+
+
+def _require_answer(address: str) -> None:
+    """Raises ``UserError`` where nobody listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"ray.address {address}: nothing answers there ({error}): give the address of a cluster's head"
+        ) from error
 
 
 def _short_directory() -> str:

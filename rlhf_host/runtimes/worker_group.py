@@ -194,5 +194,8 @@ def plain_error(error: Exception, who: str) -> Exception:
         return RunError(f"{who} failed: {type(cause).__name__}: {' '.join(str(cause).split())}")
     if type(error).__name__ == "ActorUnavailableError":
         return LostError(f"{who} is lost (its process or its machine does not answer)")
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason known").rstrip(".")
+    said = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason known"]
+    # Where a process could not even be made, its own traceback follows, and the reason is the last line.
+    made = not any(word in said[0] for word in ("creation task", "runtime environment", "runtime_env"))
+    reason = said[0 if made else -1].rstrip(".")
     return LostError(f"{who} is lost ({type(error).__name__}: {reason})")

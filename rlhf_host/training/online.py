@@ -214,7 +214,7 @@ class OnlineLoop:
         moved = any(source.model is None or target.engine.model is not source.model for target in targets)
         if self._syncs < verified_syncs(self.config.sync.options.get("verify", "auto"), moved=moved):
             checking = verify_sync(
-                targets,
+                [target for target in targets if target.engine.version == self.version],
                 self.runtime.handles["actor"].logprobs,
                 self.version,
                 probe_prompt(self.tokenizer, self.runtime.context_length),

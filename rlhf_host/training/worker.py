@@ -57,6 +57,14 @@ class Share:
     compute_s: float = 0.0
 
 
+class _Deferred(Exception):
+    """A failure outside of the passes that ranks make together, kept until they were over."""
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(slots=True)
 class Worker:
     """All roles of one process."""
@@ -147,7 +155,12 @@ class Worker:
         parts: list[Share] = []
         try:
             parts = team.run(lambda model, plan: self._accumulate(role, model, batch, plan, reducer, places, first), shards)
+        except _Deferred as deferred:
+            failure = deferred.error
         except Exception as error:
+            # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
+            if role.backend.even_passes:
+                raise
             failure = error
         refused = next((part.refused for part in parts if part.refused), None)
         said = self.ranks.gather((None if failure is None else str(failure), refused, any(part.terms for part in parts)))
@@ -218,7 +231,7 @@ class Worker:
                 role.backend.backward(loss, last)
             share.compute_s += time.perf_counter() - started
         if failure is not None:
-            raise failure
+            raise _Deferred(failure)
         return share
 
     def _loss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -49,8 +50,14 @@ def run_tolerance(config: RunConfig) -> float:
 
     said = [config.train.autocast, *(config.engine.options.get(name, "auto") for name in ("dtype", "autocast"))]
     said += [config.sync.options.get("dtype") or "auto", config.backend.options.get("precision", "fp32")]
-    alike = not torch.cuda.is_available() and set(said) <= {"auto", "off", "float32", "fp32"}
+    alike = not (torch.cuda.is_available() or _cluster_has_gpus()) and set(said) <= {"auto", "off", "float32", "fp32"}
     return RUN_TOLERANCE if alike else ROUGH_TOLERANCE
+
+
+def _cluster_has_gpus() -> bool:
+    """The controller may have none where workers and engines do."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
 
 
 def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:

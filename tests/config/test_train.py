@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhf_host.config.load import load_config
 from rlhf_host.config.run_dir import with_run_dir
@@ -341,3 +342,33 @@ def test_control_flags_have_near_matches_and_take_no_surplus(rlhf):
     assert "did you mean '--dry-run'" in rlhf.refused("train", *ONE, "--dryrun")[0]
     assert rlhf.refused("train", *ONE, "--dry-run", "now") == ["unexpected argument 'now': flags look like --rollout.n 8"]
     assert rlhf.refused("train", "--config", "a", "--config", "b") == ["--config can be given once"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sync"),
+    [
+        (["--runtime", "ray", "--sync.bucket-mb", "3"], "broadcast"),
+        (["--runtime", "ray", "--sync.verify", "on"], "broadcast"),
+        (["--engine", "vllm"], "ipc"),
+        (["--runtime", "ray", "--engine", "vllm", "--sync", "checkpoint"], "checkpoint"),
+        (["--engine", "vllm", "--debug"], "in_process"),
+    ],
+)
+def test_engines_with_weights_of_their_own_get_a_sync_that_reaches_them(rlhf, monkeypatch, flags, sync):
+    from rlhf_host.config import plan
+
+    monkeypatch.setattr(plan, "_require_library", lambda *_: None)
+    result = rlhf("train", *ONE, *flags, "--print-config")
+    assert result.exit_code == 0, result.output
+    found = yaml.safe_load(result.stdout)["sync"]
+    assert found["plugin"] == sync if isinstance(found, dict) and "plugin" in found else found == sync
+
+
+@pytest.mark.parametrize("flags", [["--runtime", "ray"], ["--engine", "vllm"]])
+def test_a_sync_that_reaches_nobody_is_refused(rlhf, monkeypatch, flags):
+    from rlhf_host.config import plan
+
+    monkeypatch.setattr(plan, "_require_library", lambda *_: None)
+    (line,) = rlhf.refused("train", *ONE, *flags, "--sync", "in_process")
+    assert "leave --sync out" in line
+    assert " ".join(flags).removeprefix("--") in line

@@ -548,7 +548,7 @@ def test_the_local_runtime_trains_with_it(rlhf, small_run, prompts, tmp_path):
     run = tmp_path / "run"
     place = list(small_run).index("--actor.model") + 1
     flags = [*small_run[:place], model, *small_run[place + 1 :], "--train.steps", "3", "--run-dir", run]
-    rlhf.run(*flags, "--engine", "vllm", "--sync", "ipc")
+    rlhf.run(*flags, "--engine", "vllm")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["version"] for row in rows] == [1, 2, 3]
     assert all(row["mismatch/max"] <= 1e-4 for row in rows)

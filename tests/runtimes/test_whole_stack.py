@@ -16,8 +16,9 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-@pytest.mark.parametrize(("stage", "engines"), [(2, 1), (3, 2)])
-def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path, stage, engines):
+# With broadcast, the default, vLLM runs in test_ray_nodes.py.
+@pytest.mark.parametrize(("stage", "engines", "sync"), [(2, 1, "checkpoint"), (3, 2, "ipc")])
+def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path, stage, engines, sync):
     model = write_tiny_model(tmp_path / "model", hidden=128)  # vLLM has no attention kernel for narrower heads on CPUs
     dice = random.Random(0)
     rows = [{"prompt": f"{dice.randint(1, 9)}+{dice.randint(1, 9)}=", "label": "7"} for _ in range(80)]
@@ -40,6 +41,7 @@ def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path, stage, engines)
         "backend": "deepspeed",
         "backend.zero-stage": str(stage),
         "engine": "vllm",
+        "sync": sync,
         "checkpoint.final": "false",
         "run-dir": tmp_path / "run",
     }

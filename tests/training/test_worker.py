@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_host import LossTerm, Metric, Needs, RoleNeed, hookimpl
 from rlhf_host import functional as F
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import RunError
@@ -152,6 +153,33 @@ def test_a_batch_without_loss_terms_makes_no_step(tiny_model):
     update = Worker({"actor": Role("actor", model, backend)}, manager(Silent()), TrainConfig(), Needs()).update(batch())
     assert backend.updates == 0
     assert "grad_norm" not in update.metrics.result()
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("where", ["pass", "loss"])
+def test_ranks_agree_on_failures_only_where_none_waits_in_a_pass(tiny_model, monkeypatch, where, even):
+    """With collective passes (ZeRO), the other ranks of one whose pass failed never come to an agreement."""
+
+    class Failing(Policy):
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            raise MemoryError("out of memory")
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
+    backend.even_passes = even
+    worker = Worker(
+        {"actor": Role("actor", model, backend)}, manager(Failing() if where == "loss" else Policy()), TrainConfig(), Needs()
+    )
+    if where == "pass":
+        monkeypatch.setattr(Worker, "_forward", lambda *_: (_ for _ in ()).throw(MemoryError("out of memory")))
+    asked = []
+    gather = Ranks.gather
+    monkeypatch.setattr(Ranks, "gather", lambda self, value: (asked.append(value), gather(self, value))[1])
+    monkeypatch.setattr(Worker, "_statistics", lambda *_: None)
+    with pytest.raises(Exception, match="out of memory"):
+        worker.update(batch())
+    assert any(isinstance(value, tuple) for value in asked) is (where == "loss" or not even)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
