@@ -34,6 +34,8 @@ ATTEMPTS = 5
 """How often a sync is tried again because an engine died in it."""
 PROBES = 4
 """Continuations of the probe by an engine that was started again: each may end after a few tokens."""
+START_S = 300.0
+"""For a process to come up, with what ``ray.runtime_env`` has to be installed for it."""
 NO_WEIGHTS = -1
 """The version of an engine that has no weights of the run."""
 
@@ -127,13 +129,13 @@ class RayRuntime:
                 seen = [looks["+".join(place.roles)][device] for device in devices] if gpu and place.shared else None
                 gpus: list[str] | None = None if gpu else []
                 if seen is not None:
-                    gpus = [name for look in wait_all(seen, place.name) for name in look["gpus"]]
+                    gpus = [name for look in wait_all(seen, place.name, within_s=START_S) for name in look["gpus"]]
                 homes[str(len(engines))] = bundles
                 engines.append((str(len(engines)), actor, replace(engine, gpus=gpus)))
         starting = [actor.start.remote(setup) for _, actor, setup in engines]
         loading = []
         for group, setup in groups:
-            meeting = wait_all(looks[group.name][:1], group.name)[0]
+            meeting = wait_all(looks[group.name][:1], group.name, within_s=START_S)[0]
             ranks = [(setup, rank, group.size, meeting["address"], meeting["port"]) for rank in range(group.size)]
             loading.append((group, group.call_each("start", ranks)))
         lengths: dict[str, int] = {}

@@ -165,18 +165,24 @@ class _Shards:
         return self._made[count]
 
 
-def wait_all(references: Sequence[Any], *names: str) -> list[Any]:
+def wait_all(references: Sequence[Any], *names: str, within_s: float | None = None) -> list[Any]:
     """All results, in order. The first failure is raised as soon as it is there: ranks that wait for a dead one never answer.
 
     Args:
         names: whose each reference is, for messages; one alone stands for all.
+        within_s: longest wait for the next of them; default: no end.
     """
     import ray
 
     owners = dict(zip(references, names * len(references) if len(names) == 1 else names, strict=False))
     left = list(references)
     while left:
-        done, left = ray.wait(left, num_returns=1)
+        done, left = ray.wait(left, num_returns=1, timeout=within_s)
+        if not done:
+            raise RunError(
+                f"a worker of {owners[left[0]]} has not started within {within_s:g} s: see that ray.runtime_env can be made"
+                " there, and Ray's own logs"
+            )
         for reference in done:
             try:
                 ray.get(reference)

@@ -262,3 +262,14 @@ def test_a_sync_goes_on_without_an_engine_that_died_and_reaches_it_when_it_is_ba
     started.wait(back())
     again = [started.wait(target.engine.generate([5, 6, 7], LONG, (0, 0, 0))) for target in runtime.targets]
     assert tokens(again) == tokens([one, one])
+
+
+def test_a_process_that_never_comes_up_is_named(ray_runtime):
+    import ray
+
+    from rlhf_host.runtimes.worker_group import wait_all
+
+    never = ray.remote(num_cpus=1000)(lambda: None).remote()
+    with pytest.raises(RunError, match=r"a worker of actor has not started within 0\.2 s"):
+        wait_all([never], "actor", within_s=0.2)
+    ray.cancel(never)
