@@ -63,7 +63,7 @@ KINDS = {
 }
 
 PLAIN = ("engine", "backend", "runtime")
-"""Kinds whose modules may need libraries that are not installed: they are read, not imported."""
+"""Kinds that are described by their class: its module tells of more than it."""
 
 
 def pages() -> dict[str, str]:
@@ -448,7 +448,7 @@ def _listed(kind: str, rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str,
         if kind == "preset":
             summary = _preset_summary(row)
         elif kind in PLAIN:
-            summary = _read_summary(row)
+            summary = _first_sentence(_loaded(row).__doc__ or "")
         else:
             summary = _summary(row, rows)
         flag = "--kl.coef" if (kind, row["name"]) == ("extension", "kl") else f"{FLAGS[kind]} {row['name']}"
@@ -490,13 +490,6 @@ def _summary(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
 def _first_sentence(text: str) -> str:
     paragraph = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
     return prose(_SENTENCE_END.split(paragraph)[0])
-
-
-def _read_summary(row: Mapping[str, str]) -> str:
-    module, _, attribute = row["value"].partition(":")
-    tree = ast.parse((Path(row["folder"]) / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8"))
-    node = next((item for item in tree.body if isinstance(item, ast.ClassDef) and item.name == attribute), None)
-    return _first_sentence((ast.get_docstring(node) if node else None) or ast.get_docstring(tree) or "")
 
 
 def _preset_summary(row: Mapping[str, str]) -> str:

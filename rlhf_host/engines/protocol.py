@@ -8,6 +8,9 @@ from typing import Protocol
 
 from rlhf_host.types import Generation, SampleKey, Sampling
 
+NO_WEIGHTS = -1
+"""The version of an engine that has no weights of the run yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

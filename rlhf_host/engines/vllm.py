@@ -30,14 +30,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from rlhf_host.engines.loading import Buckets, call_by_path
+from rlhf_host.engines.protocol import NO_WEIGHTS
 from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.types import FinishReason, Generation, SampleKey, Sampling
 
 log = logging.getLogger(__name__)
 
-NO_WEIGHTS = -1
-"""The version of an engine that has no weights of this run yet."""
 COLDEST = 0.01
 """vLLM raises lower temperatures to this one, and its log-probabilities with them."""
 CPU_CACHE_BYTES = 1 << 29

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlhf_host import __version__
 from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.engines.protocol import NO_WEIGHTS
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import find_model
 from rlhf_host.plugins.manager import PluginManager
@@ -26,7 +27,7 @@ from rlhf_host.runtimes.specs import protocol_spec, worker_specs
 from rlhf_host.runtimes.turns import Turns
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, split_places, wait_all
 from rlhf_host.types import Needs, RoleHandle, SyncTarget
-from rlhf_host.weight_sync.verify import probe_prompt, run_tolerance, verified_syncs, verify_sync
+from rlhf_host.weight_sync.verify import verified_syncs, verify_run
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ PROBES = 4
 """Continuations of the probe by an engine that was started again: each may end after a few tokens."""
 START_S = 300.0
 """For a process to come up, with what ``ray.runtime_env`` has to be installed for it."""
-NO_WEIGHTS = -1
-"""The version of an engine that has no weights of the run."""
 
 
 class RayRuntime:
@@ -243,14 +242,7 @@ class RayRuntime:
         """What came of comparing its log-probabilities of a probe with the trainer's. Raises ``RunError`` as ``verify_sync``."""
         if verified_syncs(self._config.sync.options.get("verify", "auto")) == 0:
             return "not compared: --sync.verify off"
-        gap = await verify_sync(
-            [target] * PROBES,
-            self.handles["actor"].logprobs,
-            self._version,
-            probe_prompt(self.tokenizer, self.context_length),
-            temperature=self._config.rollout.temperature,
-            tolerance=run_tolerance(self._config),
-        )
+        gap = await verify_run([target] * PROBES, self, self._version, self._config, self.tokenizer)
         return f"log-probabilities of a probe within {gap:.1g} of the trainer's"
 
     async def _call(self, hook: str, **arguments: Any) -> None:

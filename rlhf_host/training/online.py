@@ -30,7 +30,7 @@ from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.runtime import Runtime, Trainer
 from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
 from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext
-from rlhf_host.weight_sync.verify import probe_prompt, run_tolerance, verified_syncs, verify_sync
+from rlhf_host.weight_sync.verify import verified_syncs, verify_run
 
 
 @dataclass(slots=True)
@@ -213,14 +213,8 @@ class OnlineLoop:
         source, targets = self.runtime.source, self.runtime.targets
         moved = any(source.model is None or target.engine.model is not source.model for target in targets)
         if self._syncs < verified_syncs(self.config.sync.options.get("verify", "auto"), moved=moved):
-            checking = verify_sync(
-                [target for target in targets if target.engine.version == self.version],
-                self.runtime.handles["actor"].logprobs,
-                self.version,
-                probe_prompt(self.tokenizer, self.runtime.context_length),
-                temperature=self.config.rollout.temperature,
-                tolerance=run_tolerance(self.config),
-            )
+            synced = [target for target in targets if target.engine.version == self.version]
+            checking = verify_run(synced, self.runtime, self.version, self.config, self.tokenizer)
             self.loop.run(checking, interruptible=False)
         self._syncs += 1
 

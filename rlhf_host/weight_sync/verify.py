@@ -69,6 +69,22 @@ def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:
     return np.random.default_rng(0).choice(ordinary, length).tolist()
 
 
+async def verify_run(targets: Sequence[SyncTarget], runtime: Any, version: int, config: RunConfig, tokenizer: Any) -> float:
+    """``verify_sync`` with a run's actor, prompt, temperature and tolerance.
+
+    Args:
+        runtime: its ``handles`` have the actor, its ``context_length`` bounds the prompt.
+    """
+    return await verify_sync(
+        targets,
+        runtime.handles["actor"].logprobs,
+        version,
+        probe_prompt(tokenizer, runtime.context_length),
+        temperature=config.rollout.temperature,
+        tolerance=run_tolerance(config),
+    )
+
+
 async def verify_sync(
     targets: Sequence[SyncTarget],
     logprobs: Callable[[Sequence[Trajectory]], Awaitable[list[list[float]]]],
