@@ -430,14 +430,14 @@ class Experience:
         """The given rows, in that order; ``trim`` cuts ``T`` to the longest of them."""
         index = self.group_id.new_tensor(list(rows))
         count, width = len(self), self.completion_ids.shape[1]
-        length = int(self.completion_mask[index].sum(-1).max()) if trim and len(index) else 0 if trim else width
+        length = int(self.completion_mask.index_select(0, index).sum(-1).max()) if trim and len(index) else 0 if trim else width
 
         def cut(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: cut(item) for name, item in value.items()}
             if not hasattr(value, "shape") or not value.shape or value.shape[0] != count:
                 return value
-            value = value[index]
+            value = value.index_select(0, index)
             return value[:, :length] if value.dim() > 1 and value.shape[1] == width else value
 
         changed = {f.name: cut(getattr(self, f.name)) for f in dataclasses.fields(self)}

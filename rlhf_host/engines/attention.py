@@ -42,6 +42,8 @@ class SharedPrefixCache(Cache):
         self.prompt_lens = torch.tensor(prompt_lens, device=device)
         self.prefix: dict[int, tuple[Tensor, Tensor]] = {}
         self.suffix: dict[int, tuple[Tensor, Tensor]] = {}
+        self.flat: dict[int, tuple[Tensor, Tensor]] = {}
+        """``suffix`` as products read it: keys ``[B · kv, D, places]``, values ``[B · kv, places, D]``."""
         self.places = torch.empty(0, dtype=torch.int64, device=device)
         """Which prompts the running prefill pass is about."""
         self.windows: dict[int, int | None] = {}
@@ -81,9 +83,10 @@ class SharedPrefixCache(Cache):
         if self.prefilling:
             if layer_idx not in self.prefix:
                 prompts = len(self.prompt_lens)
+                # Zeros, not empty: padding is multiplied by a probability of exactly 0, which NaN would survive.
                 self.prefix[layer_idx] = (
-                    self._room(key_states, prompts, self.width),
-                    self._room(value_states, prompts, self.width),
+                    self._room(key_states, prompts, self.width).zero_(),
+                    self._room(value_states, prompts, self.width).zero_(),
                 )
             keys, values = self.prefix[layer_idx]
             count = key_states.shape[2]
@@ -91,13 +94,13 @@ class SharedPrefixCache(Cache):
             values[self.places, :, :count] = value_states.to(values.dtype)
         else:
             keys, values = self.suffix[layer_idx]
-            keys[:, :, self.before + self.length] = key_states[:, :, 0]
-            values[:, :, self.before + self.length] = value_states[:, :, 0]
+            place = self.before + self.length
+            keys.select(2, place).copy_(key_states.squeeze(2))
+            values.select(2, place).copy_(value_states.squeeze(2))
         return key_states, value_states
 
     def _room(self, like: Tensor, rows: int, length: int) -> Tensor:
-        # Zeros, not empty: padding is multiplied by a probability of exactly 0, which NaN would survive.
-        return torch.zeros(rows, like.shape[1], length, like.shape[3], dtype=self.dtype or like.dtype, device=self.device)
+        return torch.empty(rows, like.shape[1], length, like.shape[3], dtype=self.dtype or like.dtype, device=self.device)
 
     # The life of a wave: prefill, start, steps, keep.
 
@@ -112,7 +115,7 @@ class SharedPrefixCache(Cache):
             if self.before:
                 for fresh, prompts in zip(room, pair, strict=True):
                     fresh[:, :, : self.before] = prompts[groups]
-            self.suffix[layer] = room[0], room[1]
+            self._hold(layer, room[0], room[1])
         if self.before:
             self.prefix.clear()
         self._set_groups(groups)
@@ -144,7 +147,11 @@ class SharedPrefixCache(Cache):
                 new = self._room(old, len(filled), self.before + self.capacity)
                 new[:, :, : self.before + self.length] = filled
                 fresh.append(new)
-            self.suffix[layer] = fresh[0], fresh[1]
+            self._hold(layer, fresh[0], fresh[1])
+
+    def _hold(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self.suffix[layer] = keys, values
+        self.flat[layer] = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
 
     def _set_groups(self, groups: Tensor) -> None:
         """Rows of a group stand together: row ``i`` is number ``slot[i]`` in a ``[G, per_group]`` grid, perhaps with holes."""
@@ -196,11 +203,13 @@ def attend(
         query, key, value = query.to(cache.dtype), key.to(cache.dtype), value.to(cache.dtype)
     if cache.prefilling:
         cache.windows[cache.layer] = sliding_window
-        return _prefill(query, key, value, scale, sliding_window, softcap), None
-    return _decode(cache, query, scale, sliding_window, softcap), None
+        return prefill_attention(query, key, value, scale, sliding_window, softcap), None
+    return decode_attention(cache, query, scale, sliding_window, softcap), None
 
 
-def _prefill(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+def prefill_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
     length = query.shape[2]
     position = torch.arange(length, device=query.device)
     distance = position[:, None] - position[None, :]
@@ -218,43 +227,46 @@ def _prefill(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
     return (weights @ value).transpose(1, 2)
 
 
-def _decode(cache: SharedPrefixCache, query: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
-    suffix_keys, suffix_values = cache.suffix[cache.layer]
-    kv, depth = suffix_keys.shape[1], suffix_values.shape[-1]
+def decode_attention(
+    cache: SharedPrefixCache, query: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    own_keys, own_values = cache.flat[cache.layer]
     rows, heads = query.shape[:2]
+    kv, depth = own_keys.shape[0] // rows, own_values.shape[-1]
     groups, width = heads // kv, cache.width
     end = cache.length + 1
     begin = 0 if window is None else max(0, end - window)
-    query = query.reshape(rows, kv, groups, -1)
+    query = query.reshape(rows * kv, groups, -1)
     if cache.before:
         # Where the window begins after the first of the row's own tokens, it has left the whole prompt behind.
-        places = slice(cache.before + begin if begin else 0, cache.before + end)
-        keys, values = suffix_keys[:, :, places].flatten(0, 1), suffix_values[:, :, places].flatten(0, 1)
-        scores = torch.bmm(query.flatten(0, 1), keys.transpose(1, 2)).view(rows, kv, groups, -1)
-        weights = _softmax(scores, None if begin else cache.hidden(window), width, scale, softcap)
-        return torch.bmm(weights.to(query.dtype).flatten(0, 1), values).view(rows, 1, heads, depth)
+        first = cache.before + begin if begin else 0
+        places = cache.before + end - first
+        scores = torch.bmm(query, own_keys.narrow(2, first, places))
+        weights = _softmax(scores, kv, None if begin else cache.hidden(window), width, scale, softcap)
+        return torch.bmm(weights.to(query.dtype), own_values.narrow(1, first, places)).view(rows, 1, heads, depth)
 
     prefix_keys, prefix_values = cache.prefix[cache.layer]
-    own = torch.bmm(query.flatten(0, 1), suffix_keys[:, :, begin:end].flatten(0, 1).transpose(1, 2))
+    own = torch.bmm(query, own_keys.narrow(2, begin, end - begin))
+    query = query.view(rows, kv, groups, -1)
     shared = torch.bmm(_to_prompts(cache, query), prefix_keys.flatten(0, 1).transpose(1, 2))
-    scores = torch.cat([_to_rows(cache, shared, kv, groups), own.view(rows, kv, groups, -1)], -1)
-    weights = _softmax(scores, cache.hidden(window), width, scale, softcap).to(query.dtype)
+    scores = torch.cat([_to_rows(cache, shared, kv, groups), own.view(rows, kv, groups, -1)], -1).flatten(0, 1)
+    weights = _softmax(scores, kv, cache.hidden(window), width, scale, softcap).to(query.dtype).view(rows, kv, groups, -1)
 
     seen = torch.bmm(_to_prompts(cache, weights[..., :width]), prefix_values.flatten(0, 1))
-    new = torch.bmm(weights[..., width:].flatten(0, 1), suffix_values[:, :, begin:end].flatten(0, 1))
+    new = torch.bmm(weights[..., width:].flatten(0, 1), own_values.narrow(1, begin, end - begin))
     out = new.view(rows, kv, groups, depth).add_(_to_rows(cache, seen, kv, groups))
     return out.reshape(rows, 1, heads, depth)
 
 
-def _softmax(scores: Tensor, hidden: Tensor | None, width: int, scale: float, softcap: float | None) -> Tensor:
-    """Over the last dimension, whose first ``width`` places are the prompt's; float32, whatever ``scores`` is."""
+def _softmax(scores: Tensor, kv: int, hidden: Tensor | None, width: int, scale: float, softcap: float | None) -> Tensor:
+    """Over the last dimension of ``[B · kv, g, places]``, whose first ``width`` are the prompt's; float32, whatever it is."""
     if softcap is not None:
         scores = softcap * torch.tanh(scores.float() * (scale / softcap))
     if hidden is not None:
-        scores[..., :width].masked_fill_(hidden, -torch.inf)
-    if softcap is None:
+        scores.unflatten(0, (-1, kv))[..., :width].masked_fill_(hidden, -torch.inf)
+    if softcap is None and scale != 1:
         scores = scores.float().mul_(scale)
-    return scores.softmax(-1)
+    return scores.softmax(-1, dtype=torch.float32)
 
 
 def _to_prompts(cache: SharedPrefixCache, rows: Tensor) -> Tensor:

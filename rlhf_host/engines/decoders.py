@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,9 +15,12 @@ from transformers import Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_host.engines.attention import NAME, SharedPrefixCache, Unsupported, active
+from rlhf_host.engines.lean import LeanModel, lean_model
 from rlhf_host.engines.packing import PackedLinears
 from rlhf_host.errors import UserError
 from rlhf_host.models.norms import fuse_norms
+
+log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill pass: what bounds its activations."""
@@ -66,6 +70,9 @@ class Twin:
         fuse_norms(self.model)
         self.casts: list[tuple[nn.Module, Tensor]] = []
         self.packed = PackedLinears(self.model) if PackedLinears.available(self.device) else None
+        self.lean: LeanModel | None = None
+        self.prepared = False
+        """Whether batches run from derived weights (packed or lean)."""
         self.stamp: tuple[int, ...] | None = None
         self.native = self.model.config._attn_implementation
 
@@ -81,17 +88,37 @@ class Twin:
             config._attn_implementation = name
 
     def refresh(self, version: int, dtype: torch.dtype | None, rows: int, tokens: int) -> None:
-        """Be ready to decode ``rows`` rows and ``tokens`` tokens in all with the weights as they are now."""
-        stamp = (version, sum(parameter._version for parameter in self.parameters))
+        """Be ready to decode a batch of ``rows`` rows and ``tokens`` tokens in all with the weights as they are now."""
+        worthwhile = rows >= PACK_ROWS and tokens >= PACK_TOKENS
+        self._update(version, dtype, rows, worthwhile)
+        if dtype is None:
+            self._prepared(rows >= PACK_ROWS and self.stamp == self._stamp(version))
+
+    def renew(self, version: int, dtype: torch.dtype | None, rows: int) -> None:
+        """The weights changed under a batch, which goes on in the way it began."""
+        self._update(version, dtype, rows, self.prepared)
+
+    def _stamp(self, version: int) -> tuple[int, ...]:
+        return version, sum(parameter._version for parameter in self.parameters)
+
+    def _update(self, version: int, dtype: torch.dtype | None, rows: int, derive: bool) -> None:
+        stamp = self._stamp(version)
+        if stamp == self.stamp:
+            return
         if dtype is not None:
-            if stamp != self.stamp:
-                self._cast(dtype)
-                self.stamp = stamp
+            self._cast(dtype)
+        elif not derive:
+            return
+        elif self.lean is not None:
+            self.lean.refresh(rows)
         elif self.packed is not None:
-            if stamp != self.stamp and rows >= PACK_ROWS and tokens >= PACK_TOKENS:
-                self.packed.refresh(rows)
-                self.stamp = stamp
-            self.packed.use(stamp == self.stamp and rows >= PACK_ROWS)
+            self.packed.refresh(rows)
+        self.stamp = stamp
+
+    def _prepared(self, yes: bool) -> None:
+        self.prepared = yes
+        if self.packed is not None and self.lean is None:
+            self.packed.use(yes)
 
     def _cast(self, dtype: torch.dtype) -> None:
         """Give the matrix products weights in ``dtype``, copied from the parameters."""
@@ -142,6 +169,10 @@ class FastDecoder:
         positions = torch.arange(width, device=self.device).expand(len(places), -1)
         self.cache.places = torch.tensor(places, device=self.device)
         last = self.cache.prompt_lens[self.cache.places] - 1
+        return self._logits_at(ids, positions, last)
+
+    def _logits_at(self, ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        """``ids`` and ``positions`` ``[G, P]``, ``last`` ``[G]`` → ``[G, V]``."""
         with active(self.cache), _head_sees_only(self.model, last):
             return self.model(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True).logits[:, 0]
 
@@ -150,15 +181,42 @@ class FastDecoder:
         self.cache.start(groups, longest)
 
     def step(self, tokens: Tensor) -> Tensor:
-        with active(self.cache):
-            out = self.model(input_ids=tokens[:, None], position_ids=self.positions, past_key_values=self.cache, use_cache=True)
+        logits = self._next_logits(tokens[:, None])
         self.cache.advance()
         self.positions = self.positions + 1
+        return logits
+
+    def _next_logits(self, ids: Tensor) -> Tensor:
+        """``[B, 1]`` → ``[B, V]``."""
+        with active(self.cache):
+            out = self.model(input_ids=ids, position_ids=self.positions, past_key_values=self.cache, use_cache=True)
         return out.logits[:, 0]
 
     def keep(self, rows: Tensor) -> None:
         self.positions = self.positions[rows]
         self.cache.keep(rows)
+
+
+class LeanDecoder(FastDecoder):
+    """The same over the operators of ``LeanModel``."""
+
+    def __init__(self, twin: Twin, copies: bool = True):
+        super().__init__(twin, None, copies)
+        assert twin.lean is not None
+        self.lean = twin.lean
+
+    def start(self, groups: Tensor, longest: int) -> None:
+        super().start(groups, longest)
+        self.turns = self.lean.turns(self.cache.width + longest)
+
+    def _logits_at(self, ids: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        turns = self.lean.turns(ids.shape[1])[: ids.shape[1], None]
+        hidden = self.lean.hidden(ids, turns, self.cache)
+        return self.lean.logits(hidden[torch.arange(len(last)), last])
+
+    def _next_logits(self, ids: Tensor) -> Tensor:
+        hidden = self.lean.hidden(ids, self.turns[self.positions][:, :, None], self.cache)
+        return self.lean.logits(hidden[:, 0])
 
 
 @contextmanager
@@ -210,7 +268,10 @@ class GenericDecoder:
 
 
 def make_decoder(twin: Twin, cache_dtype: torch.dtype | None, fast: bool, copies: bool) -> Decoder:
-    return FastDecoder(twin, cache_dtype, copies) if fast else GenericDecoder(twin)
+    if not fast:
+        return GenericDecoder(twin)
+    lean = twin.lean is not None and twin.prepared and cache_dtype is None
+    return LeanDecoder(twin, copies) if lean else FastDecoder(twin, cache_dtype, copies)
 
 
 def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None:
@@ -222,32 +283,54 @@ def fast_path_problem(twin: Twin, cache_dtype: torch.dtype | None) -> str | None
         return "the model has its own attention code"
     if kinds - {"full_attention", "sliding_attention"} or getattr(config, "attention_chunk_size", None):
         return f"layers of kind {', '.join(sorted(kinds))}"
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index,arg-type]
+    try:
+        decoder = FastDecoder(twin, cache_dtype)
+        ratio = _deviation(twin, decoder)
+    except (Unsupported, RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+    if decoder.cache.windows != _windows(config, len(decoder.cache.windows)):
+        return "sliding windows that do not reach the attention function"
+    exact = cache_dtype is None and all(parameter.dtype == torch.float32 for parameter in twin.parameters)
+    return None if ratio <= (1e-4 if exact else 5e-2) else f"logits differ from the model's own by {ratio:.1e}"
+
+
+def prepare_lean(twin: Twin) -> None:
+    """Set ``twin.lean`` for a model that ``FastDecoder`` can decode, where the lean way gives the same logits."""
+    config = twin.model.config.get_text_config()
+    try:
+        twin.lean = lean_model(twin.model, _windows(config, config.num_hidden_layers))
+        if twin.lean is not None:
+            twin.lean.refresh(PACK_ROWS)
+            if _deviation(twin, LeanDecoder(twin)) <= 1e-5:
+                return
+            log.debug("lean decoding of %s gives other logits", type(twin.model).__name__)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as problem:
+        log.debug("no lean decoding of %s: %s", type(twin.model).__name__, problem)
+    twin.lean = None
+
+
+@torch.inference_mode()
+def _deviation(twin: Twin, decoder: FastDecoder) -> float:
+    """Largest relative distance of the decoder's logits from the model's own, over a few rows that share prompts."""
+    vocabulary = int(twin.model.get_input_embeddings().weight.shape[0])  # type: ignore[index,arg-type]
 
     def text(length: int, salt: int) -> list[int]:
         return [(7 * i + salt) % vocabulary for i in range(length)]
 
     prompts, tails, groups = [text(3, 5), text(5, 1)], [text(3, 2), text(3, 11), text(3, 4)], [0, 0, 1]
-    with torch.inference_mode():
-        try:
-            decoder = FastDecoder(twin, cache_dtype)
-            found = [decoder.prefill(prompts)[groups]]
-            decoder.start(torch.tensor(groups, device=decoder.device), len(tails[0]))
-            found += [decoder.step(torch.tensor(column, device=decoder.device)) for column in zip(*tails, strict=True)]
-        except (Unsupported, RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as problem:
-            return f"{type(problem).__name__}: {problem}"
-        finally:
-            twin.attention(twin.native)
-        if decoder.cache.windows != _windows(config, len(decoder.cache.windows)):
-            return "sliding windows that do not reach the attention function"
-        ratio = 0.0
-        for row, (group, tail) in enumerate(zip(groups, tails, strict=True)):
-            whole = torch.tensor([prompts[group] + tail], device=decoder.device)
-            expected = model(input_ids=whole, use_cache=False).logits[0, len(prompts[group]) - 1 :].float()
-            error = torch.stack([step[row] for step in found]).float() - expected
-            ratio = max(ratio, float(error.norm() / expected.norm().clamp(min=1e-30)))
-    exact = cache_dtype is None and all(parameter.dtype == torch.float32 for parameter in twin.parameters)
-    return None if ratio <= (1e-4 if exact else 5e-2) else f"logits differ from the model's own by {ratio:.1e}"
+    try:
+        found = [decoder.prefill(prompts)[groups]]
+        decoder.start(torch.tensor(groups, device=decoder.device), len(tails[0]))
+        found += [decoder.step(torch.tensor(column, device=decoder.device)) for column in zip(*tails, strict=True)]
+    finally:
+        twin.attention(twin.native)
+    ratio = 0.0
+    for row, (group, tail) in enumerate(zip(groups, tails, strict=True)):
+        whole = torch.tensor([prompts[group] + tail], device=decoder.device)
+        expected = twin.model(input_ids=whole, use_cache=False).logits[0, len(prompts[group]) - 1 :].float()
+        error = torch.stack([step[row] for step in found]).float() - expected
+        ratio = max(ratio, float(error.norm() / expected.norm().clamp(min=1e-30)))
+    return ratio
 
 
 def _windows(config: Any, layers: int) -> dict[int, int | None]:

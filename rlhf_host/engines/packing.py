@@ -33,26 +33,26 @@ class PackedLinears:
             return False
         try:
             weight = torch.ones(16, 16)
-            return bool((_linear(_pack(weight, 4), None, torch.ones(4, 16)) == 16).all())
+            return bool((linear(pack(weight, 4), None, torch.ones(4, 16)) == 16).all())
         except (AttributeError, RuntimeError, NotImplementedError):
             return False
 
     def refresh(self, rows: int) -> None:
         """Pack the weights as they are now, for about ``rows`` rows."""
         self.packed.clear()
-        self.packed.extend(_pack(weight, rows) for weight in self.weights)
+        self.packed.extend(pack(weight, rows) for weight in self.weights)
 
     def use(self, yes: bool) -> None:
         for index, module in enumerate(self.modules):
             if yes:
-                module.forward = partial(_linear, self.packed[index], module.bias)  # type: ignore[method-assign]
+                module.forward = partial(linear, self.packed[index], module.bias)  # type: ignore[method-assign]
             else:
                 module.__dict__.pop("forward", None)
 
 
-def _pack(weight: Tensor, rows: int) -> Tensor:
+def pack(weight: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
 
 
-def _linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+def linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
-from rlhf_host.engines.decoders import Twin, fast_path_problem, make_decoder
+from rlhf_host.engines.decoders import Twin, fast_path_problem, make_decoder, prepare_lean
 from rlhf_host.engines.loading import Buckets, ModuleLoader, call_by_path, copy_weights
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.sampling import Sampler
@@ -76,10 +76,15 @@ class TransformersEngine:
         self._waves.expect(count)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        request = Request(tuple(token_ids), sampling, key)
-        self._validate(request)
+        return (await self.generate_group(token_ids, sampling, [key]))[0]
+
+    async def generate_group(self, token_ids: Sequence[int], sampling: Sampling, keys: Sequence[SampleKey]) -> list[Generation]:
+        """A completion for each key, all of one prompt; as many calls of ``generate`` give the same and cost more."""
+        prompt = tuple(token_ids)
+        requests = [Request(prompt, sampling, key) for key in keys]
+        self._validate(requests[0])
         self._require_weights()
-        return await self._waves.submit(request)
+        return await self._waves.submit_all(requests)
 
     def set_version(self, version: int) -> None:
         self.version = version
@@ -173,6 +178,8 @@ class TransformersEngine:
             with torch.autocast(twin.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext():
                 problem = fast_path_problem(twin, dtype)
             self._fast = problem is None
+            if problem is None and dtype is None:
+                prepare_lean(twin)
             if problem:
                 log.info("%s decodes with transformers' own cache and attention: %s", type(twin.model).__name__, problem)
         return twin, dtype
@@ -293,7 +300,7 @@ class TransformersEngine:
                 places = here.tolist()
             if version != self.version:
                 version = self.version
-                twin.refresh(version, dtype, len(places), len(places) * (longest - step))
+                twin.renew(version, dtype, len(places))
             logits = decoder.step(drawn.to(twin.device)).to(device)
         return True
 

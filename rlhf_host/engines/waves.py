@@ -59,11 +59,16 @@ class Waves:
                 self._condition.notify()
 
     async def submit(self, request: Request) -> Generation:
-        call = _Call(request, asyncio.get_running_loop())
+        return (await self.submit_all([request]))[0]
+
+    async def submit_all(self, requests: Sequence[Request]) -> list[Generation]:
+        """Queue all requests at once and wait for all."""
+        loop = asyncio.get_running_loop()
+        calls = [_Call(request, loop) for request in requests]
         with self._condition:
             if self._closed:
                 raise RunError("the engine is closed")
-            self._waiting.append(call)
+            self._waiting += calls
             self._news = time.monotonic()
             self._settled = False
             first, self._settling = not self._settling, True
@@ -72,13 +77,23 @@ class Waves:
                 self._thread.start()
         # Tasks that were started together all submit in one turn of the loop: only then is the queue looked at.
         if first:
-            call.loop.call_soon(self._settle)
+            loop.call_soon(self._settle)
         try:
-            return await call.future
-        finally:
-            if not call.future.done() or call.future.cancelled():
-                with self._condition, contextlib.suppress(ValueError):
-                    self._cancelled = True
+            return [await call.future for call in calls]
+        except BaseException:
+            self._forget(calls)
+            raise
+
+    def _forget(self, calls: Sequence[_Call]) -> None:
+        """Nobody waits for these any more."""
+        with self._condition:
+            self._cancelled = True
+            for call in calls:
+                if not call.future.done():
+                    call.future.cancel()
+                elif not call.future.cancelled():
+                    call.future.exception()  # seen, so asyncio does not complain of it
+                with contextlib.suppress(ValueError):
                     self._waiting.remove(call)
 
     def _settle(self) -> None:

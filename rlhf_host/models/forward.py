@@ -6,7 +6,8 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlhf_host.errors import UserError
 from rlhf_host.models.heads import Head, find_head
 from rlhf_host.models.layouts import (
+    Layout,
     enable_shared_rows,
     padded_layout,
     padded_tokens,
@@ -82,10 +84,12 @@ def forward(
         return _empty(traits, outputs, completion_ids.shape, device)
     completions = completion_ids.cpu()[mask]
     sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
-    if _shares(model, traits, prompt_ids, lengths, sharing, shared_prefix):
-        layout = shared_layout(prompt_ids, completions, lengths, sharing)
-    else:
-        layout = padded_layout(prompt_ids, completions, lengths)
+    held, read_last = lengths, "scores" in outputs
+    if not read_last:
+        held = _all_but_last(lengths)
+    shares = _shares(model, traits, prompt_ids, held, sharing, shared_prefix)
+    make = partial(shared_layout, sharing=sharing) if shares else padded_layout
+    layout = make(prompt_ids, completions, lengths) if read_last else _without_last(make, prompt_ids, completions, lengths)
     layout, mask, targets = to_device(layout, device), mask.to(device), completions.to(device)
 
     def read(places: Tensor) -> dict[str, Tensor]:
@@ -142,11 +146,35 @@ def row_cost(
     *,
     shared_prefix: SharedPrefix = "auto",
 ) -> int:
-    """Tokens that one ``forward`` over these rows computes, padding included, in the layout it will choose."""
-    sharing = sharing_of(prompt_ids, group_id)
-    if _shares(model, _traits_of(model), prompt_ids, completion_lens, sharing, shared_prefix):
+    """Tokens that one ``forward`` over these rows computes, padding included, in the layout it will choose; at most, of a model
+    with a scalar head."""
+    sharing, traits = sharing_of(prompt_ids, group_id), _traits_of(model)
+    if traits.scalar is None:
+        completion_lens = _all_but_last(completion_lens)
+    if _shares(model, traits, prompt_ids, completion_lens, sharing, shared_prefix):
         return shared_tokens(prompt_ids, completion_lens, sharing)
     return padded_tokens(prompt_ids, completion_lens)
+
+
+def _all_but_last(lengths: Sequence[int]) -> list[int]:
+    return [max(0, length - 1) for length in lengths]
+
+
+def _without_last(
+    make: Callable[[Sequence[Sequence[int]], Tensor, Sequence[int]], Layout],
+    prompt_ids: Sequence[Sequence[int]],
+    completions: Tensor,
+    lengths: Sequence[int],
+) -> Layout:
+    """A layout without each row's last token, from which nothing is read: it is predicted from the last place that is left."""
+    sizes = torch.tensor(lengths)
+    is_last = torch.zeros(len(completions), dtype=torch.bool)
+    is_last[sizes.cumsum(0)[sizes > 0] - 1] = True
+    layout = make(prompt_ids, completions[~is_last], _all_but_last(lengths))
+    predicts = torch.empty(len(completions), dtype=torch.int64)
+    predicts[is_last] = layout.last[sizes > 0]
+    predicts[~is_last] = layout.predicts
+    return replace(layout, predicts=predicts)
 
 
 # --- weights that lie elsewhere -----------------------------------------------------------------

@@ -6,18 +6,21 @@ token that counts.
 ``shared_prefix``: one line that holds every distinct prompt once and then every completion, without padding. All that works
 token by token (projections, MLPs, norms) runs on that line; only the attention sees rows, gathered as in ``padded``. So it is
 the same arithmetic in the same kernel and needs no mask, and a prompt's keys and values sum the gradients of its completions.
+Short rows on CPUs have an attention of their own that gathers less (``row_attention.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rlhf_host.models.row_attention import Blocks, RowAttention, make_blocks, takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,19 @@ class Rows:
     length: int
     gather: Tensor
     back: Tensor
+    prompts: Sequence[int]
+    """The length of every distinct prompt."""
+    lengths: Sequence[int]
+    """Per row, how many tokens follow its prompt."""
+    owners: Sequence[int]
+    """Per row, the index of its prompt."""
+    made: dict[int, Blocks] = field(default_factory=dict)
+
+    def blocks(self, heads: int) -> Blocks:
+        """For attention with this many key heads; made for the first layer that has them."""
+        if heads not in self.made:
+            self.made[heads] = make_blocks(self.prompts, self.lengths, self.owners, heads)
+        return self.made[heads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +132,15 @@ def shared_layout(
         predicts=before - 1,
         last=torch.where(sizes == 0, prompt_starts + prompts, starts + sizes) - 1,
         position_ids=torch.cat([_count_up(unique_sizes), torch.repeat_interleave(prompts, sizes) + steps])[None],
-        rows=Rows(len(prompt_ids), width, gather.flatten(), torch.cat([prompt_places, completion_places])),
+        rows=Rows(
+            len(prompt_ids),
+            width,
+            gather.flatten(),
+            torch.cat([prompt_places, completion_places]),
+            unique_sizes.tolist(),
+            list(lengths),
+            list(sharing),
+        ),
     )
 
 
@@ -146,7 +170,7 @@ def to_device(layout: Layout, device: torch.device) -> Layout:
 
     rows = layout.rows
     if rows is not None:
-        rows = Rows(rows.count, rows.length, move(rows.gather), move(rows.back))
+        rows = replace(rows, gather=move(rows.gather), back=move(rows.back))
     return Layout(move(layout.input_ids), move(layout.predicts), move(layout.last), move(layout.position_ids), rows)
 
 
@@ -171,6 +195,10 @@ def _attention(
     if shared_rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     rows = shared_rows
+    if takes(module, query, key, value, rows.length, kwargs):
+        scaling = kwargs.get("scaling")
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return RowAttention.apply(query, key, value, rows.blocks(key.shape[1]), scale), None
 
     def gather(line: Tensor) -> Tensor:
         tokens = line[0].transpose(0, 1)

@@ -147,6 +147,10 @@ class PluginManager:
                 self._raise_named(error, key, hook)
         return result
 
+    def is_direct(self, key: str, hook: str) -> bool:
+        """Whether a call of the plugin's hook runs its function and no other plugin's wrapper."""
+        return (key, hook) in self._direct
+
     def bound(self, key: str, hook: str) -> Callable[..., Awaitable[Any]]:
         """``acall`` of one plugin's hook with the looking up done: for what is called hundreds of times a step."""
         direct = self._direct.get((key, hook))

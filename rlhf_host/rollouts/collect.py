@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import RunError
@@ -83,6 +84,7 @@ class Collector:
         self.seed = seed
         self.split = split
         self._live = 0
+        self._unfinished = 0
 
     async def fill(self, draw: Callable[[], Draw], groups: int, context: ScoreContext) -> Collected:
         """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped.
@@ -106,18 +108,10 @@ class Collector:
         """Roll out and score the draws; kept groups are appended in draw order."""
         first = into.drawn
         into.drawn += len(draws)
-        self._live = len(draws) * self.n
+        self._live = self._unfinished = len(draws) * self.n
         self.episodes.engine.expect(self._live)
         opened = [_Open(f"{self.split}-{context.step}-{first + i}", draw, self.n) for i, draw in enumerate(draws)]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for group in opened:
-                    seed = episode_seed(self.seed, self.split, group.draw.task, group.draw.epoch)
-                    for sample in range(self.n):
-                        tasks.create_task(self._play(group, sample, seed, context, into))
-        except* Exception as errors:
-            # The first failure has cancelled the others; it alone says what happened.
-            raise errors.exceptions[0] from errors
+        await self._play_all(opened, context, into)
         into.groups.extend(group.kept for group in opened if group.kept is not None)
         lost, total = into.lost, into.trajectories + into.failed.total()
         if total and lost / total > self.settings.max_unjudged:
@@ -128,8 +122,35 @@ class Collector:
                 f"most often: {reason} ({count} times)"
             )
 
-    async def _play(self, group: _Open, sample: int, seed: int, context: ScoreContext, into: Collected) -> None:
-        """One episode; the last of a group sees to the group."""
+    async def _play_all(self, opened: Sequence[_Open], context: ScoreContext, into: Collected) -> None:
+        """All episodes side by side; the first failure cancels the others, and it alone says what happened.
+
+        What a ``TaskGroup`` does, without its callback and turn of the loop for every task: there are hundreds in a step.
+        """
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        tasks = []
+        for group in opened:
+            seed = episode_seed(self.seed, self.split, group.draw.task, group.draw.epoch)
+            if self.episodes.answers_in_groups(group.draw.task):
+                plays = {group.group_id: self._answer(group, seed, context, into, over)}
+            else:
+                plays = {f"{group.group_id}-{i}": self._play(group, i, seed, context, into, over) for i in range(self.n)}
+            tasks += [loop.create_task(_watched(play, name, over)) for name, play in plays.items()]
+        if not tasks:
+            return
+        try:
+            await over
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+
+    async def _play(
+        self, group: _Open, sample: int, seed: int, context: ScoreContext, into: Collected, over: asyncio.Future[None]
+    ) -> None:
+        """One episode."""
         number, task = f"{group.group_id}-{sample}", group.draw.task
         episode = Episode(number, group.group_id, task, sample=sample, seed=seed, split=self.split)  # type: ignore[arg-type]
         try:
@@ -137,11 +158,36 @@ class Collector:
         except EpisodeFailed as failure:
             into.failed[failure.reason] += 1
         finally:
-            self._live -= 1
-            self.episodes.engine.expect(self._live)
-        group.left -= 1
+            self._expect_less(1)
+        await self._see_to(group, 1, context, into, over)
+
+    async def _answer(
+        self, group: _Open, seed: int, context: ScoreContext, into: Collected, over: asyncio.Future[None]
+    ) -> None:
+        """A group of which every episode is one answer."""
+        try:
+            answers = await self.episodes.answer(group.group_id, group.draw.task, self.n, seed)
+            group.found = [[answer] for answer in answers]
+        except EpisodeFailed as failure:
+            into.failed[failure.reason] += self.n
+        finally:
+            self._expect_less(self.n)
+        await self._see_to(group, self.n, context, into, over)
+
+    def _expect_less(self, count: int) -> None:
+        self._live -= count
+        self.episodes.engine.expect(self._live)
+
+    async def _see_to(
+        self, group: _Open, ended: int, context: ScoreContext, into: Collected, over: asyncio.Future[None]
+    ) -> None:
+        """``ended`` more episodes of the group are over: with the last of them it is judged, with the last of all all is over."""
+        group.left -= ended
         if not group.left:
             await self._judge(group, context, into)
+        self._unfinished -= ended
+        if not self._unfinished and not over.done():
+            over.set_result(None)
 
     async def _judge(self, opened: _Open, context: ScoreContext, into: Collected) -> None:
         """Score a group whose episodes are over, and keep it or drop it."""
@@ -162,3 +208,16 @@ class Collector:
                     into.dropped[verdict.reason if isinstance(verdict, Drop) else key] += 1
                     return
         opened.kept = group
+
+
+async def _watched(play: Coroutine[Any, Any, None], name: str, over: asyncio.Future[None]) -> None:
+    """A failure ends ``over``."""
+    try:
+        await play
+    except asyncio.CancelledError:
+        if not over.done():
+            over.set_exception(RunError(f"episode {name} was cancelled by its agent"))
+        raise
+    except Exception as error:
+        if not over.done():
+            over.set_exception(error)

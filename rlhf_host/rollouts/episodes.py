@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.chat import observation_ids, render_prompt
 from rlhf_host.engines.protocol import Engine
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.types import (
     Action,
@@ -83,6 +84,12 @@ class Episodes:
         self._reset = {item.key: manager.bound(item.key, "agent_reset") for item in agents}
         self._step = {item.key: manager.bound(item.key, "agent_step") for item in agents}
         self.default_agent = agents[0].alias if agents else None
+        self._answers = {
+            item.key
+            for item in agents
+            if type(item.plugin) is SingleTurn
+            and all(manager.is_direct(item.key, hook) for hook in ("agent_reset", "agent_step"))
+        }
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
@@ -95,35 +102,78 @@ class Episodes:
             )
         return self.agents[name]
 
-    async def run(self, episode: Episode) -> list[Trajectory]:
+    def answers_in_groups(self, task: Task) -> bool:
+        """Whether ``answer`` does for the task: the host's own agent, as it is, with an engine that takes whole groups."""
+        return hasattr(self.engine, "generate_group") and self.agent_key(task) in self._answers
+
+    async def answer(self, group_id: str, task: Task, samples: int, seed: int) -> list[Trajectory]:
+        """What the agent ``single_turn`` does, for all samples of a task in one go: a fraction of what episodes cost.
+
+        Raises:
+            EpisodeFailed: for a prompt that leaves no room; that is each sample's failure.
+        """
+        tokens = self._prompt(task, Step())
+        sampling = self._fitting(len(tokens))
+        made = await self.engine.generate_group(tokens, sampling, [(seed, sample, 0) for sample in range(samples)])  # type: ignore[attr-defined]
+        return [
+            Trajectory(
+                episode_id=f"{group_id}-{sample}",
+                group_id=group_id,
+                task=task,
+                sample=sample,
+                segments=[Segment("prompt", list(tokens)), Segment("action", one.token_ids, one.logprobs, one.versions)],
+                finish_reason=one.finish_reason,
+                agent_rewards=[None],
+                decode=self.decode,
+            )
+            for sample, one in enumerate(made)
+        ]
+
+    def _fitting(self, length: int) -> Sampling:
+        """The sampling for a turn after ``length`` tokens."""
+        room = self.max_tokens - length
+        if room <= 0:
+            raise EpisodeFailed(f"the prompt has {length} tokens; no room is left of max_tokens {self.max_tokens}")
+        sampling = self.sampling
+        return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
+
+    def run(self, episode: Episode) -> Coroutine[Any, Any, list[Trajectory]]:
         """The episode's trajectories; retried as configured when it fails retryably.
 
         Raises:
             EpisodeFailed: when it could not be finished.
         """
+        # Each coroutine around another costs hundreds of episodes their part: only what is needed is put around.
+        return self._retrying(episode) if self.retries else self._once(episode)
+
+    async def _retrying(self, episode: Episode) -> list[Trajectory]:
         for attempt in range(self.retries + 1):
             try:
-                return await self._run_once(episode if attempt == 0 else replace(episode, state=None, turn=0))
+                return await self._once(episode if attempt == 0 else replace(episode, state=None, turn=0))
             except EpisodeFailed as failure:
                 if not failure.retryable or attempt == self.retries:
                     raise
         raise AssertionError("unreachable")
 
-    async def _run_once(self, episode: Episode) -> list[Trajectory]:
+    def _once(self, episode: Episode) -> Coroutine[Any, Any, list[Trajectory]]:
         key = self.agent_key(episode.task)
         if key in self._runs:
-            policy = EngineForEpisode(self.engine, self.sampling, episode)
-            trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
-            if not trajectories:
-                raise EpisodeFailed("agent_run gave no trajectory")
-            for trajectory in trajectories:
-                _check_trajectory(trajectory, episode, key)
-                trajectory.decode = self.decode
-            return trajectories
-        if key not in self._closes:
-            return [await self._take_turns(key, episode)]
+            return self._run_by_agent(key, episode)
+        return self._closing(key, episode) if key in self._closes else self._take_turns(key, episode)
+
+    async def _run_by_agent(self, key: str, episode: Episode) -> list[Trajectory]:
+        policy = EngineForEpisode(self.engine, self.sampling, episode)
+        trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
+        if not trajectories:
+            raise EpisodeFailed("agent_run gave no trajectory")
+        for trajectory in trajectories:
+            _check_trajectory(trajectory, episode, key)
+            trajectory.decode = self.decode
+        return trajectories
+
+    async def _closing(self, key: str, episode: Episode) -> list[Trajectory]:
         try:
-            return [await self._take_turns(key, episode)]
+            return await self._take_turns(key, episode)
         finally:
             closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", episode=episode))
             try:
@@ -132,11 +182,10 @@ class Episodes:
                 await closing  # interrupted or not, what the episode holds is released before the run goes on
                 raise
 
-    async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
+    async def _take_turns(self, key: str, episode: Episode) -> list[Trajectory]:
         first: Step = await self._reset[key](episode=episode)
         tokens = self._prompt(episode.task, first)
-        if len(tokens) >= self.max_tokens:
-            raise EpisodeFailed(f"the prompt has {len(tokens)} tokens; no room is left of max_tokens {self.max_tokens}")
+        self._fitting(len(tokens))
         trajectory = Trajectory(
             episode_id=episode.episode_id,
             group_id=episode.group_id,
@@ -146,13 +195,10 @@ class Episodes:
             decode=self.decode,
         )
         while True:
-            room = self.max_tokens - len(tokens)
-            if room <= 0:
+            if len(tokens) >= self.max_tokens:
                 trajectory.finish_reason = "length"
-                return trajectory
-            sampling = self.sampling
-            if room < sampling.max_new_tokens:
-                sampling = replace(sampling, max_new_tokens=room)
+                return [trajectory]
+            sampling = self._fitting(len(tokens))
             made = await self.engine.generate(tokens, sampling, sample_key(episode, episode.turn))
             trajectory.segments.append(Segment("action", made.token_ids, made.logprobs, made.versions))
             trajectory.finish_reason = made.finish_reason
@@ -164,12 +210,12 @@ class Episodes:
             if step.metrics:
                 trajectory.metrics.update(step.metrics)
             if step.done:
-                return trajectory
+                return [trajectory]
             tokens = tokens + made.token_ids
             seen = self._observation(step, made)
             if len(tokens) + len(seen) >= self.max_tokens:
                 trajectory.finish_reason = "length"
-                return trajectory
+                return [trajectory]
             trajectory.segments.append(Segment("observation", seen))
             tokens = tokens + seen
             episode.turn += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_host.allocator import keep_freed_memory
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.engines.protocol import Request
 from rlhf_host.errors import RunError, UserError
@@ -140,6 +141,7 @@ class WorkerActor:
         from rlhf_host.training.worker import Role, Worker
         from rlhf_host.weight_sync.local import LocalWeights
 
+        keep_freed_memory()
         if setup.train.threads:
             torch.set_num_threads(setup.train.threads)
         hooks = make_manager(setup.plugins)
@@ -330,6 +332,7 @@ def _make_engine(setup: EngineSetup) -> Any:
 
     from rlhf_host.models.loading import load_model, load_tokenizer
 
+    keep_freed_memory()
     if setup.threads:
         torch.set_num_threads(setup.threads)
     cls, options = load_protocol(setup.engine)

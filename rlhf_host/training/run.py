@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from rlhf_host.allocator import keep_freed_memory
 from rlhf_host.config.plan import PROTOCOLS, merge_needs
 from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
 from rlhf_host.config.yaml_file import save_config
@@ -72,7 +73,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     if config.run_dir is None:
         raise UserError("the run has no run_dir")
     run_dir = Path(config.run_dir)
-    _set_threads(config)
+    _set_up_process(config)
     inputs = _read(config, rows)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
@@ -164,7 +165,7 @@ def _without_training(
     Raises:
         KeyboardInterrupt: when the body was interrupted.
     """
-    _set_threads(config)
+    _set_up_process(config)
     roles = tuple(need for need in merge_needs(manager).roles if not need.trainable and need.name != "actor")
     needs = Needs(roles=(RoleNeed("actor", source=None), *roles))
     with using_roles(config, manager, tokenizer, needs) as used:
@@ -215,7 +216,8 @@ def told(events: EventLoop, manager: PluginManager, context: RunContext) -> Iter
 # --- before the run -----------------------------------------------------------------------------
 
 
-def _set_threads(config: RunConfig) -> None:
+def _set_up_process(config: RunConfig) -> None:
+    keep_freed_memory()
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
 

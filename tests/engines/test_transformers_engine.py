@@ -41,11 +41,20 @@ def mismatch(model, requests, generations):
     )
 
 
-@pytest.fixture(params=["prompts copied to their rows", "prompts shared"])
+@pytest.fixture
+def always_lean(monkeypatch):
+    """Derive weights for the smallest batches too."""
+    monkeypatch.setattr("rlhf_host.engines.decoders.PACK_ROWS", 1)
+    monkeypatch.setattr("rlhf_host.engines.decoders.PACK_TOKENS", 1)
+
+
+@pytest.fixture(params=["prompts copied to their rows", "prompts shared", "copied, lean", "shared, lean"])
 def cache_layout(request, monkeypatch):
-    """Both ways in which decoding keeps prompts; short ones are copied."""
-    if request.param == "prompts shared":
+    """Both ways in which decoding keeps prompts (short ones are copied), with a model's own modules and with lean ones."""
+    if "shared" in request.param:
         monkeypatch.setattr("rlhf_host.engines.attention.COPIED", 0)
+    if "lean" in request.param:
+        request.getfixturevalue("always_lean")
 
 
 @pytest.mark.usefixtures("cache_layout")
@@ -277,11 +286,84 @@ def test_long_prompts_are_computed_in_pieces(llama, monkeypatch):
 @pytest.mark.parametrize(("limit", "places"), [(None, 10 + 7), (1000, 7)])
 def test_prompts_are_not_copied_where_cache_tokens_are_limited(llama, monkeypatch, limit, places):
     """``max_batch_tokens`` counts a prompt once, so it is kept once."""
-    kept, decode = [], attention._decode
-    monkeypatch.setattr(attention, "_decode", lambda cache, *rest: (kept.append(cache), decode(cache, *rest))[1])
+    kept, decode = [], attention.decode_attention
+    monkeypatch.setattr(attention, "decode_attention", lambda cache, *rest: (kept.append(cache), decode(cache, *rest))[1])
     engine = engine_for(llama, max_batch_tokens=limit)
     engine.generate_batch([Request((3,) * 10, Sampling(8), (i,)) for i in range(4)])
     assert kept[-1].suffix[0][0].shape[2] == places
+
+
+# --- lean decoding ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("always_lean")
+@pytest.mark.parametrize("name", FAST)
+def test_llamas_are_decoded_lean_and_nothing_else_is(build, name):
+    engine = engine_for(build(name))
+    engine.generate_batch(requests_for(lambda i, j: Sampling(4)))
+    assert (engine._twin.lean is not None) == (name in {"llama", "qwen2", "qwen3", "mistral_window"})
+
+
+@pytest.mark.usefixtures("always_lean")
+@pytest.mark.parametrize(
+    ("change", "lean"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, True),
+        ({"rope_type": "yarn", "factor": 4.0}, True),
+        ({"rope_type": "dynamic", "factor": 2.0}, False),
+    ],
+)
+def test_rotations_that_follow_a_texts_length_are_left_to_the_model(change, lean):
+    import transformers as hf
+
+    rope = {"rope_theta": 10000.0, "original_max_position_embeddings": 16, **change}
+    model = hf.LlamaForCausalLM(
+        hf.LlamaConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=96, eos_token_id=None, rope_parameters=rope,
+        )
+    )  # fmt: skip
+    engine = engine_for(model)
+    engine.generate_batch(requests_for(lambda i, j: Sampling(30)))
+    assert (engine._twin.lean is not None) == lean
+
+
+@pytest.mark.usefixtures("always_lean")
+def test_a_model_that_only_looks_like_a_llama_is_not_decoded_lean(llama):
+    class Halved(type(llama.model.layers[1].mlp)):
+        def forward(self, x):
+            return super().forward(x) / 2
+
+    llama.model.layers[1].mlp.__class__ = Halved
+    requests = requests_for(lambda i, j: Sampling(8))
+    engine = engine_for(llama)
+    assert mismatch(llama, requests, engine.generate_batch(requests)) <= 1e-5
+    assert engine._twin.lean is None
+
+
+@pytest.mark.usefixtures("always_lean")
+def test_weights_that_change_under_a_lean_batch_are_used_from_the_next_token_on(llama):
+    llama.generation_config.eos_token_id = None
+    engine = engine_for(llama)
+    requests = [Request((3, 5), Sampling(8), (i,)) for i in range(4)]
+    before = engine.generate_batch(requests)
+    sample, drawn = engine._twin.lean.logits, []
+
+    def logits(hidden):
+        drawn.append(sample(hidden))
+        if len(drawn) == 4:
+            with torch.no_grad():
+                llama.lm_head.weight.zero_()
+            engine.set_version(1)
+        return drawn[-1]
+
+    engine._twin.lean.logits = logits
+    after = engine.generate_batch(requests)
+    uniform = -torch.log(torch.tensor(float(llama.config.vocab_size)))
+    for old, new in zip(before, after, strict=True):
+        assert new.versions == [0, 0, 0, 0, 1, 1, 1, 1]
+        assert new.token_ids[:4] == old.token_ids[:4]
+        assert new.logprobs[4:] == pytest.approx([float(uniform)] * 4, abs=1e-5)
 
 
 # --- versions, training state -------------------------------------------------------------------
@@ -344,18 +426,18 @@ def test_a_training_step_is_the_same_with_and_without_generation(build):
     assert all(torch.equal(trained[0][key], trained[1][key]) for key in trained[0])
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Phi3"])
 @pytest.mark.parametrize("hidden", [32, 272])
-def test_new_weights_are_used_at_once(build, hidden):
-    """272: large enough that oneDNN's packed copies are in use."""
+def test_new_weights_are_used_at_once(build, hidden, kind):
+    """272: large enough that oneDNN's packed copies are in use; Phi3: not decoded lean."""
     import transformers as hf
 
     torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(
-        hf.LlamaConfig(
-            vocab_size=300, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=128, eos_token_id=None,
-        )
+    config = getattr(hf, f"{kind}Config")(
+        vocab_size=300, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, pad_token_id=0, eos_token_id=None,
     )  # fmt: skip
+    model = getattr(hf, f"{kind}ForCausalLM")(config)
     engine = engine_for(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     requests = [Request((3, 5, 7), Sampling(40), (i,)) for i in range(16)]

@@ -61,6 +61,12 @@ def make_model(name: str, **changes):
     return model
 
 
+def make_scalar_model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_labels=1, pad_token_id=0)
+    return transformers.AutoModelForSequenceClassification.from_config(config).eval()
+
+
 @pytest.fixture
 def rows():
     torch.manual_seed(1)
@@ -131,8 +137,10 @@ def test_prompts_are_not_shared_beyond_a_sliding_window(rows):
     config = transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=12)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     ids, mask = rows
-    assert row_cost(model, PROMPTS, [min(length, 4) for length in LENGTHS]) == 12 + sum(min(length, 4) for length in LENGTHS)
-    assert row_cost(model, PROMPTS, LENGTHS) == len(PROMPTS) * 14
+    assert row_cost(model, PROMPTS, [min(length, 4) for length in LENGTHS]) == 12 + sum(
+        max(0, min(length, 4) - 1) for length in LENGTHS
+    )
+    assert row_cost(model, PROMPTS, LENGTHS) == len(PROMPTS) * 13
     torch.testing.assert_close(
         forward(model, PROMPTS, ids, mask).logprobs, one_by_one(model, ids, mask, 1.0)[0], rtol=1e-5, atol=1e-5
     )
@@ -270,9 +278,7 @@ def test_an_unknown_head_is_noticed_and_gives_its_own_logits(shared_prefix, rows
 
 @pytest.mark.parametrize("shared_prefix", ["off", "on"])
 def test_scalar_models_give_values_before_each_token_and_a_score_after_the_last(shared_prefix, rows):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, num_labels=1, pad_token_id=0)
-    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    model = make_scalar_model()
     ids, mask = rows
     found = forward(model, PROMPTS, ids, mask, outputs=LM | {"values", "scores"}, shared_prefix=shared_prefix)
     assert found.logprobs is None
@@ -283,6 +289,8 @@ def test_scalar_models_give_values_before_each_token_and_a_score_after_the_last(
         torch.testing.assert_close(found.values[row, mask[row]], every[len(prompt) - 1 : -1])
         torch.testing.assert_close(found.scores[row], every[-1])
     assert not found.values[~mask].any()
+    alone = forward(model, PROMPTS, ids, mask, outputs=frozenset({"values"}), shared_prefix=shared_prefix)
+    torch.testing.assert_close(alone.values, found.values)
 
 
 def test_outputs_that_were_not_asked_for_are_not_made(rows):
@@ -313,9 +321,29 @@ def test_impossible_requests_are_refused(rows):
 def test_prompts_are_shared_where_that_saves_something():
     model = make_model("llama")
     eight = [LONG] * 8
-    assert row_cost(model, eight, [4] * 8) == 8 + 32
-    assert row_cost(model, eight, [4] * 8, shared_prefix="off") == 8 * 12
-    assert row_cost(model, eight, [4] * 8, group_id=[0] * 4 + [1] * 4) == 16 + 32
-    assert row_cost(model, [[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 9  # nothing in common
-    assert row_cost(model, [SHORT, LONG], [1, 60]) == 72  # nothing in common, but half of it would be padding
+    assert row_cost(model, eight, [4] * 8) == 8 + 24
+    assert row_cost(model, eight, [4] * 8, shared_prefix="off") == 8 * 11
+    assert row_cost(model, eight, [4] * 8, group_id=[0] * 4 + [1] * 4) == 16 + 24
+    assert row_cost(model, [[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 8  # nothing in common
+    assert row_cost(model, [SHORT, LONG], [1, 60]) == 70  # nothing in common, but half of it would be padding
     assert row_cost(model, [], []) == 0
+
+
+@pytest.mark.parametrize("shared_prefix", ["on", "off"])
+@pytest.mark.parametrize(
+    ("scalar", "outputs", "last"), [(False, "logprobs", False), (True, "values", False), (True, "scores", True)]
+)
+def test_a_last_token_is_computed_only_where_it_is_read(rows, shared_prefix, scalar, outputs, last):
+    model = make_scalar_model() if scalar else make_model("llama")
+    ids, mask = rows
+    seen = []
+    forward(model, PROMPTS, ids, mask, shared_prefix=shared_prefix)  # what is tried out once
+    hook = model.get_input_embeddings().register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
+    forward(model, PROMPTS, ids, mask, outputs=frozenset({outputs}), shared_prefix=shared_prefix)
+    hook.remove()
+    held = [length if last else max(0, length - 1) for length in LENGTHS]
+    expected = {
+        "on": (1, sum(map(len, {*map(tuple, PROMPTS)})) + sum(held)),
+        "off": (len(PROMPTS), max(len(prompt) + length for prompt, length in zip(PROMPTS, held, strict=True))),
+    }
+    assert seen == [expected[shared_prefix]]

@@ -401,3 +401,49 @@ def test_a_hook_that_exits_is_a_failure_not_the_end_of_the_run(collect):
 
     with pytest.raises(RunError, match="SystemExit"):
         collect(load(Leaves()), groups=1)
+
+
+class Waits(Guess):
+    """Samples 1 and up wait for ever; sample 0 does ``first``."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
+    @hookimpl
+    async def agent_step(self, episode, action):
+        if episode.sample:
+            await asyncio.Event().wait()
+        self.first()
+
+
+def fails():
+    raise ValueError("a broken tool")
+
+
+def cancels():
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(("first", "message"), [(fails, "a broken tool"), (cancels, "train-0-0-0 was cancelled by its agent")])
+def test_the_first_failure_ends_all_episodes_and_closes_them(collect, first, message):
+    agent = Waits(first)
+    with pytest.raises(Exception, match=message):
+        collect(load(agent=agent), groups=2, n=3)
+    assert len(agent.opened) == 6
+    assert sorted(agent.closed) == sorted(agent.opened)
+
+
+def test_an_interrupt_ends_all_episodes_and_closes_them(collect, monkeypatch):
+    runs, fill = [], Collector.fill
+
+    async def noted(self, *arguments):
+        runs.append(asyncio.current_task())
+        return await fill(self, *arguments)
+
+    monkeypatch.setattr(Collector, "fill", noted)
+    agent = Waits(lambda: runs[0].cancel())
+    with pytest.raises(asyncio.CancelledError):
+        collect(load(agent=agent), groups=2, n=3)
+    assert agent.opened
+    assert sorted(agent.closed) == sorted(agent.opened)

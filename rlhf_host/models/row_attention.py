@@ -1,0 +1,196 @@
+"""Attention over the rows of a shared-prefix line on CPUs, forward and backward, with every prompt's queries computed once.
+
+transformers' sdpa attention sees a prompt's queries once per row, and torch's flash kernels for CPUs are slow on short rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LONGEST = 4
+"""Head widths in the longest row: beyond, sdpa's forward pass is as fast, and the probabilities kept outgrow what it keeps."""
+
+HONOURED = frozenset({"scaling", "is_causal", "dropout", "sliding_window", "position_ids", "use_cache"})
+"""Arguments of attention that are looked at or that sdpa attention ignores too; no row is longer than a sliding window."""
+
+VECTOR = 16
+"""Keys of a block are a multiple of this: torch's softmax is slow on what lies beyond whole vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """``count`` sequences of ``queries`` queries over ``keys`` keys each, for each of ``h`` key heads."""
+
+    count: int
+    queries: int
+    keys: int
+    mask: Tensor
+    """``[count or 1, 1, queries, 1, keys]``: 0 where a query sees a key, else minus infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A line's attention as dense blocks: prompts over themselves, then completions over whole rows.
+
+    A place of a block is one of ``[count, h, queries]`` or ``[count, h, keys]``; those of the second block follow those of the
+    first. What stands there is told by ``token · h + head``. Padding repeats a token of its own sequence.
+    """
+
+    heads: int
+    each: tuple[Block, ...]
+    queries: Tensor
+    """What stands at every query place."""
+    keys: Tensor
+    """What stands at every key place."""
+    back: Tensor
+    """``[N · h]``: the query place of everything."""
+    padding: Tensor
+    """The query places that are padding."""
+
+
+def make_blocks(
+    prompts: Sequence[int], lengths: Sequence[int], owners: Sequence[int], heads: int, dtype: torch.dtype = torch.float32
+) -> Blocks:
+    """The blocks of a line that holds all prompts and then all completions.
+
+    Args:
+        prompts: the length of every distinct prompt, at least 1.
+        lengths: per row, the length of its completion.
+        owners: per row, the index of its prompt.
+        heads: of keys.
+        dtype: of the masks.
+    """
+    prompt_sizes, sizes, owner = torch.tensor(prompts), torch.tensor(lengths), torch.tensor(owners)
+    prompt_starts = prompt_sizes.cumsum(0) - prompt_sizes
+    starts = int(prompt_sizes.sum()) + sizes.cumsum(0) - sizes
+    before = prompt_sizes[owner]
+    ends = before + sizes
+
+    column = torch.arange(_whole_vectors(max(prompts)))
+    prompt_tokens = prompt_starts[:, None] + torch.minimum(column, prompt_sizes[:, None] - 1)
+    each = [Block(len(prompts), max(prompts), len(column), _mask(column[None, : max(prompts)], len(column), dtype))]
+    queries, keys = [prompt_tokens[:, : max(prompts)]], [prompt_tokens]
+    real = [column[: max(prompts)] < prompt_sizes[:, None]]
+    if max(lengths):
+        column = torch.arange(_whole_vectors(int(ends.max())))
+        column = torch.minimum(column, ends[:, None] - 1)
+        keys.append(column + torch.where(column < before[:, None], prompt_starts[owner][:, None], (starts - before)[:, None]))
+        step = torch.arange(max(lengths))
+        # In a row without completion tokens, its prompt's last token stands for them.
+        queries.append(keys[1].gather(1, torch.minimum(before[:, None] + step, ends[:, None] - 1)))
+        real.append(step < sizes[:, None])
+        sees = (before if min(prompts) < max(prompts) else before[:1])[:, None] + step
+        each.append(Block(len(lengths), len(step), column.shape[1], _mask(sees, column.shape[1], dtype)))
+
+    head = torch.arange(heads)[:, None]
+    queries_of_heads, keys_of_heads = (
+        torch.cat([(tokens[:, None] * heads + head).flatten() for tokens in parts]) for parts in (queries, keys)
+    )
+    is_real = torch.cat([part[:, None].expand(-1, heads, -1).flatten() for part in real])
+    places = is_real.nonzero().squeeze(1)
+    back = torch.empty_like(places)
+    back[queries_of_heads[places]] = places
+    return Blocks(heads, tuple(each), queries_of_heads, keys_of_heads, back, (~is_real).nonzero().squeeze(1))
+
+
+def _whole_vectors(size: int) -> int:
+    return -(-size // VECTOR) * VECTOR
+
+
+def _mask(last: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+    """``last``: ``[count or 1, queries]``, the last key that each query sees."""
+    hidden = torch.arange(keys) > last[:, None, :, None, None]
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
+
+
+def takes(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, length: int, options: dict[str, Any]) -> bool:
+    """Whether ``RowAttention`` gives what sdpa attention would, in the same precision and for rows of this ``length`` faster.
+
+    Args:
+        options: the other keyword arguments of the attention.
+    """
+    causal = options.get("is_causal")
+    return (
+        length <= LONGEST * query.shape[-1]
+        and all(line.dtype == torch.float32 and line.device.type == "cpu" for line in (query, key, value))
+        and key.shape == value.shape
+        and not torch.is_autocast_enabled("cpu")
+        and bool(getattr(module, "is_causal", True) if causal is None else causal)
+        and not options.get("dropout")
+        and all(option is None or option is False for name, option in options.items() if name not in HONOURED)
+    )
+
+
+class RowAttention(torch.autograd.Function):
+    """``softmax(scale · q kᵀ) v`` of ``query`` ``[1, heads, N, D]``, ``key`` and ``value`` ``[1, h, N, D]``: ``[1, N, heads, D]``.
+
+    The probabilities are kept for the gradient: at these lengths that is cheaper than to compute them again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks, scale: float) -> Tensor:
+        _, heads, tokens, width = query.shape
+        q = _by_head(query, blocks.heads).index_select(0, blocks.queries)
+        k, v = (_by_head(line, blocks.heads).index_select(0, blocks.keys) for line in (key, value))
+        out = torch.empty_like(q)
+        kept = []
+        for block, (q_here, out_here), (k_here, v_here) in _split(blocks, width, [q, out], [k, v]):
+            scores = q.new_empty(len(q_here), q_here.shape[1], block.keys)
+            scores.view(block.count, blocks.heads, block.queries, -1, block.keys).copy_(block.mask)
+            scores.baddbmm_(q_here, k_here.transpose(1, 2), alpha=scale)
+            p = torch.softmax(scores, -1)
+            torch.bmm(p, v_here, out=out_here)
+            kept.append(p)
+        ctx.save_for_backward(q, k, v, *kept)
+        ctx.blocks, ctx.scale = blocks, scale
+        return out.index_select(0, blocks.back).view(1, tokens, heads, width)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, *kept = ctx.saved_tensors
+        blocks, scale = ctx.blocks, ctx.scale
+        width = gradient.shape[-1]
+        g = gradient.reshape(-1, q.shape[1]).index_select(0, blocks.queries)
+        if len(blocks.padding):
+            g.index_fill_(0, blocks.padding, 0)
+        of_q, of_k, of_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        parts = _split(blocks, width, [q, g, of_q], [k, v, of_k, of_v])
+        for p, (_, (q_here, g_here, of_q_here), (k_here, v_here, of_k_here, of_v_here)) in zip(kept, parts, strict=True):
+            torch.bmm(p.transpose(1, 2), g_here, out=of_v_here)
+            of_scores = torch.bmm(g_here, v_here.transpose(1, 2))
+            of_scores = torch._softmax_backward_data(of_scores, p, -1, p.dtype)
+            of_q_here.baddbmm_(of_scores, k_here, beta=0, alpha=scale)
+            of_k_here.baddbmm_(of_scores.transpose(1, 2), q_here, beta=0, alpha=scale)
+        of_query = of_q.index_select(0, blocks.back)
+        of_key, of_value = (k.new_zeros(len(blocks.back), width).index_add_(0, blocks.keys, part) for part in (of_k, of_v))
+        lines = (line.view(1, gradient.shape[1], -1, width).transpose(1, 2) for line in (of_query, of_key, of_value))
+        return *lines, None, None
+
+
+def _by_head(line: Tensor, heads: int) -> Tensor:
+    """``[1, heads · groups, N, D]`` → ``[N · heads, groups · D]``."""
+    return line[0].transpose(0, 1).reshape(line.shape[2] * heads, -1)
+
+
+def _split(
+    blocks: Blocks, width: int, of_queries: list[Tensor], of_keys: list[Tensor]
+) -> Iterator[tuple[Block, list[Tensor], list[Tensor]]]:
+    """Per block, its parts of these: ``[count · h, queries · groups, D]`` and ``[count · h, keys, D]``."""
+    query = key = 0
+    for block in blocks.each:
+        batch = block.count * blocks.heads
+        queries, keys = batch * block.queries, batch * block.keys
+        yield (
+            block,
+            [places.narrow(0, query, queries).view(batch, -1, width) for places in of_queries],
+            [places.narrow(0, key, keys).view(batch, -1, width) for places in of_keys],
+        )
+        query, key = query + queries, key + keys
