@@ -11,6 +11,9 @@ from rlhf_host.types import Action, Episode, Step
 class SingleTurn:
     """Shows the task's own prompt and ends with the first answer; rewards come from reward plugins."""
 
+    asks_once = True
+    """The hooks below show the task's prompt and end: the host may do that itself, for a whole group at once."""
+
     def __init__(self, options: BaseModel):
         self.options = options
 

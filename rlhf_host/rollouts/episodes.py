@@ -12,7 +12,6 @@ from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.chat import observation_ids, render_prompt
 from rlhf_host.engines.protocol import Engine
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.types import (
     Action,
@@ -87,7 +86,8 @@ class Episodes:
         self._answers = {
             item.key
             for item in agents
-            if type(item.plugin) is SingleTurn
+            # The class's own word: a subclass may do more than the class it inherits the word from.
+            if vars(type(item.plugin)).get("asks_once")
             and all(manager.is_direct(item.key, hook) for hook in ("agent_reset", "agent_step"))
         }
 
@@ -103,11 +103,11 @@ class Episodes:
         return self.agents[name]
 
     def answers_in_groups(self, task: Task) -> bool:
-        """Whether ``answer`` does for the task: the host's own agent, as it is, with an engine that takes whole groups."""
+        """Whether ``answer`` does for the task: its agent says ``asks_once``, and the engine takes whole groups."""
         return hasattr(self.engine, "generate_group") and self.agent_key(task) in self._answers
 
     async def answer(self, group_id: str, task: Task, samples: int, seed: int) -> list[Trajectory]:
-        """What the agent ``single_turn`` does, for all samples of a task in one go: a fraction of what episodes cost.
+        """What an agent that asks once does, for all samples of a task in one go: at a fraction of what episodes cost.
 
         Raises:
             EpisodeFailed: for a prompt that leaves no room; that is each sample's failure.
