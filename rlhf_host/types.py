@@ -441,7 +441,7 @@ class Experience:
             return value[:, :length] if value.dim() > 1 and value.shape[1] == width else value
 
         changed = {f.name: cut(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        changed["plugin_rewards"] = self.plugin_rewards[index]
+        changed["plugin_rewards"] = self.plugin_rewards.index_select(0, index)
         changed["prompt_ids"] = [self.prompt_ids[i] for i in rows]
         changed["trajectories"] = [self.trajectories[i] for i in rows] if self.trajectories else []
         return Experience(**changed)

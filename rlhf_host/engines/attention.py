@@ -259,7 +259,7 @@ def decode_attention(
 
 
 def _softmax(scores: Tensor, kv: int, hidden: Tensor | None, width: int, scale: float, softcap: float | None) -> Tensor:
-    """Over the last dimension of ``[B · kv, g, places]``, whose first ``width`` are the prompt's; float32, whatever it is."""
+    """Over the last dimension of ``[B · kv, g, places]``, whose first ``width`` are the prompt's; in float32."""
     if softcap is not None:
         scores = softcap * torch.tanh(scores.float() * (scale / softcap))
     if hidden is not None:

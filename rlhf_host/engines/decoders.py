@@ -61,6 +61,7 @@ class Twin:
         self.source = model
         self.parameters = list(model.parameters())
         self.device = self.parameters[0].device
+        self.dtypes = [parameter.dtype for parameter in self.parameters]
         shared: dict[int, Any] = {id(parameter): parameter for parameter in self.parameters}
         persistent = set(model.state_dict(keep_vars=True))
         shared |= {id(buffer): buffer for name, buffer in model.named_buffers() if name in persistent}
@@ -72,14 +73,14 @@ class Twin:
         self.packed = PackedLinears(self.model) if PackedLinears.available(self.device) else None
         self.lean: LeanModel | None = None
         self.prepared = False
-        """Whether batches run from derived weights (packed or lean)."""
+        """Whether the batch runs from derived weights (packed or lean)."""
         self.stamp: tuple[int, ...] | None = None
         self.native = self.model.config._attn_implementation
 
     def current(self) -> bool:
-        """Whether the model still holds the parameters that this twin was made around, on the same device."""
+        """Whether the model still holds the parameters that this twin was made around, on the same device, in the same types."""
         parameters = list(self.source.parameters())
-        if parameters[0].device != self.device:
+        if parameters[0].device != self.device or [one.dtype for one in parameters] != self.dtypes:
             return False
         return len(parameters) == len(self.parameters) and all(a is b for a, b in zip(parameters, self.parameters, strict=True))
 
@@ -89,36 +90,29 @@ class Twin:
 
     def refresh(self, version: int, dtype: torch.dtype | None, rows: int, tokens: int) -> None:
         """Be ready to decode a batch of ``rows`` rows and ``tokens`` tokens in all with the weights as they are now."""
-        worthwhile = rows >= PACK_ROWS and tokens >= PACK_TOKENS
-        self._update(version, dtype, rows, worthwhile)
-        if dtype is None:
-            self._prepared(rows >= PACK_ROWS and self.stamp == self._stamp(version))
+        # By the batch alone: what an earlier one left behind would make a resumed run differ in the last bit.
+        self.prepared = dtype is None and rows >= PACK_ROWS and tokens >= PACK_TOKENS
+        self.renew(version, dtype)
 
-    def renew(self, version: int, dtype: torch.dtype | None, rows: int) -> None:
-        """The weights changed under a batch, which goes on in the way it began."""
-        self._update(version, dtype, rows, self.prepared)
+    def renew(self, version: int, dtype: torch.dtype | None) -> None:
+        """The weights changed, perhaps under a batch, which goes on in the way it began."""
+        self._update(version, dtype)
+        if dtype is None and self.packed is not None and self.lean is None:
+            self.packed.use(self.prepared)
 
-    def _stamp(self, version: int) -> tuple[int, ...]:
-        return version, sum(parameter._version for parameter in self.parameters)
-
-    def _update(self, version: int, dtype: torch.dtype | None, rows: int, derive: bool) -> None:
-        stamp = self._stamp(version)
+    def _update(self, version: int, dtype: torch.dtype | None) -> None:
+        stamp = (version, sum(parameter._version for parameter in self.parameters))
         if stamp == self.stamp:
             return
         if dtype is not None:
             self._cast(dtype)
-        elif not derive:
+        elif not self.prepared:
             return
         elif self.lean is not None:
-            self.lean.refresh(rows)
+            self.lean.refresh()
         elif self.packed is not None:
-            self.packed.refresh(rows)
+            self.packed.refresh()
         self.stamp = stamp
-
-    def _prepared(self, yes: bool) -> None:
-        self.prepared = yes
-        if self.packed is not None and self.lean is None:
-            self.packed.use(yes)
 
     def _cast(self, dtype: torch.dtype) -> None:
         """Give the matrix products weights in ``dtype``, copied from the parameters."""
@@ -300,7 +294,7 @@ def prepare_lean(twin: Twin) -> None:
     try:
         twin.lean = lean_model(twin.model, _windows(config, config.num_hidden_layers))
         if twin.lean is not None:
-            twin.lean.refresh(PACK_ROWS)
+            twin.lean.refresh()
             if _deviation(twin, LeanDecoder(twin)) <= 1e-5:
                 return
             log.debug("lean decoding of %s gives other logits", type(twin.model).__name__)

@@ -50,11 +50,11 @@ class LeanModel:
         self._packs = PackedLinears.available(self.embedding.device)
         self._turns = torch.empty(0, self.depth // 2, dtype=torch.complex64)
 
-    def refresh(self, rows: int) -> None:
-        """Derive all weights from the model's as they are now, for products of about ``rows`` rows."""
+    def refresh(self) -> None:
+        """Derive all weights from the model's as they are now."""
         for block in self.blocks:
-            block.refresh(rows, self._packs)
-        self.head.refresh(rows, self._packs)
+            block.refresh(self._packs)
+        self.head.refresh(self._packs)
 
     def turns(self, positions: int) -> Tensor:
         """``[positions or more, D / 2]`` complex: the rotation of each pair at each position."""
@@ -122,6 +122,7 @@ class _Block:
         self.down = _Product(lambda: mlp.down_proj.weight)
         self.head_norms: Tensor | None = None
         """``[heads + kv, D]`` where queries and keys have norms of their own."""
+        self._make_head_norms: Callable[[], Tensor] | None = None
         if normed_heads:
             self.least_head = _least_length(attention.q_norm)
 
@@ -131,10 +132,10 @@ class _Block:
 
             self._make_head_norms = head_norms
 
-    def refresh(self, rows: int, packs: bool) -> None:
+    def refresh(self, packs: bool) -> None:
         for product in (self.qkv, self.out, self.gate_up, self.down):
-            product.refresh(rows, packs)
-        if hasattr(self, "_make_head_norms"):
+            product.refresh(packs)
+        if self._make_head_norms is not None:
             self.head_norms = self._make_head_norms().detach()
 
 
@@ -160,11 +161,11 @@ class _Product:
         self.bias: Tensor | None = None
         self.packed = False
 
-    def refresh(self, rows: int, packs: bool) -> None:
+    def refresh(self, packs: bool) -> None:
         weight = self.make().detach()
         self.bias = None if self.make_bias is None else self.make_bias().detach()
         self.packed = packs and weight.numel() >= SMALLEST
-        self.weight = pack(weight, rows) if self.packed else weight.t()
+        self.weight = pack(weight) if self.packed else weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed:

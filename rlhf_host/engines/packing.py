@@ -11,6 +11,10 @@ SMALLEST = 1 << 16
 """Elements of a weight below which the plain product is as fast."""
 
 
+ROWS = 64
+"""Rows that the layout is chosen for: always the same, so results depend on no batch before."""
+
+
 class PackedLinears:
     """The larger fp32 ``nn.Linear`` modules of ``model``, run from packed copies while ``use(True)``.
 
@@ -33,14 +37,14 @@ class PackedLinears:
             return False
         try:
             weight = torch.ones(16, 16)
-            return bool((linear(pack(weight, 4), None, torch.ones(4, 16)) == 16).all())
+            return bool((linear(pack(weight), None, torch.ones(4, 16)) == 16).all())
         except (AttributeError, RuntimeError, NotImplementedError):
             return False
 
-    def refresh(self, rows: int) -> None:
-        """Pack the weights as they are now, for about ``rows`` rows."""
+    def refresh(self) -> None:
+        """Pack the weights as they are now."""
         self.packed.clear()
-        self.packed.extend(pack(weight, rows) for weight in self.weights)
+        self.packed.extend(pack(weight) for weight in self.weights)
 
     def use(self, yes: bool) -> None:
         for index, module in enumerate(self.modules):
@@ -50,8 +54,8 @@ class PackedLinears:
                 module.__dict__.pop("forward", None)
 
 
-def pack(weight: Tensor, rows: int) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
+def pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
 
 
 def linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:

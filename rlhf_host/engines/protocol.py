@@ -34,6 +34,10 @@ class Engine(Protocol):
         """Sample one completion of ``token_ids``. Raises ``UserError`` for a prompt that cannot be served."""
         ...
 
+    # An engine may take whole groups, which spares the host a task for every episode:
+    # async def generate_group(self, token_ids, sampling, keys: Sequence[SampleKey]) -> list[Generation]
+    # What it gives for each key is what ``generate`` would.
+
     def set_version(self, version: int) -> None:
         """The weights now held are ``version``; tokens sampled from here on carry it."""
         ...

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class TransformersEngine:
     """Generates with ``model``, any causal language model of transformers; a request's tokens depend on its key alone.
 
-    Where the module is the trainer's own, new weights need no copying: ``set_version`` says that they changed. An engine with
+    Where the module is the trainer's own, new weights need no copying: ``set_version`` says that they changed. (A change that
+    raises the parameters' own counters is noticed without it; a fused optimizer's step does not.) An engine with
     a module to itself starts with ``version=-1`` and generates once ``load_weights`` has brought it some.
     """
 
@@ -79,7 +80,8 @@ class TransformersEngine:
         return (await self.generate_group(token_ids, sampling, [key]))[0]
 
     async def generate_group(self, token_ids: Sequence[int], sampling: Sampling, keys: Sequence[SampleKey]) -> list[Generation]:
-        """A completion for each key, all of one prompt; as many calls of ``generate`` give the same and cost more."""
+        if not keys:
+            return []
         prompt = tuple(token_ids)
         requests = [Request(prompt, sampling, key) for key in keys]
         self._validate(requests[0])
@@ -300,7 +302,7 @@ class TransformersEngine:
                 places = here.tolist()
             if version != self.version:
                 version = self.version
-                twin.renew(version, dtype, len(places))
+                twin.renew(version, dtype)
             logits = decoder.step(drawn.to(twin.device)).to(device)
         return True
 

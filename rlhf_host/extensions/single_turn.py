@@ -12,7 +12,8 @@ class SingleTurn:
     """Shows the task's own prompt and ends with the first answer; rewards come from reward plugins."""
 
     asks_once = True
-    """The hooks below show the task's prompt and end: the host may do that itself, for a whole group at once."""
+    """The hooks below show the task's prompt and end, so the host does that itself, for a whole group at once, and calls neither.
+    Only for classes of the host: what it leaves out is not part of the agents' contract."""
 
     def __init__(self, options: BaseModel):
         self.options = options

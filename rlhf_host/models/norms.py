@@ -18,26 +18,25 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        plain, scale = normed(x, epsilon)
-        ctx.save_for_backward(plain, weight, scale)
-        return plain * weight
+        normed, scale = _normed(x, epsilon)
+        ctx.save_for_backward(normed, weight, scale)
+        return normed * weight
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        plain, weight, scale = ctx.saved_tensors
-        products = (gradient * plain).flatten(0, -2)
+        normed, weight, scale = ctx.saved_tensors
+        products = (gradient * normed).flatten(0, -2)
         of_x = of_weight = None
         if ctx.needs_input_grad[1]:
             of_weight = products.sum(0)
         if ctx.needs_input_grad[0]:
-            along = torch.mv(products, weight).view_as(scale).mul_(-1 / plain.shape[-1])
-            of_x = (gradient * weight).addcmul_(plain, along).mul_(scale)
+            along = torch.mv(products, weight).view_as(scale).mul_(-1 / normed.shape[-1])
+            of_x = (gradient * weight).addcmul_(normed, along).mul_(scale)
         return of_x, of_weight, None
 
 
-def normed(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """``x`` over its root mean square along the last dimension, and what it was multiplied by."""
+def _normed(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
     return x * scale, scale
@@ -64,4 +63,4 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
         return RmsNorm.apply(x, self.weight, self.variance_epsilon)
     # To the last bit what training computes: a ratio of log-probabilities computed both ways is 1.
-    return normed(x, self.variance_epsilon)[0].mul_(self.weight)
+    return _normed(x, self.variance_epsilon)[0].mul_(self.weight)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import RunError
@@ -129,22 +129,21 @@ class Collector:
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        tasks = []
-        for group in opened:
-            seed = episode_seed(self.seed, self.split, group.draw.task, group.draw.epoch)
-            if self.episodes.answers_in_groups(group.draw.task):
-                plays = {group.group_id: self._answer(group, seed, context, into, over)}
-            else:
-                plays = {f"{group.group_id}-{i}": self._play(group, i, seed, context, into, over) for i in range(self.n)}
-            tasks += [loop.create_task(_watched(play, name, over)) for name, play in plays.items()]
-        if not tasks:
-            return
+        tasks: list[asyncio.Task[None]] = []
         try:
-            await over
+            for group in opened:
+                seed = episode_seed(self.seed, self.split, group.draw.task, group.draw.epoch)
+                if self.episodes.answers_in_groups(group.draw.task):
+                    plays = [partial(self._answer, group, seed, context, into, over)]
+                else:
+                    plays = [partial(self._play, group, sample, seed, context, into, over) for sample in range(self.n)]
+                tasks += [loop.create_task(_watched(play, group.group_id, over)) for play in plays]
+            if tasks:
+                await over
         except BaseException:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await _all_ended(tasks)
             raise
 
     async def _play(
@@ -210,14 +209,28 @@ class Collector:
         opened.kept = group
 
 
-async def _watched(play: Coroutine[Any, Any, None], name: str, over: asyncio.Future[None]) -> None:
+async def _watched(play: Callable[[], Awaitable[None]], group_id: str, over: asyncio.Future[None]) -> None:
     """A failure ends ``over``."""
     try:
-        await play
+        await play()
     except asyncio.CancelledError:
         if not over.done():
-            over.set_exception(RunError(f"episode {name} was cancelled by its agent"))
+            over.set_exception(RunError(f"an episode of the group {group_id} was cancelled, and not by the host"))
         raise
-    except Exception as error:
+    except BaseException as error:
         if not over.done():
             over.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+
+
+async def _all_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for cancelled tasks, which may have something to close, however often this task is cancelled meanwhile."""
+    again: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            again = error
+    if again is not None:
+        raise again

@@ -88,6 +88,7 @@ class Episodes:
             for item in agents
             # The class's own word: a subclass may do more than the class it inherits the word from.
             if vars(type(item.plugin)).get("asks_once")
+            and item.key not in self._runs | self._closes
             and all(manager.is_direct(item.key, hook) for hook in ("agent_reset", "agent_step"))
         }
 
@@ -104,7 +105,7 @@ class Episodes:
 
     def answers_in_groups(self, task: Task) -> bool:
         """Whether ``answer`` does for the task: its agent says ``asks_once``, and the engine takes whole groups."""
-        return hasattr(self.engine, "generate_group") and self.agent_key(task) in self._answers
+        return self.agent_key(task) in self._answers and hasattr(self.engine, "generate_group")
 
     async def answer(self, group_id: str, task: Task, samples: int, seed: int) -> list[Trajectory]:
         """What an agent that asks once does, for all samples of a task in one go: at a fraction of what episodes cost.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_host.engines import attention
+from rlhf_host.engines import attention, sampling
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.transformers import TransformersEngine
 from rlhf_host.errors import RunError, UserError
@@ -342,28 +342,52 @@ def test_a_model_that_only_looks_like_a_llama_is_not_decoded_lean(llama):
 
 
 @pytest.mark.usefixtures("always_lean")
-def test_weights_that_change_under_a_lean_batch_are_used_from_the_next_token_on(llama):
-    llama.generation_config.eos_token_id = None
-    engine = engine_for(llama)
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_weights_that_change_under_a_batch_are_used_from_the_next_token_on(build, monkeypatch, name):
+    """Lean and, of phi3, packed weights: both are copies."""
+    monkeypatch.setattr("rlhf_host.engines.packing.SMALLEST", 1)
+    model = build(name)
+    model.generation_config.eos_token_id = None
+    engine = engine_for(model)
     requests = [Request((3, 5), Sampling(8), (i,)) for i in range(4)]
     before = engine.generate_batch(requests)
-    sample, drawn = engine._twin.lean.logits, []
+    draw, steps = sampling.Sampler.draw, iter(range(1000))
 
-    def logits(hidden):
-        drawn.append(sample(hidden))
-        if len(drawn) == 4:
+    def drawing(self, logits, uniforms):
+        if next(steps) == 3:
             with torch.no_grad():
-                llama.lm_head.weight.zero_()
+                model.lm_head.weight.zero_()
             engine.set_version(1)
-        return drawn[-1]
+        return draw(self, logits, uniforms)
 
-    engine._twin.lean.logits = logits
+    monkeypatch.setattr(sampling.Sampler, "draw", drawing)
     after = engine.generate_batch(requests)
-    uniform = -torch.log(torch.tensor(float(llama.config.vocab_size)))
+    uniform = -float(torch.log(torch.tensor(float(model.config.vocab_size))))
     for old, new in zip(before, after, strict=True):
         assert new.versions == [0, 0, 0, 0, 1, 1, 1, 1]
         assert new.token_ids[:4] == old.token_ids[:4]
-        assert new.logprobs[4:] == pytest.approx([float(uniform)] * 4, abs=1e-5)
+        assert new.logprobs[4:] == pytest.approx([uniform] * 4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_a_batch_does_not_depend_on_what_was_decoded_before(build, name, monkeypatch):
+    """To the last bit: a resumed run repeats no evaluation that the interrupted one had made."""
+    monkeypatch.setattr("rlhf_host.engines.packing.SMALLEST", 1)
+    large, small = requests_for(lambda i, j: Sampling(30), count=8), requests_for(lambda i, j: Sampling(8), count=1)
+    model = build(name)
+    alone, second = engine_for(model).generate_batch(small), engine_for(model)
+    second.generate_batch(large)
+    assert second.generate_batch(small) == alone
+
+
+def test_a_model_that_is_cast_is_decoded_as_it_is_now(llama):
+    engine = engine_for(llama)
+    requests = requests_for(lambda i, j: Sampling(30), count=8)
+    engine.generate_batch(requests)
+    llama.to(torch.bfloat16)
+    engine.generate_batch(requests)
+    llama.to(torch.float32)
+    assert mismatch(llama, requests, engine.generate_batch(requests)) <= 1e-5
 
 
 # --- versions, training state -------------------------------------------------------------------

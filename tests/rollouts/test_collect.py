@@ -1,13 +1,15 @@
 """Episodes, scoring and filling a batch, with a scripted engine: what is counted, what leaves, and in which order."""
 
 import asyncio
+import gc
+import warnings
 from typing import ClassVar
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rlhf_host import Drop, EpisodeFailed, Reward, RunError, ScoreContext, Step, Task, Trajectory, hookimpl
+from rlhf_host import Drop, EpisodeFailed, Reward, RunError, ScoreContext, Step, Task, Trajectory, UserError, hookimpl
 from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.discovery import PluginInfo
@@ -426,10 +428,21 @@ def cancels():
     raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize(("first", "message"), [(fails, "a broken tool"), (cancels, "train-0-0-0 was cancelled by its agent")])
+class Odd(BaseException):
+    """Not an ``Exception``, as what test frameworks raise."""
+
+
+def leaves():
+    raise Odd("unusual")
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [(fails, "a broken tool"), (cancels, "group train-0-0 was cancelled, and not by the host"), (leaves, "unusual")],
+)
 def test_the_first_failure_ends_all_episodes_and_closes_them(collect, first, message):
     agent = Waits(first)
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(BaseException, match=message):
         collect(load(agent=agent), groups=2, n=3)
     assert len(agent.opened) == 6
     assert sorted(agent.closed) == sorted(agent.opened)
@@ -447,6 +460,51 @@ def test_an_interrupt_ends_all_episodes_and_closes_them(collect, monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         collect(load(agent=agent), groups=2, n=3)
     assert agent.opened
+    assert sorted(agent.closed) == sorted(agent.opened)
+
+
+def test_a_task_for_an_unknown_agent_leaves_nothing_running(collect):
+    tasks = [Task("12", "12", index=i, source="made", prompt_ids=(3, 4), agent=name) for i, name in enumerate([None, "nobody"])]
+    agent = Guess()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserError, match="asks for the agent 'nobody'"):
+            collect(load(agent=agent), groups=2, n=3, tasks=tasks)
+        gc.collect()
+    assert agent.opened == agent.closed == []
+
+
+def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
+    """An outer timeout and an interrupt at once, say."""
+
+    class Slow(Guess):
+        @hookimpl
+        async def agent_step(self, episode, action):
+            await asyncio.Event().wait()
+
+        @hookimpl
+        async def agent_close(self, episode):
+            await asyncio.sleep(0.05)
+            self.closed.append(episode.episode_id)
+
+    async def interrupted(agent):
+        manager = load(agent=agent)
+        engine = ScriptedEngine(lambda ids, key: [5])
+        episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(8), 64)
+        collector = Collector(episodes, manager, RolloutConfig(), n=2, seed=7, split="train")
+        draws = [Draw(Task("12", "12", index=0, source="made", prompt_ids=(3, 4)), 0)]
+        running = asyncio.create_task(collector.run(draws, ScoreContext(), Collected()))
+        for _ in range(2):
+            await asyncio.sleep(0.02)
+            running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        manager.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    agent = Slow()
+    asyncio.run(interrupted(agent))
+    assert len(agent.opened) == 2
     assert sorted(agent.closed) == sorted(agent.opened)
 
 

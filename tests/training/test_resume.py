@@ -109,6 +109,18 @@ def test_kill_9_at_any_moment_changes_nothing(rlhf, flags, uninterrupted, tmp_pa
     assert not [path for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
+def test_an_evaluation_before_the_kill_changes_nothing_after_it(rlhf, flags, tmp_path):
+    """Large enough for the engine to prepare its weights, which batches as small as the training's do not do by themselves."""
+    evaluating = [*flags, "--train.steps", "4", "--eval.every", "1", "--eval.n", "16", "--checkpoint.every", "1"]
+    rlhf.run(*evaluating, "--run-dir", tmp_path / "whole")
+    process = rlhf.start(*evaluating, "--run-dir", tmp_path / "killed")
+    wait_for(lambda: (tmp_path / "killed/checkpoints/step-000002").exists(), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    rlhf.run("train", "--resume", tmp_path / "killed")
+    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_checkpoint_and_a_clean_exit(rlhf, flags, uninterrupted, tmp_path, number):
     run_dir = tmp_path / "run"
