@@ -1,6 +1,6 @@
 """Seconds per RL step against TRL's GRPOTrainer: same weights, prompts, batch, lengths, hardware and threads, in turn.
 
-    python benchmarks/step_vs_trl.py --peer-python PATH [--case tiny-fixed --case tiny-ragged --case smollm2] [--rounds 3] [--json]
+    python benchmarks/step_vs_trl.py --peer-python PATH [--case tiny-fixed --case tiny-ragged --case smollm2] [--rounds 5] [--json]
     python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray --case tiny-fixed
 
 ``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``tiny-*`` make a 0.6M-parameter Llama (16 prompts × 8 samples
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True, help="Python of an environment with torch and trl")
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="default: tiny-fixed and tiny-ragged")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each side, in turn")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side, in turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--model", help="model directory for the case smollm2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: bfloat16 autocast on both sides")

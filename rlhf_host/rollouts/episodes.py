@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig
@@ -25,6 +26,9 @@ from rlhf_host.types import (
     Task,
     Trajectory,
 )
+
+SHORT = 256
+"""Tokens of a text that is kept once it was decoded: 4,096 of them are a few megabytes."""
 
 
 def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
@@ -76,6 +80,7 @@ class Episodes:
         self.data = data
         self.sampling = sampling
         self.max_tokens = max_tokens
+        self._short = lru_cache(4096)(self._decode)
         self.retries = retries
         agents = [item for item in manager.loaded if item.kind == "agent"]
         self.agents = {item.alias: item.key for item in agents}
@@ -93,6 +98,10 @@ class Episodes:
         }
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        # Rewards, logs and metrics ask for the same text in turn, and samples of a group share prompts and short answers.
+        return self._short(tuple(token_ids)) if len(token_ids) <= SHORT else self._decode(token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def agent_key(self, task: Task) -> str:

@@ -508,6 +508,17 @@ def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
     assert sorted(agent.closed) == sorted(agent.opened)
 
 
+def test_a_short_text_is_decoded_once_and_a_long_one_whenever_it_is_asked_for(tokenizer, monkeypatch):
+    decoded, decode = [], tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: (decoded.append(len(ids)), decode(ids, **options))[1])
+    manager = load()
+    episodes = Episodes(manager, ScriptedEngine(lambda ids, key: []), tokenizer, DataConfig(), Sampling(8), 999)
+    manager.close()
+    for ids in ([10, 11], (10, 11), [11, 10], [10] * 300, [10] * 300):
+        assert episodes.decode(ids) == decode(list(ids), skip_special_tokens=True)
+    assert decoded == [2, 2, 300, 300]
+
+
 # --- groups answered at once --------------------------------------------------------------------
 
 
