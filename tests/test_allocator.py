@@ -14,14 +14,18 @@ from rlhf_host.allocator import keep_freed_memory
 torch.set_num_threads(1)
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 
-def step():
-    held = [torch.ones(1 << 20) for _ in range(10)]  # 4 MiB each
+def step(megabytes):
+    held = [torch.ones(megabytes << 18) for _ in range(64 // megabytes)]
 
-step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    step()
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+most = 0
+for megabytes in (1, 2, 4, 8, 16):
+    for _ in range(3):
+        step(megabytes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        step(megabytes)
+    most = max(most, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(kept, most)
 """
 
 
@@ -36,11 +40,11 @@ def faults(mode, **environment):
 
 @pytest.mark.skipif(sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"), reason="needs glibc")
 def test_tensors_of_later_steps_reuse_the_pages_of_earlier_ones():
-    pages = 5 * 10 * 1024
-    _, usual = faults("leave")
-    answer, kept = faults("keep")
-    assert answer == "True"
-    assert kept < pages / 20 < usual
+    pages = 4 * 64 * 256
+    for _ in range(3):  # without it, some processes are lucky too: their heap ends in something that stays
+        answer, kept = faults("keep")
+        assert answer == "True"
+        assert kept < pages / 10
 
 
 def test_who_has_set_the_allocator_up_keeps_that():
