@@ -48,13 +48,14 @@ class EngineForEpisode:
     calls: int = 0
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
-        key = sample_key(self.episode, self.calls)
+        key = sample_key(self.episode.seed, self.episode.sample, self.calls)
         self.calls += 1
         return await self.engine.generate(token_ids, sampling or self.sampling, key)
 
 
-def sample_key(episode: Episode, turn: int) -> SampleKey:
-    return (episode.seed, episode.sample, turn)
+def sample_key(seed: int, sample: int, turn: int) -> SampleKey:
+    """What fixes the uniforms of one answer; ``seed`` is the episode's."""
+    return (seed, sample, turn)
 
 
 class Episodes:
@@ -124,7 +125,8 @@ class Episodes:
         """
         tokens = self._prompt(task, Step())
         sampling = self._fitting(len(tokens))
-        made = await self.engine.generate_group(tokens, sampling, [(seed, sample, 0) for sample in range(samples)])  # type: ignore[attr-defined]
+        keys = [sample_key(seed, sample, 0) for sample in range(samples)]
+        made = await self.engine.generate_group(tokens, sampling, keys)  # type: ignore[attr-defined]
         return [
             Trajectory(
                 episode_id=f"{group_id}-{sample}",
@@ -195,7 +197,6 @@ class Episodes:
     async def _take_turns(self, key: str, episode: Episode) -> list[Trajectory]:
         first: Step = await self._reset[key](episode=episode)
         tokens = self._prompt(episode.task, first)
-        self._fitting(len(tokens))
         trajectory = Trajectory(
             episode_id=episode.episode_id,
             group_id=episode.group_id,
@@ -205,11 +206,8 @@ class Episodes:
             decode=self.decode,
         )
         while True:
-            if len(tokens) >= self.max_tokens:
-                trajectory.finish_reason = "length"
-                return [trajectory]
-            sampling = self._fitting(len(tokens))
-            made = await self.engine.generate(tokens, sampling, sample_key(episode, episode.turn))
+            sampling = self._fitting(len(tokens))  # can fail before the first turn only: the others begin with room
+            made = await self.engine.generate(tokens, sampling, sample_key(episode.seed, episode.sample, episode.turn))
             trajectory.segments.append(Segment("action", made.token_ids, made.logprobs, made.versions))
             trajectory.finish_reason = made.finish_reason
             action = Action(None, made.token_ids, made.finish_reason, self.decode)
