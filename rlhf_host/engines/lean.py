@@ -17,15 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_host.engines.attention import SharedPrefixCache, decode_attention, prefill_attention
-from rlhf_host.engines.packing import SMALLEST, PackedLinears, linear, pack
+from rlhf_host.engines.packing import SMALLEST, PackedLinears
+from rlhf_host.models.llamas import KINDS, is_llama_block, is_norm, made_of
+from rlhf_host.models.products import pack, packed_product
 
-KINDS = {"llama", "mistral", "qwen2", "qwen3"}
-"""``model_type`` of models whose code is known to be this at every length; a trial on a few tokens cannot tell."""
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
-BLOCK = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-HEAD_NORMS = {"q_norm", "k_norm"}
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose frequencies do not depend on the length of a text."""
 
@@ -169,12 +165,12 @@ class _Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed:
-            return linear(self.weight, self.bias, x)
+            return packed_product(x, self.weight, self.bias)
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         if self.packed:
-            residual.add_(linear(self.weight, None, x))
+            residual.add_(packed_product(x, self.weight))
         else:
             residual.addmm_(x, self.weight)
 
@@ -182,32 +178,13 @@ class _Product:
 def lean_model(model: PreTrainedModel, windows: dict[int, int | None]) -> LeanModel | None:
     """``None`` where the modules are not those of a Llama, or are not plain float32 linear maps and norms on a CPU."""
     decoder: Any = model.get_decoder()
-    if model.config.model_type not in KINDS or not _made_of(decoder, DECODER):
+    head: Any = model.get_output_embeddings()
+    if model.config.model_type not in KINDS or not made_of(decoder, DECODER):
         return None
     if type(decoder.embed_tokens) is not nn.Embedding or decoder.rotary_emb.rope_type not in FIXED_ROTATIONS:
         return None
     if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in model.parameters()):
         return None
-    products: list[Any] = [model.get_output_embeddings()]
-    norms: list[Any] = [decoder.norm]
-    for block in decoder.layers:
-        if not _made_of(block, BLOCK) or not _made_of(block.mlp, MLP):
-            return None
-        attention = block.self_attn
-        if not _made_of(attention, ATTENTION) and not _made_of(attention, ATTENTION | HEAD_NORMS):
-            return None
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        if any(type(one) is not nn.Linear or (one.bias is None) != (qkv[0].bias is None) for one in qkv):
-            return None
-        products += [attention.o_proj, block.mlp.gate_proj, block.mlp.up_proj, block.mlp.down_proj]
-        norms += [block.input_layernorm, block.post_attention_layernorm]
-        norms += [getattr(attention, name) for name in HEAD_NORMS if hasattr(attention, name)]
-    if any(type(one) is not nn.Linear or one.bias is not None for one in products):
+    if type(head) is not nn.Linear or head.bias is not None or not is_norm(decoder.norm):
         return None
-    if any(not isinstance(getattr(norm, "variance_epsilon", None), float) for norm in norms):
-        return None
-    return LeanModel(model, windows)
-
-
-def _made_of(module: nn.Module, names: set[str]) -> bool:
-    return {name for name, _ in module.named_children()} == names
+    return LeanModel(model, windows) if all(map(is_llama_block, decoder.layers)) else None

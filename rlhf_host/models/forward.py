@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.errors import UserError
+from rlhf_host.models.blocks import fuse_blocks
 from rlhf_host.models.heads import Head, find_head
 from rlhf_host.models.layouts import (
     Layout,
@@ -235,7 +236,9 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Traits] = weakref.WeakKeyDictionar
 
 def _traits_of(model: Any) -> _Traits:
     if model not in _known:
-        fuse_norms(model)
+        with _evaluation(model):
+            fuse_norms(model)
+            fuse_blocks(model)
         score = getattr(model, "score", None)
         scalar = score if isinstance(score, nn.Linear) and score.out_features == 1 else None
         decoder = model.base_model if scalar is not None else model.get_decoder()

@@ -18,7 +18,7 @@ class RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        normed, scale = _normed(x, epsilon)
+        normed, scale = normalize(x, epsilon)
         ctx.save_for_backward(normed, weight, scale)
         return normed * weight
 
@@ -36,7 +36,8 @@ class RmsNorm(torch.autograd.Function):
         return of_x, of_weight, None
 
 
-def _normed(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def normalize(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """``x / sqrt(mean(x²) + epsilon)`` over the last dimension, and what ``x`` was multiplied with."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
     return x * scale, scale
@@ -63,4 +64,4 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
         return RmsNorm.apply(x, self.weight, self.variance_epsilon)
     # To the last bit what training computes: a ratio of log-probabilities computed both ways is 1.
-    return _normed(x, self.variance_epsilon)[0].mul_(self.weight)
+    return normalize(x, self.variance_epsilon)[0].mul_(self.weight)

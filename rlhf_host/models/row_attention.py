@@ -53,6 +53,10 @@ class Blocks:
     """``[N · h]``: the query place of everything."""
     padding: Tensor
     """The query places that are padding."""
+    own: Tensor
+    """The key place of everything of a completion, in its order in the line."""
+    shared: Tensor
+    """The key places where something of a prompt stands, any number of times."""
 
 
 def make_blocks(
@@ -78,8 +82,11 @@ def make_blocks(
     each = [Block(len(prompts), max(prompts), len(column), _mask(column[None, : max(prompts)], len(column), dtype))]
     queries, keys = [prompt_tokens[:, : max(prompts)]], [prompt_tokens]
     real = [column[: max(prompts)] < prompt_sizes[:, None]]
+    of_prompt, of_completion = [column < prompt_sizes[:, None]], [torch.zeros_like(prompt_tokens, dtype=torch.bool)]
     if max(lengths):
         column = torch.arange(_whole_vectors(int(ends.max())))
+        of_prompt.append(column < before[:, None])
+        of_completion.append((column >= before[:, None]) & (column < ends[:, None]))
         column = torch.minimum(column, ends[:, None] - 1)
         keys.append(column + torch.where(column < before[:, None], prompt_starts[owner][:, None], (starts - before)[:, None]))
         step = torch.arange(max(lengths))
@@ -93,11 +100,18 @@ def make_blocks(
     queries_of_heads, keys_of_heads = (
         torch.cat([(tokens[:, None] * heads + head).flatten() for tokens in parts]) for parts in (queries, keys)
     )
-    is_real = torch.cat([part[:, None].expand(-1, heads, -1).flatten() for part in real])
+    is_real, is_shared, is_own = (
+        torch.cat([part[:, None].expand(-1, heads, -1).flatten() for part in parts])
+        for parts in (real, of_prompt, of_completion)
+    )
     places = is_real.nonzero().squeeze(1)
     back = torch.empty_like(places)
     back[queries_of_heads[places]] = places
-    return Blocks(heads, tuple(each), queries_of_heads, keys_of_heads, back, (~is_real).nonzero().squeeze(1))
+    places = is_own.nonzero().squeeze(1)
+    own = torch.empty_like(places)
+    own[keys_of_heads[places] - int(prompt_sizes.sum()) * heads] = places
+    padding, shared = (~is_real).nonzero().squeeze(1), is_shared.nonzero().squeeze(1)
+    return Blocks(heads, tuple(each), queries_of_heads, keys_of_heads, back, padding, own, shared)
 
 
 def _whole_vectors(size: int) -> int:
@@ -129,55 +143,81 @@ def takes(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, le
 
 
 class RowAttention(torch.autograd.Function):
-    """``softmax(scale · q kᵀ) v`` of ``query`` ``[1, heads, N, D]``, ``key`` and ``value`` ``[1, h, N, D]``: ``[1, N, heads, D]``.
-
-    The probabilities are kept for the gradient: at these lengths that is cheaper than to compute them again.
-    """
+    """``softmax(scale · q kᵀ) v`` of ``query`` ``[1, heads, N, D]``, ``key`` and ``value`` ``[1, h, N, D]``; gives
+    ``[1, N, heads, D]``."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks, scale: float) -> Tensor:
         _, heads, tokens, width = query.shape
-        q = _by_head(query, blocks.heads).index_select(0, blocks.queries)
-        k, v = (_by_head(line, blocks.heads).index_select(0, blocks.keys) for line in (key, value))
-        out = torch.empty_like(q)
-        kept = []
-        for block, (q_here, out_here), (k_here, v_here) in _split(blocks, width, [q, out], [k, v]):
-            scores = q.new_empty(len(q_here), q_here.shape[1], block.keys)
-            scores.view(block.count, blocks.heads, block.queries, -1, block.keys).copy_(block.mask)
-            scores.baddbmm_(q_here, k_here.transpose(1, 2), alpha=scale)
-            p = torch.softmax(scores, -1)
-            torch.bmm(p, v_here, out=out_here)
-            kept.append(p)
-        ctx.save_for_backward(q, k, v, *kept)
+        placed = to_places(blocks, *(line[0].transpose(0, 1) for line in (query, key, value)))
+        out, kept = attend(*placed, blocks, scale)
+        ctx.save_for_backward(*placed, *kept)
         ctx.blocks, ctx.scale = blocks, scale
-        return out.index_select(0, blocks.back).view(1, tokens, heads, width)
+        return out.view(1, tokens, heads, width)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *kept = ctx.saved_tensors
-        blocks, scale = ctx.blocks, ctx.scale
-        width = gradient.shape[-1]
-        g = gradient.reshape(-1, q.shape[1]).index_select(0, blocks.queries)
-        if len(blocks.padding):
-            g.index_fill_(0, blocks.padding, 0)
-        of_q, of_k, of_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        parts = _split(blocks, width, [q, g, of_q], [k, v, of_k, of_v])
-        for p, (_, (q_here, g_here, of_q_here), (k_here, v_here, of_k_here, of_v_here)) in zip(kept, parts, strict=True):
-            torch.bmm(p.transpose(1, 2), g_here, out=of_v_here)
-            of_scores = torch.bmm(g_here, v_here.transpose(1, 2))
-            of_scores = torch._softmax_backward_data(of_scores, p, -1, p.dtype)
-            of_q_here.baddbmm_(of_scores, k_here, beta=0, alpha=scale)
-            of_k_here.baddbmm_(of_scores.transpose(1, 2), q_here, beta=0, alpha=scale)
-        of_query = of_q.index_select(0, blocks.back)
-        of_key, of_value = (k.new_zeros(len(blocks.back), width).index_add_(0, blocks.keys, part) for part in (of_k, of_v))
-        lines = (line.view(1, gradient.shape[1], -1, width).transpose(1, 2) for line in (of_query, of_key, of_value))
-        return *lines, None, None
+        found = attend_backward(gradient[0], q, k, v, kept, ctx.blocks, ctx.scale)
+        return *(line.transpose(0, 1)[None] for line in found), None, None
 
 
-def _by_head(line: Tensor, heads: int) -> Tensor:
-    """``[1, heads · groups, N, D]`` → ``[N · heads, groups · D]``."""
-    return line[0].transpose(0, 1).reshape(line.shape[2] * heads, -1)
+def to_places(blocks: Blocks, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries ``[N, heads, D]`` and keys and values ``[N, h, D]`` of a line, at the places of the blocks."""
+    q, k, v = (line.reshape(len(line) * blocks.heads, -1) for line in (query, key, value))
+    return q.index_select(0, blocks.queries), k.index_select(0, blocks.keys), v.index_select(0, blocks.keys)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> tuple[Tensor, list[Tensor]]:
+    """From what stands at the places: what every token of the line gets, ``[N · h, heads / h · D]``, and the probabilities.
+
+    Those are kept for the gradient: at these lengths that is cheaper than to compute them again.
+    """
+    out = torch.empty_like(q)
+    kept = []
+    for block, (q_here, out_here), (k_here, v_here) in _split(blocks, k.shape[1], [q, out], [k, v]):
+        scores = q.new_empty(len(q_here), q_here.shape[1], block.keys)
+        scores.view(block.count, blocks.heads, block.queries, -1, block.keys).copy_(block.mask)
+        scores.baddbmm_(q_here, k_here.transpose(1, 2), alpha=scale)
+        p = torch.softmax(scores, -1)
+        torch.bmm(p, v_here, out=out_here)
+        kept.append(p)
+    return out.index_select(0, blocks.back), kept
+
+
+def attend_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Sequence[Tensor], blocks: Blocks, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the line's queries ``[N, heads, D]``, keys and values ``[N, h, D]`` from that of what ``attend`` gave."""
+    width = k.shape[1]
+    g = gradient.reshape(-1, q.shape[1]).index_select(0, blocks.queries)
+    if len(blocks.padding):
+        g.index_fill_(0, blocks.padding, 0)
+    of_q, of_k, of_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    parts = _split(blocks, width, [q, g, of_q], [k, v, of_k, of_v])
+    for p, (_, (q_here, g_here, of_q_here), (k_here, v_here, of_k_here, of_v_here)) in zip(kept, parts, strict=True):
+        torch.bmm(p.transpose(1, 2), g_here, out=of_v_here)
+        of_scores = torch.bmm(g_here, v_here.transpose(1, 2))
+        of_scores = torch._softmax_backward_data(of_scores, p, -1, p.dtype)
+        of_q_here.baddbmm_(of_scores, k_here, beta=0, alpha=scale)
+        of_k_here.baddbmm_(of_scores.transpose(1, 2), q_here, beta=0, alpha=scale)
+    of_query = of_q.index_select(0, blocks.back)
+    tokens = len(blocks.back) // blocks.heads
+    return (
+        of_query.view(tokens, -1, width),
+        _sum_keys(of_k, blocks).view(tokens, -1, width),
+        _sum_keys(of_v, blocks).view(tokens, -1, width),
+    )
+
+
+def _sum_keys(places: Tensor, blocks: Blocks) -> Tensor:
+    """``[key places, D]`` → ``[N · h, D]``: the sum over all places where a token stands, which only prompts' have many of."""
+    prompts = len(blocks.back) - len(blocks.own)
+    line = places.new_zeros(len(blocks.back), places.shape[1])
+    line[:prompts].index_add_(0, blocks.keys.index_select(0, blocks.shared), places.index_select(0, blocks.shared))
+    torch.index_select(places, 0, blocks.own, out=line[prompts:])
+    return line
 
 
 def _split(
