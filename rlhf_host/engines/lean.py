@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_host.engines.attention import SharedPrefixCache, decode_attention, prefill_attention
-from rlhf_host.engines.packing import SMALLEST, PackedLinears
+from rlhf_host.engines.packing import SMALLEST
 from rlhf_host.models.llamas import KINDS, is_llama_block, is_norm, made_of
-from rlhf_host.models.products import pack, packed_product
+from rlhf_host.models.products import has_onednn, pack, packed_product
 
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
@@ -43,14 +43,13 @@ class LeanModel:
         self.depth: int = decoder.layers[0].self_attn.v_proj.out_features // self.kv
         self.blocks = [_Block(block, self.depth, windows.get(number)) for number, block in enumerate(decoder.layers)]
         self.head = _Product(lambda: head.weight * _folded(decoder.norm))
-        self._packs = PackedLinears.available(self.embedding.device)
         self._turns = torch.empty(0, self.depth // 2, dtype=torch.complex64)
 
     def refresh(self) -> None:
         """Derive all weights from the model's as they are now."""
         for block in self.blocks:
-            block.refresh(self._packs)
-        self.head.refresh(self._packs)
+            block.refresh()
+        self.head.refresh()
 
     def turns(self, positions: int) -> Tensor:
         """``[positions or more, D / 2]`` complex: the rotation of each pair at each position."""
@@ -128,9 +127,9 @@ class _Block:
 
             self._make_head_norms = head_norms
 
-    def refresh(self, packs: bool) -> None:
+    def refresh(self) -> None:
         for product in (self.qkv, self.out, self.gate_up, self.down):
-            product.refresh(packs)
+            product.refresh()
         if self._make_head_norms is not None:
             self.head_norms = self._make_head_norms().detach()
 
@@ -157,10 +156,10 @@ class _Product:
         self.bias: Tensor | None = None
         self.packed = False
 
-    def refresh(self, packs: bool) -> None:
+    def refresh(self) -> None:
         weight = self.make().detach()
         self.bias = None if self.make_bias is None else self.make_bias().detach()
-        self.packed = packs and weight.numel() >= SMALLEST
+        self.packed = weight.numel() >= SMALLEST and has_onednn()
         self.weight = pack(weight) if self.packed else weight.t()
 
     def __call__(self, x: Tensor) -> Tensor:

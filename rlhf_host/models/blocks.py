@@ -156,6 +156,16 @@ def fuse_blocks(model: nn.Module) -> None:
             block.forward = MethodType(_forward, block)  # type: ignore[method-assign]
 
 
+def release_blocks(model: nn.Module) -> None:
+    """Have the model's blocks go their own way again.
+
+    Backends that reduce gradients as they come need them in the same order on every rank; here it depends on a pass's layout.
+    """
+    for block in model.modules():
+        if isinstance(way := vars(block).get("forward"), MethodType) and way.__func__ is _forward:
+            del block.forward
+
+
 def _forward(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
     if args or not options.keys() <= KNOWN or options.get("past_key_values") is not None or not _fits(self, hidden_states):
         return type(self).forward(self, hidden_states, *args, **options)

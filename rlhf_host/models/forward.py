@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.errors import UserError
-from rlhf_host.models.blocks import fuse_blocks
+from rlhf_host.models.blocks import fuse_blocks, release_blocks
 from rlhf_host.models.heads import Head, find_head
 from rlhf_host.models.layouts import (
     Layout,
@@ -210,6 +210,7 @@ def examine(model: Any) -> list[nn.Parameter]:
 
 def set_route(model: Any, route: Route) -> None:
     """Have all passes over an ``examine``d model go this way from now on."""
+    release_blocks(model)
     _traits_of(model).route = route
 
 

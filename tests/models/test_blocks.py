@@ -24,7 +24,7 @@ from transformers import (
 
 from rlhf_host.models import blocks, products
 from rlhf_host.models.blocks import AttentionHalf, MlpHalf, fuse_blocks
-from rlhf_host.models.forward import forward
+from rlhf_host.models.forward import Route, forward, set_route
 from rlhf_host.models.layouts import shared_layout
 from rlhf_host.models.products import has_onednn, pack, packed_product, product
 from rlhf_host.models.row_attention import make_blocks
@@ -301,3 +301,24 @@ def test_products(smallest, monkeypatch):
     torch.testing.assert_close(product(x @ weight.t(), weight.t()), x @ weight.t() @ weight)
     if has_onednn():
         torch.testing.assert_close(packed_product(x, pack(weight), bias), x @ weight.t() + bias)
+
+
+def test_behind_a_route_gradients_come_in_one_order_whatever_the_layout(calls):
+    def order(model: nn.Module, shared: str) -> list[str]:
+        seen: list[str] = []
+        hooks = [
+            weight.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(name))
+            for name, weight in model.named_parameters()
+        ]
+        run(model, shared)
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    model = made("llama")
+    run(model)
+    assert order(model, "on") != order(model, "off"), "or else there is no need for this"
+    set_route(model, Route())
+    calls.update(AttentionHalf=0, MlpHalf=0)
+    assert order(model, "on") == order(model, "off")
+    assert calls == {"AttentionHalf": 0, "MlpHalf": 0}
