@@ -8,8 +8,11 @@ for it, both alike, so their products stay the same.
 
 from __future__ import annotations
 
-from functools import cache
-from types import MethodType
+import copy
+import logging
+import math
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,9 +22,11 @@ from torch.autograd.function import once_differentiable
 
 from rlhf_host.models.layouts import enable_shared_rows, shared_layout
 from rlhf_host.models.llamas import KINDS, is_llama_block
-from rlhf_host.models.norms import normalize
+from rlhf_host.models.norms import is_fused_norm, normalize
 from rlhf_host.models.products import product
 from rlhf_host.models.row_attention import LONGEST, Blocks, attend, attend_backward, to_places
+
+log = logging.getLogger(__name__)
 
 WIDEST = 1024
 """Hidden sizes up to which this is done: in wider models the products are nearly all, and the folded weights take memory."""
@@ -141,6 +146,18 @@ def _through_norm(gradient: Tensor, flat: Tensor, inverse_length: Tensor) -> Ten
 # --- in a model ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Make:
+    """What a block consists of, by which blocks that were tried are known again."""
+
+    types: tuple[type, ...]
+    parameters: int
+
+    @classmethod
+    def of(cls, block: nn.Module) -> _Make:
+        return cls(tuple(type(part) for part in block.modules()), sum(1 for _ in block.parameters()))
+
+
 def fuse_blocks(model: nn.Module) -> None:
     """Give the model's blocks this forward pass, wherever it is what they compute; only on CPUs, and only in float32.
 
@@ -149,11 +166,17 @@ def fuse_blocks(model: nn.Module) -> None:
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) not in KINDS or config.hidden_size > WIDEST or config.hidden_act != "silu":
         return
-    blocks = [block for block in model.modules() if is_llama_block(block) and "forward" not in vars(block)]
-    if blocks and _gives_the_same(blocks[0]):
-        for block in blocks:
-            # Bound to the module, so a copy of it uses the copy's weights.
-            block.forward = MethodType(_forward, block)  # type: ignore[method-assign]
+    if config._attn_implementation != "sdpa":
+        return
+    tried: dict[_Make, bool] = {}
+    for block in model.modules():
+        if is_llama_block(block) and "forward" not in vars(block):
+            make = _Make.of(block)
+            if make not in tried:
+                tried[make] = _gives_the_same(block, make)
+            if tried[make]:
+                # A copy of the block gets a copy of this, and so its own weights.
+                block.forward = partial(_forward, block, make)  # type: ignore[method-assign]
 
 
 def release_blocks(model: nn.Module) -> None:
@@ -162,12 +185,17 @@ def release_blocks(model: nn.Module) -> None:
     Backends that reduce gradients as they come need them in the same order on every rank; here it depends on a pass's layout.
     """
     for block in model.modules():
-        if isinstance(way := vars(block).get("forward"), MethodType) and way.__func__ is _forward:
+        if isinstance(way := vars(block).get("forward"), partial) and way.func is _forward:
             del block.forward
 
 
-def _forward(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-    if args or not options.keys() <= KNOWN or options.get("past_key_values") is not None or not _fits(self, hidden_states):
+def _forward(self: Any, make: _Make, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+    if (
+        args
+        or not options.keys() <= KNOWN
+        or options.get("past_key_values") is not None
+        or not _fits(self, make, hidden_states)
+    ):
         return type(self).forward(self, hidden_states, *args, **options)
     attention, mlp, before, between = self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
     rows = options.get("shared_rows")
@@ -191,44 +219,48 @@ def _forward(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Te
     return MlpHalf.apply(x, between.weight, *weights, between.variance_epsilon).view_as(hidden_states)
 
 
-def _fits(block: Any, x: Tensor) -> bool:
-    attention, mlp = block.self_attn, block.mlp
-    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if attention.training or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+def _fits(block: Any, make: _Make, x: Tensor) -> bool:
+    _, *parts = block.modules()
+    if _Make.of(block) != make or not all(map(_is_untouched, parts)):
         return False
-    if any(type(one) is not nn.Linear or "forward" in vars(one) for one in linears):
+    if block.self_attn.training and block.self_attn.attention_dropout:
         return False
-    parts = [attention, mlp, block.input_layernorm, block.post_attention_layernorm, *linears]
-    if any(one._forward_pre_hooks or one._forward_hooks or one._backward_pre_hooks or one._backward_hooks for one in parts):
+    if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
         return False
-    weights = list(block.parameters())
-    if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in weights):
-        return False
-    # Gradients are all computed or none.
-    return (
-        not torch.is_grad_enabled()
-        or all(weight.requires_grad for weight in weights)
-        or not any(one.requires_grad for one in (x, *weights))
-    )
+    return all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in block.parameters())
 
 
-def _gives_the_same(block: Any) -> bool:
-    """Try both ways, forward and backward, on a few tokens."""
+def _is_untouched(part: nn.Module) -> bool:
+    """Whether calling it would do what its class says, and no more."""
+    if part._forward_pre_hooks or part._forward_hooks or part._backward_pre_hooks or part._backward_hooks:
+        return False
+    return "forward" not in vars(part) or is_fused_norm(part)
+
+
+def _gives_the_same(block: Any, make: _Make) -> bool:
+    """Try both ways, forward and backward, on a few tokens, with weights that leave no doubt."""
     enable_shared_rows()
-    prompts, lengths, sharing = [[0, 0], [0, 0], [0, 0, 0], [0, 0]], [3, 1, 2, 0], [0, 0, 1, 0]
-    layout = shared_layout(prompts, torch.zeros(sum(lengths), dtype=torch.int64), lengths, sharing)
-    tokens, width, depth = layout.input_ids.shape[1], len(block.input_layernorm.weight), block.self_attn.head_dim
-    trained = [weight for weight in block.parameters() if weight.requires_grad]
-    angles = torch.arange(tokens * depth // 2).view(1, tokens, -1).repeat(1, 1, 2).float()
-    options = {**layout.inputs(), "position_embeddings": (angles.cos(), angles.sin())}
-    del options["input_ids"]
-    found = []
-    for forward in (type(block).forward, _forward):
-        x = torch.arange(tokens * width).view(1, tokens, width).float().sin()
-        if not _fits(block, x):
+    with torch.inference_mode(False), torch.enable_grad():
+        prompts, lengths, sharing = [[0, 0], [0, 0], [0, 0, 0], [0, 0]], [3, 1, 2, 0], [0, 0, 1, 0]
+        layout = shared_layout(prompts, torch.zeros(sum(lengths), dtype=torch.int64), lengths, sharing)
+        tokens, width, depth = layout.input_ids.shape[1], len(block.input_layernorm.weight), block.self_attn.head_dim
+        generator = torch.Generator().manual_seed(0)
+        angles = torch.rand(1, tokens, depth // 2, generator=generator).repeat(1, 1, 2)
+        options = {**layout.inputs(), "position_embeddings": (angles.cos(), angles.sin())}
+        del options["input_ids"]
+        x = torch.randn(1, tokens, width, generator=generator).requires_grad_()
+        if not _fits(block, make, x):
             return False
-        with torch.enable_grad():
-            out = forward(block, x.requires_grad_(bool(trained)), **options)
-            found.append([out, *(torch.autograd.grad(out.square().sum(), [x, *trained]) if trained else ())])
+        copied = copy.deepcopy(block)
+        for weight in copied.parameters():
+            weight.data = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[-1])
+            weight.requires_grad_()
+        found = []
+        for forward in (type(copied).forward, partial(_forward, make=make)):
+            try:
+                out = forward(copied, hidden_states=x, **options)
+                found.append([out, *torch.autograd.grad(out.square().sum(), [x, *copied.parameters()])])
+            except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as problem:
+                log.debug("%s is not computed in two functions: %s", type(block).__name__, problem)
+                return False
     return all((own - other).norm() <= 1e-4 * own.norm() for own, other in zip(*found, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +54,13 @@ def fuse_norms(model: nn.Module) -> None:
         x = torch.linspace(-3, 5, 2 * len(weight)).view(2, -1)
         with torch.no_grad():
             if torch.allclose(module(x), RmsNorm.apply(x, weight, epsilon), rtol=1e-5, atol=1e-6):
-                # Bound to the module, so a copy of it uses the copy's weight.
-                module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+                # A copy of the module gets a copy of this, and so its own weight.
+                module.forward = partial(_forward, module)  # type: ignore[method-assign]
+
+
+def is_fused_norm(module: nn.Module) -> bool:
+    way = vars(module).get("forward")
+    return isinstance(way, partial) and way.func is _forward
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:

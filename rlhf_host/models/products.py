@@ -21,8 +21,8 @@ def has_onednn() -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     try:
-        weight = torch.ones(16, 16)
-        return all(bool((packed_product(torch.ones(4, 16), one) == 16).all()) for one in (weight, weight.t(), pack(weight)))
+        weight = torch.ones(16, 16, dtype=torch.float32)
+        return all(bool((packed_product(weight[:4], one) == 16).all()) for one in (weight, weight.t(), pack(weight)))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
