@@ -27,13 +27,14 @@ from rlhf_host import __version__
 from rlhf_host.config.plan import build_plugins
 from rlhf_host.config.schema import DataConfig, PluginChoice, RayConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
+from rlhf_host.records.episodes import Sampling, Task
+from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.collect import Collector, Draw
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.engines import ScriptedEngine
-from rlhf_host.training.eventloop import EventLoop
+from rlhf_host.training.events import EventLoop
 from rlhf_host.training.run import rare_collection
-from rlhf_host.types import Sampling, ScoreContext, Task
 
 SAMPLES = 8
 RANKS = 2

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.transformers import TransformersEngine
-from rlhf_host.types import Sampling
+from rlhf_host.records.episodes import Sampling
 
 
 def tiny_model(hidden: int, layers: int) -> LlamaForCausalLM:

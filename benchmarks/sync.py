@@ -74,8 +74,8 @@ class Engine:
 
 
 async def measure(plugin: Any, model: nn.Module, engines: list[Engine], rounds: int, gigabytes: float) -> dict[str, float]:
-    from rlhf_host.types import SyncTarget
-    from rlhf_host.weight_sync.local import LocalSource
+    from rlhf_host.protocols import SyncTarget
+    from rlhf_host.weight_sync.local_source import LocalSource
 
     source, seconds = LocalSource(model), []
     await plugin.sync_connect([SyncTarget(f"engine-{number}", engine) for number, engine in enumerate(engines)])

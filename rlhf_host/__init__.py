@@ -7,33 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import (
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.episodes import (
     Action,
-    Advantages,
     Drop,
     Episode,
     EpisodeFailed,
-    Experience,
     Generation,
     Group,
-    LossTerm,
     Message,
-    Metric,
-    Needs,
-    Outcome,
-    Outputs,
     Policy,
     Reward,
-    RoleNeed,
-    RunContext,
     Sampling,
-    ScoreContext,
     Segment,
     Step,
-    SyncTarget,
     Task,
     Trajectory,
 )
+from rlhf_host.records.needs import Needs, Outcome, RoleNeed, RunContext, ScoreContext
+from rlhf_host.records.tensors import Advantages, Experience, LossTerm, Metric, Outputs
 
 if TYPE_CHECKING:
     from rlhf_host.api import Run, evaluate, replay, rollout, train

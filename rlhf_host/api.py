@@ -25,9 +25,10 @@ from rlhf_host.config.yaml_file import At
 from rlhf_host.data.sources import PROMPT_KEYS, SPLITS
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.objects import has_hooks
+from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.selection import PYTHON, parse_choice
-from rlhf_host.types import Outcome, Sampling, Trajectory
+from rlhf_host.records.episodes import Sampling, Trajectory
+from rlhf_host.records.needs import Outcome
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Replay

@@ -12,27 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from rlhf_host.types import (
-    Action,
-    Advantages,
-    Drop,
-    Episode,
-    Experience,
-    Group,
-    LossItems,
-    Metric,
-    Needs,
-    Outcome,
-    Outputs,
-    Policy,
-    Reward,
-    RunContext,
-    ScoreContext,
-    Step,
-    SyncTarget,
-    Task,
-    Trajectory,
-)
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.episodes import Action, Drop, Episode, Group, Policy, Reward, Step, Task, Trajectory
+from rlhf_host.records.needs import Needs, Outcome, RunContext, ScoreContext
+from rlhf_host.records.tensors import Advantages, Experience, LossItems, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,9 @@ from typing import Any
 import pluggy
 
 import rlhf_host
-from rlhf_host import functional, hookspecs, testing, types
+from rlhf_host import functional, hookspecs, protocols, testing
 from rlhf_host.plugins.discovery import GROUPS
+from rlhf_host.records import episodes, needs, tensors
 
 SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
@@ -32,7 +33,7 @@ def describe() -> dict[str, Any]:
     """The API of the imported ``rlhf_host``, as plain JSON values."""
     return {
         "hooks": {name: _hook(name) for name in hook_names()},
-        "nouns": {name: _noun(value) for name, value in sorted(vars(types).items()) if _is_noun(value)},
+        "nouns": {name: _noun(value) for name, value in sorted(nouns().items())},
         "names": {
             "rlhf_host": sorted(rlhf_host.__all__),
             "rlhf_host.functional": sorted(functional.__all__),
@@ -80,8 +81,14 @@ def _hook(name: str) -> dict[str, Any]:
     return {"arguments": arguments, "returns": str(found.return_annotation), "implementations": many}
 
 
-def _is_noun(value: Any) -> bool:
-    return inspect.isclass(value) and value.__module__ == types.__name__ and not value.__name__.startswith("_")
+def nouns() -> dict[str, type]:
+    """The classes that hooks receive and return, by name."""
+    return {
+        name: value
+        for module in (episodes, needs, tensors, protocols)
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
 
 
 def _noun(cls: type) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def _broken_nouns(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
 def _demanded(name: str, field: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     # What a protocol gains is the host's to provide.
-    return "default" not in field and not getattr(getattr(types, name, None), "_is_protocol", False)
+    return "default" not in field and not getattr(nouns().get(name), "_is_protocol", False)
 
 
 def _broken_names(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

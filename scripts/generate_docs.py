@@ -22,12 +22,13 @@ import click
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from rlhf_host import functional, hookspecs, types
+from rlhf_host import functional, hookspecs, protocols
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.sections import MANY, ROLES, SINGLE, role_flag, spelled
 from rlhf_host.plugins.discovery import GROUPS
 from rlhf_host.plugins.options import describe_options, options_model, type_name
+from rlhf_host.records import episodes, needs, tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -155,14 +156,15 @@ def _explained(hook: str) -> str:
 
 
 def records_page() -> str:
-    tree = ast.parse(Path(types.__file__).read_text(encoding="utf-8"))
+    modules = (episodes, needs, tensors, protocols)
+    nodes = [node for module in modules for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body]
     parts = [
         "# Records",
         "What hooks receive and return. All are importable from `rlhf_host`, but for `Message` and the aliases below, which are"
         " plain values.",
     ]
     aliases = []
-    for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             parts += [f"## `{node.name}` {{ #{node.name} }}", *_record(node)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:

@@ -11,7 +11,7 @@ from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.plan import merge_needs, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.types import Needs, RoleNeed
+from rlhf_host.records.needs import Needs, RoleNeed
 
 ROWS = 8
 """Rows read of each data source."""

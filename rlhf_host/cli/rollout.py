@@ -19,8 +19,8 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 
 if TYPE_CHECKING:
+    from rlhf_host.records.episodes import Trajectory
     from rlhf_host.rollouts.collect import Collected
-    from rlhf_host.types import Trajectory
 
 CONTROL = ("config", "preset", "output", "steps", "rollouts", "json", "disable", "help")
 

@@ -16,7 +16,7 @@ from rlhf_host.config.plan import build_plugins, complete, merge_needs
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.yaml_file import dump_yaml
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.types import Outcome
+from rlhf_host.records.needs import Outcome
 
 CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "disable", "help")
 

@@ -11,7 +11,7 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import ROLES, role_flag
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.types import Needs
+from rlhf_host.records.needs import Needs
 
 
 def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:

@@ -15,10 +15,10 @@ from rlhf_host.config.sections import MANY, SINGLE
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.discovery import HOST, PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.objects import Given, build_given, describe, look_up
 from rlhf_host.plugins.options import describe_options
+from rlhf_host.plugins.python_objects import Given, build_given, describe, look_up
 from rlhf_host.plugins.selection import build, find, is_given, load, options_model, parse_choice, read_options
-from rlhf_host.types import Needs, RoleNeed
+from rlhf_host.records.needs import Needs, RoleNeed
 
 EXTRAS = {"vllm": "vllm", "deepspeed": "deepspeed", "ray": "ray"}
 """The host's own engines, backends and runtimes that need a library of their own → the extra that brings it."""

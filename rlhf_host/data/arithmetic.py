@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host.errors import UserError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import Task
+from rlhf_host.records.episodes import Task
 
 _SPLIT_SEED = 20240229
 """Fixed, so that no run ever trains on a problem that another run holds out."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_host.errors import UserError
-from rlhf_host.types import Message
+from rlhf_host.records.episodes import Message
 
 _ANSWER = "f7d3a1c9"  # stands for the assistant's words where only the text around them matters
 

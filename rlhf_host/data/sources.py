@@ -14,7 +14,7 @@ from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, r
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.selection import is_given
-from rlhf_host.types import Task
+from rlhf_host.records.episodes import Task
 
 __all__ = ["TaskSet", "TaskStream", "load_tasks"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.errors import UserError
-from rlhf_host.types import Task
+from rlhf_host.records.episodes import Task
 
 
 @dataclass(slots=True)

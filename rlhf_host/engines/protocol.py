@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlhf_host.types import Generation, SampleKey, Sampling
+from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 NO_WEIGHTS = -1
 """The version of an engine that has no weights of the run yet."""

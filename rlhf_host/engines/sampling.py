@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlhf_host.types import Sampling
+from rlhf_host.records.episodes import Sampling
 
 BLOCK = 256
 WHOLE = 2048

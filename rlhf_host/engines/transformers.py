@@ -22,7 +22,7 @@ from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.types import FinishReason, Generation, SampleKey, Sampling
+from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlhf_host.types import SampleKey
+from rlhf_host.records.episodes import SampleKey
 
 BLOCK = 64
 """Uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""

@@ -33,7 +33,7 @@ from rlhf_host.engines.loading import Buckets, call_by_path
 from rlhf_host.engines.protocol import NO_WEIGHTS
 from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.types import FinishReason, Generation, SampleKey, Sampling
+from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
 
 log = logging.getLogger(__name__)
 

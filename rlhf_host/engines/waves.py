@@ -12,7 +12,7 @@ from functools import partial
 
 from rlhf_host.engines.protocol import Request
 from rlhf_host.errors import RunError
-from rlhf_host.types import Generation
+from rlhf_host.records.episodes import Generation
 
 Finish = Callable[[Sequence[tuple[int, Generation]]], None]
 """Told of requests, by their index, as they finish."""

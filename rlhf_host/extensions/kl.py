@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf_host import functional as F
 from rlhf_host.config.schema import KLConfig
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import Experience, LossTerm, Metric, Needs, Outputs, RoleNeed
+from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor

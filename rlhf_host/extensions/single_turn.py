@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import Action, Episode, Step
+from rlhf_host.records.episodes import Action, Episode, Step
 
 
 class SingleTurn:

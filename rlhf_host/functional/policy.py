@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.functional.options import PolicyLossOptions
-from rlhf_host.types import Experience, LossTerm, Metric, Outputs
+from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
 
 _MAX_LOG = 20.0
 

@@ -30,7 +30,7 @@ from rlhf_host.models.layouts import (
 )
 from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs
 from rlhf_host.models.norms import fuse_norms
-from rlhf_host.types import Outputs
+from rlhf_host.records.tensors import Outputs
 
 SharedPrefix = Literal["auto", "on", "off"]
 

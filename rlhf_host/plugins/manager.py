@@ -22,7 +22,7 @@ from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError, RunError, UserError, near_matches
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.types import EpisodeFailed
+from rlhf_host.records.episodes import EpisodeFailed
 
 THREADED = hookspecs.PER_AGENT | {"score"}
 """Hooks whose synchronous implementations run in the thread pool when awaited."""

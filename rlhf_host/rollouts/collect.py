@@ -11,9 +11,10 @@ from functools import partial
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Drop, Episode, EpisodeFailed, Group, Task, Trajectory
+from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.scoring import judges, score_group
-from rlhf_host.types import Drop, Episode, EpisodeFailed, Group, ScoreContext, Task, Trajectory
 
 
 @dataclass(slots=True)

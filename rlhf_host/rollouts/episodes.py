@@ -14,7 +14,7 @@ from rlhf_host.data.chat import observation_ids, render_prompt
 from rlhf_host.engines.protocol import Engine
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.types import (
+from rlhf_host.records.episodes import (
     Action,
     Episode,
     EpisodeFailed,

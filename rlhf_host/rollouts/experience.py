@@ -13,8 +13,9 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Group, Trajectory
+from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.scoring import AGENT
-from rlhf_host.types import Experience, Group, Trajectory
 
 
 def make_experience(

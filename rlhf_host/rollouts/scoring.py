@@ -12,7 +12,8 @@ from rlhf_host.config.plan import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import LostError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.types import Reward, ScoreContext, Trajectory
+from rlhf_host.records.episodes import Reward, Trajectory
+from rlhf_host.records.needs import ScoreContext
 
 AGENT = "agent"
 

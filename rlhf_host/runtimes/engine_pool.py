@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from rlhf_host.engines.protocol import Request
 from rlhf_host.errors import LostError, RunError
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
 from rlhf_host.runtimes.ray_actors import EngineInfo, EngineSetup, LifeOver
 from rlhf_host.runtimes.worker_group import plain_error, wait_all
-from rlhf_host.types import Generation, SampleKey, Sampling, SyncTarget
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,12 @@ from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find, load, read_options
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.needs import Needs, RoleHandle, RoleNeed
+from rlhf_host.records.tensors import Experience
 from rlhf_host.training.worker import Role, Worker
-from rlhf_host.types import Experience, Needs, RoleHandle, RoleNeed, SyncTarget, Trajectory
-from rlhf_host.weight_sync.local import LocalSource
+from rlhf_host.weight_sync.local_source import LocalSource
 
 T = TypeVar("T")
 

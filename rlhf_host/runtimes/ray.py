@@ -18,15 +18,16 @@ from rlhf_host.engines.protocol import NO_WEIGHTS
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import find_model
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.needs import Needs, RoleHandle
+from rlhf_host.runtimes.device_phases import Turns
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.local import LocalRole, check_trained, role_settings
 from rlhf_host.runtimes.placement import Place, devices_per_engine, parse_placement, plan_places, shortage
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, EngineSetup, WorkerActor, WorkerSetup
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.specs import protocol_spec, worker_specs
-from rlhf_host.runtimes.turns import Turns
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, split_places, wait_all
-from rlhf_host.types import Needs, RoleHandle, SyncTarget
 from rlhf_host.weight_sync.verify import verified_syncs, verify_run
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,12 @@ from rlhf_host.allocator import keep_freed_memory
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.engines.protocol import Request
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.records.episodes import Generation
+from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.runtimes.specs import PluginSpec, check_host, load_protocol, make_manager
-from rlhf_host.types import Generation, Needs, RoleNeed
 
 if TYPE_CHECKING:
-    from rlhf_host.runtimes.shards import Shard
+    from rlhf_host.runtimes.batch_shards import Shard
 
 Answer = tuple[int, Generation | Exception]
 """A request's number and what came of it."""
@@ -139,7 +140,7 @@ class WorkerActor:
         from rlhf_host.models.loading import load_model
         from rlhf_host.runtimes.local import context_length
         from rlhf_host.training.worker import Role, Worker
-        from rlhf_host.weight_sync.local import LocalWeights
+        from rlhf_host.weight_sync.local_source import LocalWeights
 
         keep_freed_memory()
         if setup.train.threads:

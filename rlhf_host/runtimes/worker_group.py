@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rlhf_host.config.schema import PluginChoice
 from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.records.needs import Needs
+from rlhf_host.records.tensors import Experience
+from rlhf_host.runtimes.batch_shards import Shard, deal_rows, make_shard
 from rlhf_host.runtimes.placement import Place
-from rlhf_host.runtimes.shards import Shard, deal_rows, make_shard
 from rlhf_host.runtimes.specs import load_protocol, protocol_spec
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.worker import Update
-from rlhf_host.types import Experience, Needs
 
 T = TypeVar("T")
 

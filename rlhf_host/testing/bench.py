@@ -18,13 +18,14 @@ import torch
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
+from rlhf_host.records.tensors import Experience, LossTerm, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, WEIGHTS, advantages_by, make_batch, noise
 from rlhf_host.testing.contracts.session import TASKS, TEXTS, Session, said
 from rlhf_host.testing.contracts.subject import Broken, Subject
 from rlhf_host.testing.contracts.training import corrections_of, items_of, online, trainable
 from rlhf_host.testing.engines import ScriptedEngine
-from rlhf_host.types import Experience, Group, LossTerm, Outputs, Reward, Segment, Task, Trajectory
 
 GROUP = 8
 CHARACTERS = 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rlhf_host.types import Generation, SampleKey, Sampling
+from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlhf_host.types import Experience
+from rlhf_host.records.tensors import Experience
 
 
 def make_batch(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from rlhf_host.engines.loading import Buckets, ModuleLoader, call_by_path, copy_weights
-from rlhf_host.weight_sync.local import LocalSource
+from rlhf_host.weight_sync.local_source import LocalSource
 
 
 def module_source(model: nn.Module) -> Any:

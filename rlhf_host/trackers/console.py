@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_host.hookspecs import hookimpl
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import (
     completion_text,
     number,
@@ -23,7 +25,6 @@ from rlhf_host.trackers.records import (
     visible,
 )
 from rlhf_host.training.records import plain
-from rlhf_host.types import Outcome, RunContext, Trajectory
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("score", "score/mean", ".3f"),

@@ -12,9 +12,10 @@ from typing import IO, Any
 from pydantic import BaseModel
 
 from rlhf_host.hookspecs import hookimpl
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import prompt_text, setting
 from rlhf_host.training.records import json_line, provenance, record, write_whole
-from rlhf_host.types import Outcome, RunContext, Trajectory
 
 
 class JsonLines:

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import completion_text, number, prompt_text, spread
 from rlhf_host.training.records import plain
-from rlhf_host.types import Outcome, RunContext, Trajectory
 
 
 class WandB:

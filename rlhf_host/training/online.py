@@ -21,15 +21,16 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import TaskStream
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.needs import Needs, Outcome, ScoreContext
+from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.collect import Collected, Collector, Draw
 from rlhf_host.rollouts.experience import Table, apply_rewards, as_tensors, read_groups, reward_metrics
 from rlhf_host.training.evaluate import Evaluation
-from rlhf_host.training.eventloop import EventLoop, Interrupted
+from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.runtime import Runtime, Trainer
 from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
-from rlhf_host.types import Advantages, Experience, Needs, Outcome, ScoreContext
 from rlhf_host.weight_sync.verify import verified_syncs, verify_run
 
 

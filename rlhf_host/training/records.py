@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.types import Reward, Trajectory
+from rlhf_host.records.episodes import Reward, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
 _LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})

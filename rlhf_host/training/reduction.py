@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.functional.options import AGGREGATIONS, sum_over_length
-from rlhf_host.types import Experience, LossTerm, Metric
+from rlhf_host.records.tensors import Experience, LossTerm, Metric
 
 
 @dataclass(frozen=True, slots=True)

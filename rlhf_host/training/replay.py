@@ -14,14 +14,16 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Drop, Group, Trajectory
+from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
+from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import Judges, judges, score_group
-from rlhf_host.training.eventloop import EventLoop, event_loop
+from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.online import add_advantages, add_outputs
 from rlhf_host.training.run import run_context, told, using_roles
 from rlhf_host.training.runtime import Runtime
 from rlhf_host.training.trajectories import SavedStep, check_vocabulary, decoder
-from rlhf_host.types import Drop, Experience, Group, Needs, RoleNeed, ScoreContext, Trajectory
 
 
 @dataclass(slots=True)

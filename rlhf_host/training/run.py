@@ -23,6 +23,8 @@ from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, build, find
+from rlhf_host.records.episodes import Sampling
+from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunContext, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Collector, Draw
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.checkpoints import (
@@ -35,12 +37,11 @@ from rlhf_host.training.checkpoints import (
     write_directory,
 )
 from rlhf_host.training.evaluate import Evaluation
-from rlhf_host.training.eventloop import EventLoop, Interrupted, event_loop
+from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.online import OnlineLoop
 from rlhf_host.training.records import write_whole
 from rlhf_host.training.runtime import Runtime
 from rlhf_host.training.trajectories import SavedRollouts, check_vocabulary
-from rlhf_host.types import Needs, Outcome, RoleHandle, RoleNeed, RunContext, Sampling, ScoreContext
 
 
 @dataclass(slots=True)

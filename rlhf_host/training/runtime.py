@@ -11,8 +11,10 @@ from torch import Tensor
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.engines.protocol import Engine
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.needs import Needs, RoleHandle
+from rlhf_host.records.tensors import Experience
 from rlhf_host.training.worker import Update
-from rlhf_host.types import Experience, Needs, RoleHandle, SyncTarget
 from rlhf_host.weight_sync.access import Source
 
 

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
+from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.collect import Collected
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.records import json_line, record, write_whole
-from rlhf_host.types import Group, Reward, ScoreContext, Segment, Task, Trajectory
 
 Split = Literal["train", "eval"]
 

@@ -19,10 +19,11 @@ from rlhf_host.errors import RunError
 from rlhf_host.functional.kl import kl_estimate
 from rlhf_host.models.forward import forward, row_cost
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.needs import Needs
+from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
 from rlhf_host.training.batching import deal, group_rows, plan_microbatches
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.replicas import Plan, Replicas, replica_count
-from rlhf_host.types import Experience, LossTerm, Metric, Needs, Outputs
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_host.weight_sync.connected import LOOPBACK, ConnectedSync
-from rlhf_host.weight_sync.rounds import SyncOptions
+from rlhf_host.weight_sync.collective_sync import LOOPBACK, ConnectedSync
+from rlhf_host.weight_sync.remote_sync import SyncOptions
 
 
 class Broadcast(ConnectedSync):

@@ -9,11 +9,12 @@ from pydantic import Field, PositiveInt
 
 from rlhf_host.errors import RunError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import RunContext, SyncTarget
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.needs import RunContext
 from rlhf_host.weight_sync.access import Source
-from rlhf_host.weight_sync.rounds import TRAINER, RemoteSync, SyncOptions
+from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions
 
-SHARDS = "rlhf_host.weight_sync.shards"
+SHARDS = "rlhf_host.weight_sync.weight_files"
 
 
 class Checkpoint(RemoteSync):

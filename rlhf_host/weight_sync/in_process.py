@@ -7,8 +7,8 @@ from typing import Any
 
 from rlhf_host.errors import RunError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import SyncTarget
-from rlhf_host.weight_sync.rounds import VerifiedOptions
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.weight_sync.remote_sync import VerifiedOptions
 
 
 class InProcess:

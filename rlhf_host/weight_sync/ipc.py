@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_host.errors import UserError
-from rlhf_host.weight_sync.connected import ConnectedSync
-from rlhf_host.weight_sync.rounds import SyncOptions
+from rlhf_host.weight_sync.collective_sync import ConnectedSync
+from rlhf_host.weight_sync.remote_sync import SyncOptions
 
 
 class IPC(ConnectedSync):

@@ -16,8 +16,8 @@ from rlhf_host.engines.loading import Loader
 from rlhf_host.errors import RunError
 from rlhf_host.weight_sync.access import Weights
 from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
-from rlhf_host.weight_sync.meeting import LINK, Board, join_store, outward_address
-from rlhf_host.weight_sync.rounds import OtherEndGone
+from rlhf_host.weight_sync.remote_sync import OtherEndGone
+from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, outward_address
 
 
 class Group:

@@ -14,7 +14,7 @@ from rlhf_host.engines.loading import Loader
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.weight_sync.access import Weights
 from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
-from rlhf_host.weight_sync.meeting import LINK, Board, join_store
+from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store
 
 SLOTS = 2
 """Buffers: the trainer packs one bucket while the engines load the other."""

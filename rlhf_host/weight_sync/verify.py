@@ -11,7 +11,8 @@ import numpy as np
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import LostError, RunError, UserError
-from rlhf_host.types import Generation, Sampling, Segment, SyncTarget, Task, Trajectory
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.episodes import Generation, Sampling, Segment, Task, Trajectory
 
 PROMPT_TOKENS = 320
 """Ten blocks of 32 tokens: a prompt within one block is not cached, and would hide a stale prefix cache."""

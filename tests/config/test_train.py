@@ -15,7 +15,7 @@ import yaml
 
 from rlhf_host.config.load import load_config
 from rlhf_host.config.run_dir import with_run_dir
-from rlhf_host.types import Outcome
+from rlhf_host.records.needs import Outcome
 
 ONE = ("--algo", "toy", "--reward", "length")
 

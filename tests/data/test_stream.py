@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.errors import UserError
-from rlhf_host.types import Task
+from rlhf_host.records.episodes import Task
 
 
 def taskset(**sizes_and_weights):

@@ -7,7 +7,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogit
 
 from rlhf_host.engines.sampling import Sampler, inverse_cdf
 from rlhf_host.engines.uniforms import BLOCK, uniform_block
-from rlhf_host.types import Sampling
+from rlhf_host.records.episodes import Sampling
 
 LARGEST = 1.0 - 2.0**-53
 

@@ -10,7 +10,7 @@ from rlhf_host.engines import attention, sampling
 from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.transformers import TransformersEngine
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.types import Sampling
+from rlhf_host.records.episodes import Sampling
 
 FAST = ["llama", "qwen2", "qwen3", "mistral_window", "gemma2", "gemma3", "gpt2", "phi3", "mixtral", "opt"]
 GENERIC = ["bloom", "gpt_oss", "mamba"]

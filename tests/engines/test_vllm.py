@@ -16,8 +16,8 @@ import torch
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines.vllm import VLLMEngine, end_tokens, request_seed
 from rlhf_host.errors import PluginError, RunError, UserError
+from rlhf_host.records.episodes import Sampling
 from rlhf_host.testing.models import write_tiny_model
-from rlhf_host.types import Sampling
 
 pytest.importorskip("vllm")
 

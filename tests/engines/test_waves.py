@@ -9,7 +9,7 @@ from rlhf_host.engines.protocol import Request
 from rlhf_host.engines.transformers import TransformersEngine
 from rlhf_host.engines.waves import Waves
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.types import Generation, Sampling
+from rlhf_host.records.episodes import Generation, Sampling
 
 
 class Recorder:

@@ -7,9 +7,9 @@ import torch
 
 from rlhf_host.config.schema import KLConfig
 from rlhf_host.extensions.kl import KL
+from rlhf_host.records.tensors import LossTerm, Outputs
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, Reducer
-from rlhf_host.types import LossTerm, Outputs
 
 
 def controlled(**options):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlhf_host import functional as F
+from rlhf_host.records.tensors import LossTerm, Metric, Outputs
 from rlhf_host.testing.tensors import make_batch
-from rlhf_host.types import LossTerm, Metric, Outputs
 
 NAN = float("nan")
 LOSSES = sorted(F.policy_losses)

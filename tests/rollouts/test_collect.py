@@ -14,11 +14,11 @@ from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.records.episodes import Sampling
 from rlhf_host.rollouts.collect import Collected, Collector, Draw
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.testing.engines import ScriptedEngine
-from rlhf_host.types import Sampling
 
 INFO = PluginInfo("reward", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
 

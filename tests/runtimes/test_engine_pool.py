@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlhf_host.errors import LostError
-from rlhf_host.types import Generation, SampleKey, Sampling
+from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 pytest.importorskip("ray")
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.records.episodes import Sampling, Segment, Task, Trajectory
 from rlhf_host.testing.tensors import make_batch
-from rlhf_host.types import Sampling, Segment, Task, Trajectory
 
 pytestmark = pytest.mark.timeout(900)
 

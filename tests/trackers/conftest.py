@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.types import Reward, RunContext, Segment, Task, Trajectory
+from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
+from rlhf_host.records.needs import RunContext
 
 
 @pytest.fixture

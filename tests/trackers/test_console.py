@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_host.records.needs import Outcome
 from rlhf_host.trackers.console import Console
-from rlhf_host.types import Outcome
 
 STEP = {
     "reward/mean": 0.5,
@@ -111,7 +111,7 @@ def test_odd_values_do_not_stop_a_run(started, odd_metrics, odd_trajectories, ca
 def test_a_log_in_an_old_encoding_gets_escapes():
     code = """
 from rlhf_host.trackers.console import Console
-from rlhf_host.types import Outcome
+from rlhf_host.records.needs import Outcome
 tracker = Console(Console.Options())
 tracker.log_metrics(1, {"reward/mean": 1.0, "reward/std": 0.5})
 tracker.run_finished(Outcome("failed", 1, error="né ✓"))
@@ -128,7 +128,8 @@ ON_TERMINAL = """
 import sys
 sys.path.insert(0, {here!r})
 from rlhf_host.trackers.console import Console
-from rlhf_host.types import Outcome, RunContext, Segment, Task, Trajectory
+from rlhf_host.records.episodes import Segment, Task, Trajectory
+from rlhf_host.records.needs import Outcome, RunContext
 
 tracker = Console(Console.Options())
 tracker.run_started(RunContext({{"train": {{"steps": 4}}}}, None, None, 0, {{}}))

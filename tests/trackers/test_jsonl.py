@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_host.records.needs import Outcome
 from rlhf_host.trackers.jsonl import JsonLines
-from rlhf_host.types import Outcome
 
 
 def strict(path: Path) -> list[dict]:

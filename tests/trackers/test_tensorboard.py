@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_host.errors import PluginError
+from rlhf_host.records.needs import Outcome
 from rlhf_host.trackers.tensorboard import TensorBoard
-from rlhf_host.types import Outcome
 
 
 @pytest.fixture

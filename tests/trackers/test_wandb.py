@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_host.errors import PluginError
+from rlhf_host.records.needs import Outcome
 from rlhf_host.trackers.wandb import WandB
-from rlhf_host.types import Outcome
 
 
 def make(**options) -> WandB:

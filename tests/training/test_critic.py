@@ -15,9 +15,9 @@ from rlhf_host.config.yaml_file import dump_yaml
 from rlhf_host.errors import UserError
 from rlhf_host.models.forward import forward
 from rlhf_host.models.loading import load_model
+from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.runtimes.local import role_settings
 from rlhf_host.testing.models import SYMBOLS
-from rlhf_host.types import Needs, RoleNeed
 
 MACHINE = ("time/", "memory/", "tokens_per_s")
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from rlhf_host.records.tensors import LossTerm, Metric
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, token_weights
-from rlhf_host.types import LossTerm, Metric
 
 GROUPS, EPISODES = [0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4]
 

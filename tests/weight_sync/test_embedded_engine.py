@@ -12,8 +12,8 @@ from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines.loading import copy_weights
 from rlhf_host.engines.transformers import TransformersEngine
 from rlhf_host.errors import RunError
+from rlhf_host.records.episodes import Sampling
 from rlhf_host.testing.models import tiny_tokenizer
-from rlhf_host.types import Sampling
 
 
 def make_engine(model, version=-1):

@@ -17,8 +17,9 @@ from engine_host import EngineProcess, shared_mappings
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.errors import RunError
-from rlhf_host.types import Sampling, SyncTarget
-from rlhf_host.weight_sync.local import LocalSource, LocalWeights
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.episodes import Sampling
+from rlhf_host.weight_sync.local_source import LocalSource, LocalWeights
 
 ways = pytest.mark.parametrize("way", ["broadcast", "ipc", "checkpoint"])
 

@@ -10,14 +10,14 @@ from conftest import train
 
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.forward import forward
+from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
-from rlhf_host.types import SyncTarget
 from rlhf_host.weight_sync.broadcast import Broadcast
 from rlhf_host.weight_sync.checkpoint import Checkpoint
 from rlhf_host.weight_sync.in_process import InProcess
 from rlhf_host.weight_sync.ipc import IPC
-from rlhf_host.weight_sync.local import LocalSource
+from rlhf_host.weight_sync.local_source import LocalSource
 from rlhf_host.weight_sync.verify import probe_prompt, verified_syncs, verify_sync
 
 

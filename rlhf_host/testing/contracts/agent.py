@@ -9,10 +9,10 @@ from typing import Any
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.selection import read_options
+from rlhf_host.records.episodes import Episode, EpisodeFailed, Generation, SampleKey, Sampling, Trajectory
 from rlhf_host.testing.contracts.session import MAX_NEW_TOKENS, MAX_TOKENS, Endless, RecordingEngine, Session, tokenizer
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.types import Episode, EpisodeFailed, Generation, SampleKey, Sampling, Trajectory
 
 OWN_LOOP_TURNS = 64
 """Turns of an agent with a loop of its own, where no option says how many there may be."""

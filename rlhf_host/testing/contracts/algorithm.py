@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.testing.contracts.batches import (
     advantages_of,
     close,
@@ -20,7 +21,6 @@ from rlhf_host.testing.contracts.batches import (
 )
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.types import Advantages, Experience
 
 SIZES = (4, 4, 4)
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
+from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.contracts.subject import Subject, expect
-from rlhf_host.types import Advantages, Experience, Group, Reward, Segment, Task, Trajectory
 
 VOCABULARY = 16
 WEIGHTS = {"first": 1.0, "second": 0.5}

@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.contracts.batches import make_groups
 from rlhf_host.testing.contracts.session import TASKS, Session, said
 from rlhf_host.testing.contracts.subject import Subject
 from rlhf_host.testing.contracts.training import online, trainable, training_batch, update
 from rlhf_host.testing.weights import ModuleEngine, module_source
-from rlhf_host.types import SyncTarget
 
 ON_BATCHES = frozenset(
     {"compute_advantages", "compute_loss", "transform_rewards", "shape_rewards", "loss_masks", "importance_weights"}

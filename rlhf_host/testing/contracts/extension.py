@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Drop, Group
+from rlhf_host.records.tensors import Experience
 from rlhf_host.testing.contracts.batches import close, in_order, make_batch, make_groups, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.training import training_batch, weights_of
-from rlhf_host.types import Drop, Experience, Group
 
 SIZES = (4, 2, 3)
 ROWS = [5, 0, 8, 3, 1, 7, 2, 6, 4]

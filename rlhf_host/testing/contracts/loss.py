@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.tensors import Experience, LossTerm, Metric
 from rlhf_host.testing.contracts.batches import close, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.training import Bigram, Updated, items_of, online, trainable, training_batch, update
 from rlhf_host.training.reduction import Denominators, Reducer, token_weights
-from rlhf_host.types import Experience, LossTerm, Metric
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess")
 

@@ -10,10 +10,10 @@ from numbers import Real
 from typing import Any
 
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
 from rlhf_host.testing.contracts.session import Session, said
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.types import Reward, Segment, Task, Trajectory
 
 ODD_TEXTS = ("", " \n\t ", "\0", "\u202e٧٢\u200f", "👩‍👩‍👧" * 40, "((((" * 200, "-" * 300, "1e999", "9" * 5000, "a " * 20_000)
 ODD_LABELS: tuple[Any, ...] = (None, "", 7, 1.5, [], {"answer": "4"}, "\0")

@@ -14,22 +14,12 @@ from typing import Any, TypeVar
 
 from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Episode, Generation, SampleKey, Sampling, Segment, Task, Trajectory
+from rlhf_host.records.needs import Outcome, RunContext, ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.testing.contracts.subject import Broken, Subject
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
-from rlhf_host.types import (
-    Episode,
-    Generation,
-    Outcome,
-    RunContext,
-    SampleKey,
-    Sampling,
-    ScoreContext,
-    Segment,
-    Task,
-    Trajectory,
-)
 
 T = TypeVar("T")
 

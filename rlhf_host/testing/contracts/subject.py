@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
-from rlhf_host.types import Needs, Task
+from rlhf_host.records.episodes import Task
+from rlhf_host.records.needs import Needs
 
 if TYPE_CHECKING:
     from rlhf_host.plugins.discovery import PluginInfo

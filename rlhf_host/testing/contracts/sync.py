@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.contracts.session import Session
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.weights import ModuleEngine, module_source
-from rlhf_host.types import SyncTarget
 
 
 def made_up_model() -> nn.Module:

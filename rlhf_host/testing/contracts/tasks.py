@@ -10,10 +10,10 @@ from typing import Any, Literal
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.sources import load_tasks
 from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import Task
 from rlhf_host.testing.contracts.session import tokenizer
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.types import Task
 
 MOST = 1000
 """Tasks read of a split; sources may go on for ever."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
+from rlhf_host.records.needs import Outcome
 from rlhf_host.testing.contracts.session import Session, said
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.types import Outcome, Reward, Segment, Task, Trajectory
 
 HOOKS = ("log_metrics", "log_trajectories")
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rlhf_host import hookspecs
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_by, make_batch, make_groups, noise
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
-from rlhf_host.types import Experience, LossTerm, Metric, Outputs
 
 
 class Bigram:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host.types import SyncTarget
+from rlhf_host.protocols import SyncTarget
 from rlhf_host.weight_sync.access import Source
-from rlhf_host.weight_sync.rounds import TRAINER, RemoteSync
+from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync
 
-MEETING = "rlhf_host.weight_sync.meeting"
+MEETING = "rlhf_host.weight_sync.rendezvous"
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 5.0
 """How long an end may take to leave: who is dead cannot answer, and need not."""
@@ -72,7 +72,7 @@ class ConnectedSync(RemoteSync):
         if trainer is None:
             return
         if place is not None:
-            from rlhf_host.weight_sync.meeting import stop_waiting
+            from rlhf_host.weight_sync.rendezvous import stop_waiting
 
             await asyncio.to_thread(stop_waiting, *place)
         there = f"{MEETING}:leave"

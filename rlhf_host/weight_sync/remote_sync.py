@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.types import SyncTarget
+from rlhf_host.protocols import SyncTarget
 from rlhf_host.weight_sync.access import Source
 
 TRAINER = "trainer"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rlhf_host.errors import RunError
-from rlhf_host.training.eventloop import EventLoop, Interrupted, event_loop
+from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 
 
 @pytest.fixture(params=[False, True], ids=["thread", "debug"])
@@ -115,7 +115,7 @@ def test_a_task_that_will_not_be_cancelled_does_not_hide_the_end(monkeypatch):
         await asyncio.sleep(0)
 
     events.run(stubborn())
-    monkeypatch.setattr("rlhf_host.training.eventloop.CLOSE_S", 0.2)
+    monkeypatch.setattr("rlhf_host.training.events.CLOSE_S", 0.2)
     events.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_host import Reward, ScoreContext, Segment, Task, Trajectory
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.objects import FunctionReward
+from rlhf_host.plugins.python_objects import FunctionReward
 
 CONTEXT = ScoreContext("eval", 3)
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import TCPStore
 
 from rlhf_host.errors import RunError
-from rlhf_host.weight_sync.rounds import OtherEndGone
+from rlhf_host.weight_sync.remote_sync import OtherEndGone
 
 
 def describe(end: Any) -> dict[str, Any]:

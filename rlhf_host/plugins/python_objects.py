@@ -19,7 +19,8 @@ from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.options import options_model, parse_options
 from rlhf_host.plugins.selection import PYTHON, not_given
-from rlhf_host.types import Reward, ScoreContext, Trajectory
+from rlhf_host.records.episodes import Reward, Trajectory
+from rlhf_host.records.needs import ScoreContext
 
 Given: TypeAlias = Mapping[tuple[str, str], Any]
 """(kind, name) → an instance or class with hooks or, as a reward, a function."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_host.runtimes.shards import deal_rows, make_shard
+from rlhf_host.runtimes.batch_shards import deal_rows, make_shard
 from rlhf_host.testing.tensors import make_batch
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.types import SyncTarget
-from rlhf_host.weight_sync import rounds
+from rlhf_host.protocols import SyncTarget
+from rlhf_host.weight_sync import remote_sync
 from rlhf_host.weight_sync.broadcast import Broadcast
 from rlhf_host.weight_sync.in_process import InProcess
 from rlhf_host.weight_sync.ipc import IPC
-from rlhf_host.weight_sync.local import LocalSource
-from rlhf_host.weight_sync.rounds import OtherEndGone, together
+from rlhf_host.weight_sync.local_source import LocalSource
+from rlhf_host.weight_sync.remote_sync import OtherEndGone, together
 
 
 async def succeed():
@@ -35,7 +35,7 @@ def test_all_results_come_back_by_name():
 
 @pytest.mark.parametrize(("at_fault", "shown"), [("trainer", "the trainer"), ("e1", "engine e1")])
 def test_who_is_at_fault_is_named_and_not_those_it_took_along(at_fault, shown, monkeypatch):
-    monkeypatch.setattr(rounds, "GRACE_S", 0.01)
+    monkeypatch.setattr(remote_sync, "GRACE_S", 0.01)
     jobs = {name: fail("connection closed", OtherEndGone) for name in ("trainer", "e0", "e1")}
     jobs[at_fault].close()
     with pytest.raises(RunError) as raised:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf_host.records.tensors import Experience
 from rlhf_host.training.batching import deal, group_rows
-from rlhf_host.types import Experience
 
 UNEVEN = 0.03
 """How far the heaviest rank may be above the mean before groups are split, which costs their prompt once more."""

@@ -1,0 +1,1 @@
+"""The nouns: what hooks receive and return."""
