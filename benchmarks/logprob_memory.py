@@ -4,7 +4,7 @@
     python benchmarks/logprob_memory.py --rows 4 --threads 1
 
 Each way runs in a process of its own, on the same model and tokens: ``full`` is the model's logits, log-softmax, gather and
-backward; ``chunked`` is ``rlhf_host.models.forward``. Memory is what the process needed beyond the loaded model and its
+backward; ``chunked`` is ``rlhf_host.models.passes``. Memory is what the process needed beyond the loaded model and its
 gradients. Linux only; ``--device cuda`` measures the GPU's memory instead.
 """
 
@@ -35,7 +35,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rlhf_host.models.forward import forward
+    from rlhf_host.models.passes import Passes
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
 
     def chunked(prompts: Any, completions: Any) -> torch.Tensor:
         mask = torch.ones_like(completions, dtype=torch.bool)
-        found = forward(model, prompts.tolist(), completions, mask).logprobs
+        found = Passes(model).forward(prompts.tolist(), completions, mask).logprobs
         assert found is not None
         return found
 

@@ -92,27 +92,23 @@ class Run:
             seed: fixes the samples.
         """
         from rlhf_host.data.chat import render_prompts
-        from rlhf_host.engines.protocol import Request
-        from rlhf_host.engines.transformers import TransformersEngine
-        from rlhf_host.models.loading import load_model, load_tokenizer
+        from rlhf_host.models.loading import load_tokenizer
+        from rlhf_host.training.run import generate_only
 
         if isinstance(prompts, str):
             raise UserError("generate takes a list of prompts: generate([prompt])")
         role, rollout, data = RoleConfig(model=str(self.model)), self.config.rollout, self.config.data
-        model, tokenizer = load_model(role), load_tokenizer(role)
-        engine = TransformersEngine(TransformersEngine.Options(), model=model, tokenizer=tokenizer)
+        tokenizer = load_tokenizer(role)
         sampling = Sampling(
             max_new_tokens=max_new_tokens or rollout.max_new_tokens,
             temperature=rollout.temperature if temperature is None else temperature,
             stop=tuple(rollout.stop),
             stop_token_ids=tuple(rollout.stop_token_ids),
         )
-        rendered = render_prompts(prompts, tokenizer, data.system_prompt, data.template)
-        requests = [
-            Request(tuple(ids), sampling, (seed, number, sample)) for number, ids in enumerate(rendered) for sample in range(n)
-        ]
-        texts = [str(tokenizer.decode(made.token_ids, skip_special_tokens=True)) for made in engine.generate_batch(requests)]
-        return [texts[begin : begin + n] for begin in range(0, len(texts), n)]
+        prompt_ids = render_prompts(prompts, tokenizer, data.system_prompt, data.template)
+        config = self.config.model_copy(update={"roles": {"actor": role}})
+        answers = generate_only(config, tokenizer, prompt_ids, sampling, n=n, seed=seed)
+        return [[str(tokenizer.decode(one.token_ids, skip_special_tokens=True)) for one in own] for own in answers]
 
 
 def train(

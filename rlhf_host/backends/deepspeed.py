@@ -1,383 +1,93 @@
-"""The DeepSpeed backend: ZeRO stages 0 to 3, with the losses, clipping and schedule of the embedded one."""
+"""The backend ``deepspeed``: ZeRO stages 0 to 3, with the losses, clipping and schedule of ``torch``."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import pickle
-import shutil
-import sys
-import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
-from rlhf_host.backends.deepspeed_setup import DeepSpeedOptions, configuration, enter_group, library, refuse
-from rlhf_host.backends.protocol import StepResult
-from rlhf_host.backends.ranks import Ranks
-from rlhf_host.backends.torch import decayed_groups, learning_rate
-from rlhf_host.backends.weights import Bucket, in_buckets, named_weights
-from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import RunError, UserError
-from rlhf_host.models.forward import Route, examine, set_route
+from rlhf_host.protocols import Backend, BackendStart, BackendTraits
+
+OWNED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+)
+"""Keys of DeepSpeed's configuration that follow from the role and the batch."""
 
 
-class DeepSpeedBackend:
-    """ZeRO over the ranks of a role's group: optimizer state (1), gradients (2) and weights (3) spread over them.
+class DeepSpeed:
+    """ZeRO over the ranks of a role's group: optimizer state (1), gradients (2) and weights (3) spread over them."""
 
-    DeepSpeed averages gradients over ranks, and losses are shares of the whole batch's: each loss is multiplied by the number of
-    ranks, so that the average is the sum. ``model`` is given whole and, under stage 3, is in pieces afterwards.
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
 
-    Args:
-        model: trainable parameters in fp32, the same on every rank.
-        role: learning rate, schedule, clipping.
-        total_updates: optimizer updates of the whole run, for the schedule.
-        ranks: the processes that share the batch; torch's default group has to be theirs.
-    """
+        zero_stage: Literal[0, 1, 2, 3] = Field(
+            2, description="what is spread over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
+        )
+        precision: Literal["fp32", "bf16", "fp16"] = Field(
+            "fp32",
+            description="weights in forward passes, with an fp32 copy in the optimizer for 16 bits; with fp32, train.autocast"
+            " chooses the precision of products. fp16 finds its loss scale by steps that overflow: train.on_nonfinite skip",
+        )
+        optimizer: Literal["torch", "deepspeed"] = Field(
+            "torch", description="AdamW by PyTorch, or DeepSpeed's own, whose operators are compiled at the first use"
+        )
+        offload_optimizer: Literal["none", "cpu"] = Field(
+            "none", description="keep optimizer state in CPU memory (stages 1 to 3)"
+        )
+        offload_param: Literal["none", "cpu"] = Field("none", description="keep weights in CPU memory (stage 3)")
+        reduce_bucket_size: PositiveInt = Field(50_000_000, description="numbers reduced at once")
+        allgather_bucket_size: PositiveInt = Field(50_000_000, description="numbers gathered at once; stage 3: fetched ahead")
+        param_persistence_threshold: int = Field(
+            100_000, ge=0, description="stage 3: weights of at most so many numbers stay whole on every rank"
+        )
+        zero_quantized_weights: bool = Field(False, description="ZeRO++: gather weights in 8 bits (stage 3)")
+        zero_quantized_gradients: bool = Field(False, description="ZeRO++: reduce gradients in 4 bits between nodes (stage 3)")
+        zero_hpz_partition_size: PositiveInt = Field(
+            1, description="ZeRO++: ranks that keep a second whole copy of the weights between them, such as a node's (stage 3)"
+        )
+        autotp_size: PositiveInt = Field(
+            1, description="AutoTP: neighbouring processes that split every layer and are given the same rows (stages 1 and 2)"
+        )
+        extra: dict[str, Any] = Field(default_factory=dict, description="merged into DeepSpeed's configuration")
 
-    Options = DeepSpeedOptions
+        @model_validator(mode="after")
+        def _together(self) -> DeepSpeed.Options:
+            if self.zero_stage == 0 and self.precision != "fp32":
+                raise ValueError(f"precision {self.precision} needs zero_stage 1 to 3, which keep an fp32 copy of the weights")
+            if self.zero_stage == 0 and self.offload_optimizer != "none":
+                raise ValueError("offload_optimizer needs zero_stage 1 to 3")
+            spread = {
+                "offload_param": self.offload_param != "none",
+                "zero_quantized_weights": self.zero_quantized_weights,
+                "zero_quantized_gradients": self.zero_quantized_gradients,
+                "zero_hpz_partition_size": self.zero_hpz_partition_size > 1,
+            }
+            if self.zero_stage < 3 and any(spread.values()):
+                name = next(name for name, wanted in spread.items() if wanted)
+                raise ValueError(f"{name} needs zero_stage 3")
+            if self.autotp_size > 1 and self.zero_stage not in (1, 2):
+                raise ValueError(f"autotp_size {self.autotp_size} needs zero_stage 1 or 2")
+            if owned := [key for key in OWNED if key in self.extra]:
+                raise ValueError(f"extra sets {owned[0]}, which follows from the role's settings and the batch: leave it out")
+            return self
 
-    even_passes = True
-    """At every stage: gradients are reduced in the backward pass, below stage 2 in the last one, so no rank may be without."""
-
-    def __init__(
-        self,
-        options: DeepSpeedOptions,
-        *,
-        model: nn.Module,
-        role: RoleConfig,
-        total_updates: int,
-        ranks: Ranks | None = None,
-    ):
+    def __init__(self, options: Options):
         self.options = options
-        self.ranks = ranks or Ranks()
-        self.model = model
-        self.role = role
-        self.total_updates = total_updates
-        self.updates = 0
-        self.device = next(model.parameters()).device
-        refuse(options, self.device, self.ranks)
-        deepspeed = library(self.device)
-        enter_group(self.ranks, self.device)
-        head = examine(model)
-        passes = _Passes(model)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        with contextlib.redirect_stdout(sys.stderr):
-            self.engine, *_ = deepspeed.initialize(
-                model=passes, optimizer=self._optimizer(deepspeed), config=configuration(options, role)
-            )
-        if options.autotp_size > 1:
-            self.engine.first_dataloader_check.remove()  # would send the first pass's function to other ranks
-        if options.zero_stage == 3:
-            for parameter in head:
-                deepspeed.zero.register_external_parameter(passes.head, parameter)
-        # What is known of a model lives as long as the model does, and must not keep it alive.
-        set_route(model, Route(passes=_inside(self.engine), head=_inside(passes.head)))
-
-    @staticmethod
-    def parts(options: DeepSpeedOptions) -> int:
-        return options.autotp_size
-
-    def _optimizer(self, deepspeed: Any) -> torch.optim.Optimizer:
-        groups = decayed_groups(self.parameters, self.role.weight_decay)
-        settings: dict[str, Any] = {"lr": self.role.peak_lr, "betas": self.role.betas, "eps": self.role.adam_eps}
-        if self.options.optimizer == "torch":
-            return torch.optim.AdamW(groups, fused=True, **settings)
-        on_cpu = self.device.type == "cpu" or self.options.offload_optimizer == "cpu"
-        kind = deepspeed.ops.adam.DeepSpeedCPUAdam if on_cpu else deepspeed.ops.adam.FusedAdam
-        return kind(groups, **settings, **({"adamw_mode": True} if on_cpu else {"adam_w_mode": True}))
-
-    # --- steps ------------------------------------------------------------------------------------
-
-    def backward(self, loss: Tensor, last: bool = True) -> None:
-        self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
-
-    def step(self) -> StepResult:
-        """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
-        rate = learning_rate(self.role, self.updates, self.total_updates)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
-        norm = self._plain_norm() if self.options.zero_stage == 0 else None
-        if norm is not None and not math.isfinite(norm):
-            self.discard()
-            return StepResult(norm, rate, applied=False)
-        self.engine.step()
-        if norm is None:
-            norm = float(self.engine.get_global_grad_norm())
-        applied = bool(self.engine.was_step_applied())
-        if not applied:
-            self.discard()  # in 16 bits with optimizer state in CPU memory DeepSpeed keeps what has overflowed
-        self.updates += applied
-        return StepResult(norm, rate, applied=applied)
-
-    def _plain_norm(self) -> float:
-        """At stage 0 DeepSpeed neither reports the norm nor looks at it."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
-
-    def discard(self) -> None:
-        """As DeepSpeed does itself after an overflow, but without touching the loss scale."""
-        optimizer = self.engine.optimizer
-        if self.options.zero_stage == 0:
-            self.engine.zero_grad()
-            return
-        optimizer.zero_grad(set_to_none=True)
-        if self.options.zero_stage == 3:
-            optimizer._pre_step()
-        elif hasattr(optimizer, "averaged_gradients"):  # not with bf16 at stage 1, which has an optimizer of its own
-            optimizer.micro_step_id = -1
-            for kept in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
-                kept.update(dict.fromkeys(kept))
-        if self.options.offload_optimizer == "cpu":
-            optimizer.reset_cpu_buffers()
-
-    # --- state ------------------------------------------------------------------------------------
 
     @property
-    def _shape(self) -> dict[str, Any]:
-        chosen = {name: getattr(self.options, name) for name in ("zero_stage", "precision", "autotp_size")}
-        return {**chosen, "ranks": self.ranks.size}
+    def traits(self) -> BackendTraits:
+        split = self.options.zero_stage == 3 or self.options.autotp_size > 1
+        # Gradients are reduced in the backward pass at every stage, below stage 2 in the last one, so no rank may be without.
+        return BackendTraits(
+            libraries=("deepspeed",), debug=False, parts=self.options.autotp_size, even_passes=True, sharded=split
+        )
 
-    def save(self, directory: Path) -> None:
-        """DeepSpeed's own checkpoint, a file per rank."""
-        state = {"updates": self.updates, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-        self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
-        if self._first:
-            (directory / SHAPE).write_text(json.dumps(self._shape))
+    def start(self, start: BackendStart) -> Backend:
+        from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 
-    def load(self, directory: Path) -> None:
-        """Raises ``UserError`` when another backend or precision wrote the checkpoint, or when it holds more than data.
-
-        Another number of ranks is fine, and so is stage 1 for 2 and 2 for 1, but nothing else where AutoTP splits layers: the
-        checkpoint goes through DeepSpeed's universal form then, once more on the disk.
-        """
-        saved = read_shape(directory)
-        for name in self._fixed(saved):
-            if saved.get(name) != self._shape[name]:
-                raise UserError(
-                    f"{directory} was written with {name} {saved.get(name)}, this run has {self._shape[name]}: resume with the same"
-                )
-        optimizer = self.engine.optimizer
-        kept = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        try:
-            with data_only():
-                if saved == self._shape or self.options.zero_stage == 0:
-                    path, state = self.engine.load_checkpoint(str(directory), tag=TAG)
-                else:
-                    path, state = self._load_converted(directory)
-        except pickle.UnpicklingError as error:
-            raise UserError(f"{directory} holds more than data, and running code from a checkpoint is refused") from error
-        if path is None:
-            raise RunError(f"DeepSpeed found no checkpoint in {directory}")
-        # What this run's configuration says, not the one that wrote the checkpoint.
-        for group, settings in zip(optimizer.param_groups, kept, strict=True):
-            group.update(settings)
-        if hasattr(optimizer, "clip_grad"):
-            optimizer.clip_grad = self.role.max_grad_norm
-        self.updates = int(state["updates"])
-
-    def _fixed(self, saved: dict[str, Any]) -> list[str]:
-        """What of a checkpoint's shape must be this run's."""
-        if self.options.autotp_size > 1:
-            return list(self._shape)
-        alike = {saved.get("zero_stage"), self.options.zero_stage} <= {1, 2}
-        return ["precision", "autotp_size"] if alike else ["zero_stage", "precision", "autotp_size"]
-
-    def _load_converted(self, directory: Path) -> tuple[Any, Any]:
-        made = directory / ".universal"
-        problem: str | None = None
-        if self.ranks.rank == 0:
-            shutil.rmtree(made, ignore_errors=True)
-            try:
-                convert(directory / TAG, made / TAG)
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-        if problem := self.ranks.gather(problem)[0]:
-            raise RunError(f"{directory} cannot be made fit for {self.ranks.size} ranks: {problem}")
-        self.engine._config.load_universal_checkpoint = True
-        try:
-            loaded = self.engine.load_checkpoint(str(made), tag=TAG)
-        finally:
-            self.engine._config.load_universal_checkpoint = False
-            self.ranks.gather(None)
-            if self.ranks.rank == 0:
-                shutil.rmtree(made, ignore_errors=True)
-        # Stage 3 gives all groups one and the same counter, which every group's step then advances.
-        for state in self.engine.optimizer.optimizer.state.values():
-            if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].clone()
-        return loaded
-
-    def save_model(self, directory: Path) -> None:
-        if not self._in_pieces:
-            if self._first:
-                self.model.save_pretrained(directory)  # type: ignore[operator]
-            return
-        whole: dict[str, Tensor] = {}
-        for bucket in self.gathered(2**28):
-            if self._first:
-                whole |= {name: tensor.cpu() for name, tensor in bucket}
-        if self._first:
-            self.model.save_pretrained(directory, state_dict=whole)  # type: ignore[operator]
-
-    def gathered(self, bucket_bytes: int) -> Iterator[Bucket]:
-        """All weights in buckets; where they are in pieces, a bucket's worth is whole at a time."""
-        if self.options.autotp_size > 1:
-            return in_buckets(_joined(self.model), bucket_bytes)
-        if self.options.zero_stage == 3:
-            return self._fetched(bucket_bytes)
-        return in_buckets(named_weights(self.model), bucket_bytes)
-
-    def _fetched(self, bucket_bytes: int) -> Iterator[Bucket]:
-        """Stage 3: only rank 0 keeps what all of them fetch."""
-        import deepspeed
-
-        for names, parameters in _buckets(self.model, bucket_bytes):
-            with deepspeed.zero.GatheredParameters(parameters):
-                bucket: Bucket = []
-                for parameter, known_as in zip(parameters, names, strict=True):
-                    if self._first:
-                        copy = parameter.detach().clone()
-                        bucket += [(name, copy) for name in known_as]
-            yield bucket
-        if buffers := _buffers(self.model):
-            yield buffers if self._first else []
-
-    @property
-    def _first(self) -> bool:
-        """Whether this process writes for all; with AutoTP there are several of rank 0."""
-        return dist.get_rank() == 0
-
-    @property
-    def _in_pieces(self) -> bool:
-        return self.options.zero_stage == 3 or self.options.autotp_size > 1
-
-    # --- sharing a device -------------------------------------------------------------------------
-
-    def offload(self) -> None:
-        """Move weights and optimizer state to CPU memory until ``reload``, but for what is there already."""
-        if self._stays:
-            return
-        include = None
-        if self._by_hand:
-            from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
-
-            include = [Kind.lp_params, Kind.lp_grads, Kind.contiguous_grad_buffer]
-            self._move_optimizer(torch.device("cpu"))
-        self.engine.offload_states(include=include, pin_memory=False)
-
-    def reload(self) -> None:
-        if self._stays:
-            return
-        self.engine.reload_states()
-        if self._by_hand:
-            self._move_optimizer(self.device)
-
-    @property
-    def _stays(self) -> bool:
-        return self.device.type == "cpu" or self.options.zero_stage == 0 or self.options.offload_param == "cpu"
-
-    @property
-    def _by_hand(self) -> bool:
-        """At stage 3 DeepSpeed moves optimizer state only of its own Adam."""
-        return self.options.zero_stage == 3 and self.options.optimizer == "torch" and self.options.offload_optimizer == "none"
-
-    def _move_optimizer(self, device: torch.device) -> None:
-        optimizer = self.engine.optimizer
-        for flat in optimizer.fp32_partitioned_groups_flat:
-            flat.data = flat.data.to(device)
-        for state in optimizer.optimizer.state.values():
-            state.update({key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)})
-
-
-# --- passes -------------------------------------------------------------------------------------
-
-
-class _Passes(nn.Module):
-    """What DeepSpeed takes for the model: a pass is whatever function it is called with."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-        self.head = _Head()
-
-    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
-        return compute()
-
-
-class _Head(nn.Module):
-    """Where the head's weights are used; they are its external parameters."""
-
-    def forward(self, compute: Callable[[Tensor], Tensor], places: Tensor) -> Tensor:
-        return compute(places)
-
-
-def _inside(module: nn.Module) -> Callable[..., dict[str, Tensor]]:
-    """``call(compute, *inputs)``: ``compute(*inputs)`` as the module's forward pass.
-
-    The tensors it gives leave the module as one: stage 3 fetches weights for the backward pass of every output by which a
-    gradient comes in, and ranks whose losses use different outputs would fetch at different times.
-    """
-    reference = weakref.ref(module)
-
-    def call(compute: Callable[..., dict[str, Tensor]], *inputs: Tensor) -> dict[str, Tensor]:
-        alive = reference()
-        if alive is None:
-            raise RunError("the DeepSpeed engine of this model is gone")
-        found: dict[str, Tensor] = {}
-
-        def packed(*inputs: Tensor) -> Tensor:
-            found.update(compute(*inputs))
-            return torch.cat([tensor.flatten() for tensor in found.values()] or [torch.zeros(0)])
-
-        parts = alive(packed, *inputs).split([tensor.numel() for tensor in found.values()])
-        return {
-            name: part.view_as(tensor) if tensor.requires_grad else part.detach().view_as(tensor)
-            for (name, tensor), part in zip(found.items(), parts, strict=True)
-        }
-
-    return call
-
-
-def _buffers(model: nn.Module) -> Bucket:
-    kept = dict(model.named_buffers(remove_duplicate=False))
-    return [(name, tensor) for name, tensor in named_weights(model) if name in kept]
-
-
-def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model that AutoTP has split, one module's at a time."""
-    from deepspeed.module_inject.layers import GatherReplacedLayerParams
-
-    for prefix, module in model.named_modules():
-        own = dict(module.named_parameters(prefix, recurse=False))
-        with GatherReplacedLayerParams(list(own.values()), module):
-            copies = [(name, parameter.detach().clone()) for name, parameter in own.items()]
-        yield from copies
-    yield from _buffers(model)
-
-
-def _buckets(model: nn.Module, bucket_bytes: int) -> Iterator[tuple[list[list[str]], list[Any]]]:
-    """Partitioned parameters in pieces of about ``bucket_bytes`` when whole, each parameter once under all its names."""
-    names: dict[int, list[str]] = {}
-    parameters: dict[int, Any] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        parameters[id(parameter)] = parameter
-    bucket: list[int] = []
-    held = 0
-    for key, parameter in parameters.items():
-        size = parameter.ds_numel * parameter.element_size()
-        if bucket and held + size > bucket_bytes:
-            yield [names[k] for k in bucket], [parameters[k] for k in bucket]
-            bucket, held = [], 0
-        bucket.append(key)
-        held += size
-    if bucket:
-        yield [names[k] for k in bucket], [parameters[k] for k in bucket]
+        return DeepSpeedBackend(self.options, start)

@@ -1,85 +1,22 @@
-"""DeepSpeed's surroundings: the backend's options, the configuration made of them, the library and its process group."""
+"""DeepSpeed's surroundings: its configuration, the library and its process group."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import PluginError, RunError, UserError
-
-OWNED = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-)
-"""Keys of DeepSpeed's configuration that follow from the role and the batch."""
+from rlhf_host.protocols import Ranks
 
 
-class DeepSpeedOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    zero_stage: Literal[0, 1, 2, 3] = Field(
-        2, description="what is spread over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32",
-        description="weights in forward passes, with an fp32 copy in the optimizer for 16 bits; with fp32, train.autocast"
-        " chooses the precision of products. fp16 finds its loss scale by steps that overflow: train.on_nonfinite skip",
-    )
-    optimizer: Literal["torch", "deepspeed"] = Field(
-        "torch", description="AdamW by PyTorch, or DeepSpeed's own, whose operators are compiled at the first use"
-    )
-    offload_optimizer: Literal["none", "cpu"] = Field("none", description="keep optimizer state in CPU memory (stages 1 to 3)")
-    offload_param: Literal["none", "cpu"] = Field("none", description="keep weights in CPU memory (stage 3)")
-    reduce_bucket_size: PositiveInt = Field(50_000_000, description="numbers reduced at once")
-    allgather_bucket_size: PositiveInt = Field(50_000_000, description="numbers gathered at once; stage 3: fetched ahead")
-    param_persistence_threshold: int = Field(
-        100_000, ge=0, description="stage 3: weights of at most so many numbers stay whole on every rank"
-    )
-    zero_quantized_weights: bool = Field(False, description="ZeRO++: gather weights in 8 bits (stage 3)")
-    zero_quantized_gradients: bool = Field(False, description="ZeRO++: reduce gradients in 4 bits between nodes (stage 3)")
-    zero_hpz_partition_size: PositiveInt = Field(
-        1, description="ZeRO++: ranks that keep a second whole copy of the weights between them, such as a node's (stage 3)"
-    )
-    autotp_size: PositiveInt = Field(
-        1, description="AutoTP: neighbouring processes that split every layer and are given the same rows (stages 1 and 2)"
-    )
-    extra: dict[str, Any] = Field(default_factory=dict, description="merged into DeepSpeed's configuration")
-
-    @model_validator(mode="after")
-    def _together(self) -> DeepSpeedOptions:
-        if self.zero_stage == 0 and self.precision != "fp32":
-            raise ValueError(f"precision {self.precision} needs zero_stage 1 to 3, which keep an fp32 copy of the weights")
-        if self.zero_stage == 0 and self.offload_optimizer != "none":
-            raise ValueError("offload_optimizer needs zero_stage 1 to 3")
-        spread = {
-            "offload_param": self.offload_param != "none",
-            "zero_quantized_weights": self.zero_quantized_weights,
-            "zero_quantized_gradients": self.zero_quantized_gradients,
-            "zero_hpz_partition_size": self.zero_hpz_partition_size > 1,
-        }
-        if self.zero_stage < 3 and any(spread.values()):
-            name = next(name for name, wanted in spread.items() if wanted)
-            raise ValueError(f"{name} needs zero_stage 3")
-        if self.autotp_size > 1 and self.zero_stage not in (1, 2):
-            raise ValueError(f"autotp_size {self.autotp_size} needs zero_stage 1 or 2")
-        if owned := [key for key in OWNED if key in self.extra]:
-            raise ValueError(f"extra sets {owned[0]}, which follows from the role's settings and the batch: leave it out")
-        return self
-
-
-def configuration(options: DeepSpeedOptions, role: RoleConfig) -> dict[str, Any]:
+def configuration(options: DeepSpeed.Options, role: RoleConfig) -> dict[str, Any]:
     """DeepSpeed's configuration. One row per micro-batch stands for all: batches are counted and weighed by the host."""
     zero: dict[str, Any] = {
         "stage": options.zero_stage,
@@ -126,7 +63,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def refuse(options: DeepSpeedOptions, device: torch.device, ranks: Ranks) -> None:
+def refuse(options: DeepSpeed.Options, device: torch.device, ranks: Ranks) -> None:
     """Raises ``UserError`` for options that cannot be had on this device or with so many processes."""
     if device.type == "cpu":
         if options.precision == "fp16":
@@ -147,13 +84,14 @@ def refuse(options: DeepSpeedOptions, device: torch.device, ranks: Ranks) -> Non
 
 def enter_group(ranks: Ranks, device: torch.device) -> None:
     """torch's default group and the environment, as DeepSpeed wants to find them."""
+    processes = ranks.size * ranks.parts
     if not dist.is_initialized():
-        if ranks.processes > 1:
+        if processes > 1:
             raise RunError("the ranks have not joined a process group")
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if dist.get_world_size() != ranks.processes:
+    if dist.get_world_size() != processes:
         raise UserError(
-            f"backend 'deepspeed' is set up for {ranks.processes} processes, but torch's process group has {dist.get_world_size()}"
+            f"backend 'deepspeed' is set up for {processes} processes, but torch's process group has {dist.get_world_size()}"
         )
     rank, size = dist.get_rank(), dist.get_world_size()
     local = device.index or 0 if device.type == "cuda" else rank

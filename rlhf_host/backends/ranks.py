@@ -59,12 +59,6 @@ class Ranks:
         dist.all_gather_object(found, value, group=self._group)
         return found
 
-    def any(self, flag: bool) -> bool:
-        return any(self.gather(bool(flag)))
-
-    def largest(self, value: int) -> int:
-        return max(self.gather(value))
-
     def sum_(self, tensors: list[Tensor]) -> None:
         """Replace each tensor by its sum over processes."""
         if self.processes == 1:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
-Bucket = list[tuple[str, Tensor]]
+from rlhf_host.protocols import Bucket
 
 
 def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:

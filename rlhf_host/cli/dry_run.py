@@ -23,6 +23,8 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     Raises:
         UserError: something the run needs is missing or malformed.
     """
+    from rlhf_host.training.assemble import runtime_plugin, runtime_start
+
     for item in manager.loaded:
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
@@ -30,9 +32,9 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for need in needs.roles:
         trained = "trainable" if need.trainable else "frozen"
         click.echo(f"role {need.name}: {_model(need, config, needs)}, {need.head} head, {trained}")
-    if config.runtime.plugin != "local":
-        click.echo(f"placement: {_placement(config, needs)}")
     tokenizer = _tokenizer(config.roles["actor"])
+    for line in runtime_plugin(config).describe(runtime_start(config, manager, needs, tokenizer, 0, {})):
+        click.echo(f"runtime {config.runtime.plugin}: {line}")
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
         from rlhf_host.training.trajectories import SavedRollouts
@@ -51,20 +53,12 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
 
 
-def _placement(config: RunConfig, needs: Needs) -> str:
-    """Who would share which devices; whether a cluster has them is seen when the run starts."""
-    from rlhf_host.runtimes.placement import describe, devices_per_engine, parse_placement, plan_places
-
-    roles = [need.name for need in needs.roles]
-    return describe(plan_places(parse_placement(config.placement), roles, per_engine=devices_per_engine(config.engine.options)))
-
-
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     """The role's model, looked for."""
     from rlhf_host.models.loading import find_model
-    from rlhf_host.runtimes.local import role_settings
+    from rlhf_host.training.role_settings import role_settings
 
-    model = role_settings(config, need, None, needs).model
+    model = role_settings(config.roles, need, None, needs).model
     if model != QUICKSTART:  # looking for that one would build it
         find_model(model)
     return str(model)

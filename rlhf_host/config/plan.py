@@ -130,12 +130,11 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
 
 
 def _stay_here(config: RunConfig) -> None:
-    """Debugging: one process, and no replicas or deadlines."""
+    """Debugging: one process, and no deadlines."""
     for key in PROTOCOLS:
         if getattr(config, key).plugin.rpartition(":")[2] in EXTRAS:
             setattr(config, key, getattr(RunConfig(), key))
             config.sync, config.placement = RunConfig().sync, RunConfig().placement
-    config.train.replicas = 1
     config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, 7 * 24 * 3600.0)
 
 
@@ -231,7 +230,7 @@ def build_plugins(config: RunConfig, use: Use = "train", given: Given = NOTHING)
         else:
             info = find(item.group, item.choice.plugin, known)
             plugin = build(info, item.choice.options, item.alias)
-        loaded.append(Loaded(item.kind, item.alias, info, plugin, item.choice.weight))
+        loaded.append(Loaded(item.kind, item.alias, info, plugin, item.choice.weight, item.choice.options))
     return PluginManager(loaded, threads=not config.debug)
 
 
@@ -265,6 +264,8 @@ def merge_needs(manager: PluginManager) -> Needs:
             outputs=merged.outputs | needs.outputs,
             unit_rows=merged.unit_rows or needs.unit_rows,
             forbids=merged.forbids | needs.forbids,
+            in_place=merged.in_place if needs.in_place is None else needs.in_place,
+            rounded_weights=merged.rounded_weights or needs.rounded_weights,
         )
     return replace(merged, roles=tuple(need for _, need in roles.values()))
 

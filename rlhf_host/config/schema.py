@@ -127,9 +127,6 @@ class TrainConfig(Section):
         "stop", description="what to do about a non-finite loss or gradient, after the dump"
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0: torch's default")
-    replicas: int = Field(
-        0, ge=0, description="copies of the model that train side by side on the CPU, sharing its weights; 0: one per thread"
-    )
 
 
 class EvalConfig(Section):

@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlhf_host.errors import RunError, near_matches
-
-Buckets = Iterator[list[tuple[str, Tensor]]]
-
-
-class Loader(Protocol):
-    """First argument of a function that ``engine.run`` calls, in a thread of each process that holds the engine's weights."""
-
-    engine: str
-    """Which engine, for messages."""
-    rank: int
-    """Of this process among the ``size`` that hold the engine's weights (tensor-parallel engines have several)."""
-    size: int
-    device: torch.device
-    """Where the weights are."""
-    state: dict[str, Any]
-    """Whatever such functions keep from call to call."""
-
-    def load(self, buckets: Buckets, version: int) -> None:
-        """Replace all weights, then hold ``version``. Waits until nothing is generated, and forgets cached prompts.
-
-        A bucket's tensors are valid until the next bucket is asked for: what must live longer has to be copied. Meanwhile, and
-        ever after when this raises, the engine has version -1 and refuses to generate: its weights may be a mixture.
-        """
-        ...
+from rlhf_host.protocols import Buckets
 
 
 def call_by_path(path: str, first: Any, arguments: Mapping[str, Any]) -> Any:

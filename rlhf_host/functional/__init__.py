@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         turn_advantages,
         with_siblings,
     )
+    from rlhf_host.functional.twins import twin
 
 _HOME = {
     "discounted_sum": "returns",
@@ -41,6 +42,7 @@ _HOME = {
     "policy_losses": "policy",
     "suffix_sum": "statistics",
     "turn_advantages": "statistics",
+    "twin": "twins",
     "value_loss": "returns",
     "whiten": "returns",
     "with_siblings": "statistics",
@@ -65,6 +67,7 @@ __all__ = [
     "policy_needs",
     "suffix_sum",
     "turn_advantages",
+    "twin",
     "value_loss",
     "whiten",
     "with_siblings",

@@ -36,8 +36,19 @@ class Head:
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
-def find_head(model: Any, decoder: Any) -> Head | None:
-    """The head that turns ``decoder``'s hidden states into ``model``'s logits on a few tokens, or ``None`` if none does.
+def scalar_head(model: Any) -> nn.Linear | None:
+    """The head of a model that gives one number per token, as transformers' sequence classification models do."""
+    score = getattr(model, "score", None)
+    return score if isinstance(score, nn.Linear) and score.out_features == 1 else None
+
+
+def decoder_of(model: Any) -> Any:
+    """The part that turns tokens into hidden states."""
+    return model.get_decoder() if scalar_head(model) is None else model.base_model
+
+
+def find_head(model: Any) -> Head | None:
+    """The head that turns the decoder's hidden states into the model's logits on a few tokens, or ``None`` if none does.
 
     Scale and softcap come from the config, under the names that models have for them, and count only where the logits agree.
     """
@@ -49,7 +60,7 @@ def find_head(model: Any, decoder: Any) -> Head | None:
     logits = model(input_ids=probe, use_cache=False).logits.float()
     if logits.shape[-1] != linear.out_features:
         return None
-    hidden = decoder(input_ids=probe, use_cache=False).last_hidden_state
+    hidden = decoder_of(model)(input_ids=probe, use_cache=False).last_hidden_state
     softcaps = (None, getattr(config, "final_logit_softcapping", None))
     candidates = [Head(linear, scale, softcap) for scale in _scales(model, config) for softcap in dict.fromkeys(softcaps)]
     gaps = [float((head(hidden) - logits).abs().max()) for head in candidates]

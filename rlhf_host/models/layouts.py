@@ -1,50 +1,23 @@
 """Layouts: how rows of prompts and completions become one model input.
 
-``padded``: a row of the batch per completion, right-padded. Causal attention needs no mask then: padding comes after every
-token that counts.
+``padded``: one right-padded row per completion. Causal attention needs no mask then: padding comes after every token that counts.
 
-``shared_prefix``: one line that holds every distinct prompt once and then every completion, without padding. All that works
-token by token (projections, MLPs, norms) runs on that line; only the attention sees rows, gathered as in ``padded``. So it is
-the same arithmetic in the same kernel and needs no mask, and a prompt's keys and values sum the gradients of its completions.
-Short rows on CPUs have an attention of their own that gathers less (``row_attention.py``).
+``shared``: one line that holds every distinct prompt once and then every completion, without padding. All that works token by
+token (projections, MLPs, norms) runs on that line; only the attention sees rows, gathered as in ``padded``
+(``models/attention.py``). So it is the same arithmetic in the same kernel and needs no mask, and a prompt's keys and values sum
+the gradients of its completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rlhf_host.models.row_attention import Blocks, RowAttention, make_blocks, takes
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """``[B, L]`` rows of a shared-prefix line: ``gather`` (flat ``[B·L]``) names a token for every place, ``back`` (``[N]``) a
-    place for every token."""
-
-    count: int
-    length: int
-    gather: Tensor
-    back: Tensor
-    prompts: Sequence[int]
-    """The length of every distinct prompt."""
-    lengths: Sequence[int]
-    """Per row, how many tokens follow its prompt."""
-    owners: Sequence[int]
-    """Per row, the index of its prompt."""
-    made: dict[int, Blocks] = field(default_factory=dict)
-
-    def blocks(self, heads: int) -> Blocks:
-        """For attention with this many key heads; made for the first layer that has them."""
-        if heads not in self.made:
-            self.made[heads] = make_blocks(self.prompts, self.lengths, self.owners, heads)
-        return self.made[heads]
+from rlhf_host.protocols import SharedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +25,13 @@ class Layout:
     """A model input, and where in its flattened hidden states ``[places, H]`` things are."""
 
     input_ids: Tensor
-    """``[B, L]``, or ``[1, N]`` in the shared-prefix layout."""
+    """``[B, L]``, or ``[1, N]`` in the shared layout."""
     predicts: Tensor
     """``[C]``: the place that predicts each completion token, in the order of ``completion_ids[completion_mask]``."""
     last: Tensor
     """``[B]``: the place of each row's last token."""
     position_ids: Tensor | None = None
-    rows: Rows | None = None
+    rows: SharedRows | None = None
 
     def inputs(self) -> dict[str, Any]:
         """Keyword arguments for a decoder."""
@@ -132,7 +105,7 @@ def shared_layout(
         predicts=before - 1,
         last=torch.where(sizes == 0, prompt_starts + prompts, starts + sizes) - 1,
         position_ids=torch.cat([_count_up(unique_sizes), torch.repeat_interleave(prompts, sizes) + steps])[None],
-        rows=Rows(
+        rows=SharedRows(
             len(prompt_ids),
             width,
             gather.flatten(),
@@ -142,6 +115,23 @@ def shared_layout(
             list(sharing),
         ),
     )
+
+
+def without_last(
+    make: Callable[[Sequence[Sequence[int]], Tensor, Sequence[int]], Layout],
+    prompt_ids: Sequence[Sequence[int]],
+    completions: Tensor,
+    lengths: Sequence[int],
+) -> Layout:
+    """A layout without each row's last token, from which nothing is read: it is predicted from the last place that is left."""
+    sizes = torch.tensor(lengths)
+    is_last = torch.zeros(len(completions), dtype=torch.bool)
+    is_last[sizes.cumsum(0)[sizes > 0] - 1] = True
+    layout = make(prompt_ids, completions[~is_last], [max(0, length - 1) for length in lengths])
+    predicts = torch.empty(len(completions), dtype=torch.int64)
+    predicts[is_last] = layout.last[sizes > 0]
+    predicts[~is_last] = layout.predicts
+    return replace(layout, predicts=predicts)
 
 
 def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None) -> list[int]:
@@ -157,7 +147,7 @@ def padded_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int]) -
 
 
 def shared_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> int:
-    """Tokens computed in the shared-prefix layout."""
+    """Tokens computed in the shared layout."""
     prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
     return sum(prompts.values()) + sum(lengths)
 
@@ -172,40 +162,6 @@ def to_device(layout: Layout, device: torch.device) -> Layout:
     if rows is not None:
         rows = replace(rows, gather=move(rows.gather), back=move(rows.back))
     return Layout(move(layout.input_ids), move(layout.predicts), move(layout.last), move(layout.position_ids), rows)
-
-
-def enable_shared_rows() -> None:
-    """Let transformers' sdpa attention take ``shared_rows``; without that argument it stays what it is.
-
-    It stays under the name ``sdpa``, because a layer that gradient checkpointing runs again looks its attention up by name.
-    """
-    AttentionInterface.register("sdpa", _attention)
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    shared_rows: Rows | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """``query``, ``key``, ``value``: ``[B, heads, L, D]``; result ``[B, L, heads, D]``."""
-    if shared_rows is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    rows = shared_rows
-    if takes(module, query, key, value, rows.length, kwargs):
-        scaling = kwargs.get("scaling")
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return RowAttention.apply(query, key, value, rows.blocks(key.shape[1]), scale), None
-
-    def gather(line: Tensor) -> Tensor:
-        tokens = line[0].transpose(0, 1)
-        return tokens.index_select(0, rows.gather).view(rows.count, rows.length, *tokens.shape[1:]).transpose(1, 2)
-
-    out, _ = sdpa_attention_forward(module, gather(query), gather(key), gather(value), None, **kwargs)
-    return out.flatten(0, 1).index_select(0, rows.back)[None], None
 
 
 def _count_up(sizes: Tensor) -> Tensor:

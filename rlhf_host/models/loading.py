@@ -31,6 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.quickstart import RECIPES, quickstart_model_dir
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,6 +77,11 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
     if trainable:
         _align(placed)
     return placed
+
+
+def context_length(model: Any) -> int:
+    """Longest row of tokens that the model has positions for."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
 
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
@@ -143,12 +149,10 @@ def remove_dropout(model: torch.nn.Module) -> None:
                 setattr(module, key, 0.0)
 
 
-def scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """The ``[1, H]`` head of a scalar model."""
-    score = getattr(model, "score", None)
-    if not isinstance(score, torch.nn.Linear) or score.out_features != 1:
+def _require_scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
+    if (head := scalar_head(model)) is None:
         raise UserError(f"{type(model).__name__} has no scalar head: give a causal model with one (ForSequenceClassification)")
-    return score
+    return head
 
 
 def vocabulary_size(role: RoleConfig) -> int | None:
@@ -192,7 +196,7 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
     if missing:
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
     if head == "scalar":
-        scalar_head(model)
+        _require_scalar_head(model)
     return model
 
 
@@ -238,7 +242,7 @@ def _new_head(model: PreTrainedModel, role: RoleConfig, trainable: bool) -> None
         raise UserError(
             f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
         )
-    torch.nn.init.zeros_(scalar_head(model).weight)
+    torch.nn.init.zeros_(_require_scalar_head(model).weight)
 
 
 def _align(model: PreTrainedModel) -> None:

@@ -32,8 +32,12 @@ GROUPS: dict[str, str] = {
     "engine": "rlhf.engines",
     "backend": "rlhf.backends",
     "runtime": "rlhf.runtimes",
+    "kernels": "rlhf.kernels",
 }
 """Kind → entry-point group."""
+
+PROTOCOLS = ("engine", "backend", "runtime", "kernels")
+"""Kinds that have a protocol instead of hooks."""
 
 DISABLE = "RLHF_DISABLE_PLUGINS"
 """Environment variable: plugins to leave out, ``name`` or ``distribution:name``, with commas between."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from types import CodeType, CoroutineType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, NoReturn
 
 import pluggy
@@ -20,12 +19,17 @@ from pluggy import HookimplOpts
 
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError, RunError, UserError, near_matches
-from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.selection import PYTHON
+from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
 
 THREADED = hookspecs.PER_AGENT | {"score"}
 """Hooks whose synchronous implementations run in the thread pool when awaited."""
+
+WORKER_HOOKS = frozenset({"compute_loss", "batch_statistics", "importance_weights"})
+"""Hooks that run on every rank: plugins with none of these stay with the controller."""
 
 _THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes
 
@@ -39,6 +43,8 @@ class Loaded:
     info: PluginInfo
     plugin: object
     weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What it was built from."""
 
     @property
     def key(self) -> str:
@@ -80,13 +86,39 @@ class PluginManager:
             self.by_key[one.key] = one
             self._register(one)
         self._refuse_rivals()
-        self._direct = self._unwrapped()
         self._blocking = {
             (key, hook)
             for hook in (THREADED if threads else ())
             for key, part in self._parts[hook].items()
             if not inspect.iscoroutinefunction(part.functions[hook])
         }
+
+    @classmethod
+    def from_specs(cls, specs: Sequence[PluginSpec]) -> PluginManager:
+        """A worker's plugins. Raises ``PluginError`` for one that is not the controller's."""
+        known = discover()
+        return cls([Loaded(one.kind, one.alias, one.locate(known), one.build(known), one.weight, one.options) for one in specs])
+
+    def specs(self) -> list[PluginSpec]:
+        """The plugins that implement or wrap a worker hook, in selection order, for other processes.
+
+        Raises:
+            PluginError: for one given as a Python object, which only this process has.
+        """
+        needed = [item for item in self.loaded if WORKER_HOOKS & set(self.hooks(item.key))]
+        for item in needed:
+            if item.info.distribution == PYTHON:
+                raise PluginError(
+                    f"{item.kind} {item.alias!r} is a Python object, and workers in other processes find plugins by name: install"
+                    " it as a plugin, or stay in this process"
+                )
+        return [
+            PluginSpec(
+                item.kind, info.kind, item.alias, info.name, info.distribution, info.version, dict(item.options), item.weight
+            )
+            for item in needed
+            for info in [item.info]
+        ]
 
     def names(self, hook: str, kind: str | None = None) -> list[str]:
         """Keys of the plugins that implement ``hook``, in selection order; those that only wrap it are not among them."""
@@ -114,9 +146,6 @@ class PluginManager:
         if key not in self._parts[hook]:
             return None
         try:
-            if (direct := self._direct.get((key, hook))) is not None:
-                function, names = direct
-                return function(**{name: kwargs[name] for name in names})
             results = self._caller(key, hook)(**kwargs)
             if not isinstance(results, list):
                 raise TypeError(f"a wrapper of {hook} returned {type(results).__name__} instead of the list its yield gave")
@@ -140,32 +169,12 @@ class PluginManager:
             result = await asyncio.wrap_future(self._threads.submit(lambda: self.call(key, hook, **kwargs)))
         else:
             result = self.call(key, hook, **kwargs)
-        if isinstance(result, CoroutineType) or inspect.isawaitable(result):
+        if inspect.isawaitable(result):
             try:
                 result = await result
             except (Exception, SystemExit) as error:
                 self._raise_named(error, key, hook)
         return result
-
-    def is_direct(self, key: str, hook: str) -> bool:
-        """Whether a call of the plugin's hook runs its function and no other plugin's wrapper."""
-        return (key, hook) in self._direct
-
-    def bound(self, key: str, hook: str) -> Callable[..., Awaitable[Any]]:
-        """``acall`` of one plugin's hook with the looking up done: for what is called hundreds of times a step."""
-        direct = self._direct.get((key, hook))
-        if direct is None or (key, hook) in self._blocking:
-            return partial(self.acall, key, hook)
-        function, names = direct
-
-        async def call(**kwargs: Any) -> Any:
-            try:
-                result = function(**{name: kwargs[name] for name in names})
-                return await result if isinstance(result, CoroutineType) or inspect.isawaitable(result) else result
-            except (Exception, SystemExit) as error:
-                self._raise_named(error, key, hook)
-
-        return call
 
     async def aone(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
         """As ``one``, by ``acall``."""
@@ -212,15 +221,6 @@ class PluginManager:
                 raise PluginError(
                     f"{self.by_key[key]} and {other} both play episodes ({hook}), and a run has one agent; leave one out"
                 )
-
-    def _unwrapped(self) -> dict[tuple[str, str], tuple[Callable[..., Any], tuple[str, ...]]]:
-        """Implementations that no plugin wraps, with the arguments they name: called thousands of times a step, so directly."""
-        found: dict[tuple[str, str], tuple[Callable[..., Any], tuple[str, ...]]] = {}
-        for hook in self._hooks:
-            implementations = getattr(self._pluggy.hook, hook).get_hookimpls()
-            if not any(one.wrapper or one.hookwrapper for one in implementations):
-                found |= {(one.plugin.key, hook): (one.function, tuple(one.argnames)) for one in implementations}
-        return found
 
     def _touching(self, hook: str) -> set[str]:
         return {implementation.plugin.key for implementation in getattr(self._pluggy.hook, hook).get_hookimpls()}

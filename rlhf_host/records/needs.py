@@ -39,6 +39,10 @@ class Needs:
     """Rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
     forbids: frozenset[str] = frozenset()
     """Names of host settings that make this plugin wrong, such as ``old_logprobs=sampler``."""
+    in_place: bool | None = None
+    """Of a weight sync: it is only for engines that sample from the trainer's own module (True), or only for others (False)."""
+    rounded_weights: bool = False
+    """Of a weight sync: engines get weights in fewer bits than the trainer has, so log-probabilities differ."""
 
 
 @dataclass(slots=True)

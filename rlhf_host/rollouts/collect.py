@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any, Literal, TypeVar
 
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import RunError
@@ -15,6 +15,8 @@ from rlhf_host.records.episodes import Drop, Episode, EpisodeFailed, Group, Task
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.scoring import judges, score_group
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -27,12 +29,12 @@ class Collected:
     unjudged: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-    spoiled: list[Trajectory] = field(default_factory=list)
+    unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log."""
 
     def trajectories_in_order(self) -> list[Trajectory]:
         """Those of the kept groups, then the unjudged ones."""
-        return [trajectory for group in self.groups for trajectory in group.trajectories] + self.spoiled
+        return [trajectory for group in self.groups for trajectory in group.trajectories] + self.unjudged_rows
 
     @property
     def lost(self) -> int:
@@ -54,13 +56,12 @@ class Draw:
     epoch: int
 
 
-class _Open:
-    """A group whose episodes are being played."""
+@dataclass(slots=True)
+class Played:
+    """A group whose episodes are over and scored, and why some of them failed."""
 
-    def __init__(self, group_id: str, draw: Draw, n: int):
-        self.group_id, self.draw, self.left = group_id, draw, n
-        self.found: list[list[Trajectory]] = [[] for _ in range(n)]
-        self.kept: Group | None = None
+    group: Group
+    failed: Counter[str]
 
 
 class Collector:
@@ -74,7 +75,7 @@ class Collector:
         *,
         n: int,
         seed: int,
-        split: str,
+        split: Literal["train", "eval"],
     ):
         self.episodes = episodes
         self.manager = manager
@@ -85,7 +86,6 @@ class Collector:
         self.seed = seed
         self.split = split
         self._live = 0
-        self._unfinished = 0
 
     async def fill(self, draw: Callable[[], Draw], groups: int, context: ScoreContext) -> Collected:
         """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped.
@@ -107,13 +107,15 @@ class Collector:
 
     async def run(self, draws: Sequence[Draw], context: ScoreContext, into: Collected) -> None:
         """Roll out and score the draws; kept groups are appended in draw order."""
-        first = into.drawn
+        for draw in draws:
+            self.episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
+        numbered = enumerate(draws, start=into.drawn)
         into.drawn += len(draws)
-        self._live = self._unfinished = len(draws) * self.n
+        self._live = len(draws) * self.n
         self.episodes.engine.expect(self._live)
-        opened = [_Open(f"{self.split}-{context.step}-{first + i}", draw, self.n) for i, draw in enumerate(draws)]
-        await self._play_all(opened, context, into)
-        into.groups.extend(group.kept for group in opened if group.kept is not None)
+        groups = [self._play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
+        for played in await side_by_side("scoring a group", groups):
+            self._settle(played, into)
         lost, total = into.lost, into.trajectories + into.failed.total()
         if total and lost / total > self.settings.max_unjudged:
             reason, count = (into.unjudged + into.failed).most_common(1)[0]
@@ -123,115 +125,76 @@ class Collector:
                 f"most often: {reason} ({count} times)"
             )
 
-    async def _play_all(self, opened: Sequence[_Open], context: ScoreContext, into: Collected) -> None:
-        """All episodes side by side; the first failure cancels the others, and it alone says what happened.
+    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> Played:
+        """All episodes of a group, then its scores."""
+        seed = episode_seed(self.seed, self.split, draw.task, draw.epoch)
+        failed = Counter[str]()
 
-        What a ``TaskGroup`` does, without its callback and turn of the loop for every task: there are hundreds in a step.
-        """
-        loop = asyncio.get_running_loop()
-        over: asyncio.Future[None] = loop.create_future()
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            for group in opened:
-                seed = episode_seed(self.seed, self.split, group.draw.task, group.draw.epoch)
-                if self.episodes.answers_in_groups(group.draw.task):
-                    plays = [partial(self._answer, group, seed, context, into, over)]
-                else:
-                    plays = [partial(self._play, group, sample, seed, context, into, over) for sample in range(self.n)]
-                tasks += [loop.create_task(_watched(play, group.group_id, over)) for play in plays]
-            if tasks:
-                await over
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await _all_ended(tasks)
-            raise
+        async def play(sample: int) -> list[Trajectory]:
+            number = f"{group_id}-{sample}"
+            episode = Episode(number, group_id, draw.task, sample=sample, seed=seed, split=self.split)
+            try:
+                return await self.episodes.play(episode)
+            except EpisodeFailed as failure:
+                failed[failure.reason] += 1
+                return []
+            finally:
+                self._live -= 1
+                self.episodes.engine.expect(self._live)
 
-    async def _play(
-        self, group: _Open, sample: int, seed: int, context: ScoreContext, into: Collected, over: asyncio.Future[None]
-    ) -> None:
-        """One episode."""
-        number, task = f"{group.group_id}-{sample}", group.draw.task
-        episode = Episode(number, group.group_id, task, sample=sample, seed=seed, split=self.split)  # type: ignore[arg-type]
-        try:
-            group.found[sample] = await self.episodes.run(episode)
-        except EpisodeFailed as failure:
-            into.failed[failure.reason] += 1
-        finally:
-            self._expect_less(1)
-        await self._see_to(group, 1, context, into, over)
-
-    async def _answer(
-        self, group: _Open, seed: int, context: ScoreContext, into: Collected, over: asyncio.Future[None]
-    ) -> None:
-        """A group of which every episode is one answer."""
-        try:
-            answers = await self.episodes.answer(group.group_id, group.draw.task, self.n, seed)
-            group.found = [[answer] for answer in answers]
-        except EpisodeFailed as failure:
-            into.failed[failure.reason] += self.n
-        finally:
-            self._expect_less(self.n)
-        await self._see_to(group, self.n, context, into, over)
-
-    def _expect_less(self, count: int) -> None:
-        self._live -= count
-        self.episodes.engine.expect(self._live)
-
-    async def _see_to(
-        self, group: _Open, ended: int, context: ScoreContext, into: Collected, over: asyncio.Future[None]
-    ) -> None:
-        """``ended`` more episodes of the group are over: with the last of them it is judged, with the last of all all is over."""
-        group.left -= ended
-        if not group.left:
-            await self._judge(group, context, into)
-        self._unfinished -= ended
-        if not self._unfinished and not over.done():
-            over.set_result(None)
-
-    async def _judge(self, opened: _Open, context: ScoreContext, into: Collected) -> None:
-        """Score a group whose episodes are over, and keep it or drop it."""
-        trajectories = [trajectory for found in opened.found for trajectory in found]
-        into.trajectories += len(trajectories)
+        episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
+        trajectories = [trajectory for rows in episodes for trajectory in rows]
         await score_group(self.manager, self.judges, trajectories, context, self.settings)
-        judged = [t for t in trajectories if t.reward is not None]
-        for trajectory in trajectories:
+        return Played(Group(group_id, draw.task, trajectories), failed)
+
+    def _settle(self, played: Played, into: Collected) -> None:
+        """Keep what is judged and no filter refuses. In draw order, so that a filter with state does not depend on timing."""
+        group = played.group
+        into.failed += played.failed
+        into.trajectories += len(group.trajectories)
+        for trajectory in group.trajectories:
             if trajectory.reward is None:
                 into.unjudged[trajectory.unjudged_reason or "unknown"] += 1
-                into.spoiled.append(trajectory)
-        if not judged:
+                into.unjudged_rows.append(trajectory)
+        group.trajectories = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+        if not group.trajectories:
             return
-        group = Group(opened.group_id, opened.draw.task, judged)
         if self.filters:
             for key, verdict in self.manager.each("keep_group", group=group):
                 if verdict is not True:
                     into.dropped[verdict.reason if isinstance(verdict, Drop) else key] += 1
                     return
-        opened.kept = group
+        into.groups.append(group)
 
 
-async def _watched(play: Callable[[], Awaitable[None]], group_id: str, over: asyncio.Future[None]) -> None:
-    """A failure ends ``over``."""
-    try:
-        await play()
-    except asyncio.CancelledError:
-        if not over.done():
-            over.set_exception(RunError(f"an episode of the group {group_id} was cancelled, and not by the host"))
-        raise
-    except BaseException as error:
-        if not over.done():
-            over.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
+async def side_by_side(what: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone.
 
+    Raises:
+        RunError: when a piece of work was cancelled by somebody else.
+    """
+    stray = RunError(f"{what} was cancelled, and not by the host")
 
-async def _all_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for cancelled tasks, which may have something to close, however often this task is cancelled meanwhile."""
-    again: asyncio.CancelledError | None = None
-    while pending := [task for task in tasks if not task.done()]:
+    async def guarded(work: Coroutine[Any, Any, T]) -> T:
         try:
-            await asyncio.wait(pending)
-        except asyncio.CancelledError as error:
-            again = error
-    if again is not None:
-        raise again
+            return await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise stray from None
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(guarded(work)) for work in works]
+    except BaseExceptionGroup as failures:
+        raise first_failure(failures)  # noqa: B904  (its own cause must stay)
+    if any(task.cancelled() for task in tasks):
+        raise stray
+    return [task.result() for task in tasks]
+
+
+def first_failure(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

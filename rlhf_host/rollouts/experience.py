@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Group, Trajectory
+from rlhf_host.records.episodes import Group, Reward, Trajectory
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.scoring import AGENT
 
@@ -27,42 +26,57 @@ def make_experience(
         groups: judged trajectories only.
         weights: reward alias → weight, as ``score_group`` used them.
     """
-    return as_tensors(read_groups(groups, weights), step=step, max_new_tokens=max_new_tokens, temperature=temperature)
+    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    if any(AGENT in row.rewards for row in rows):
+        weights = {**weights, AGENT: 1.0}
+    group_numbers = {group.group_id: number for number, group in enumerate(groups)}
+    episode_numbers: dict[str, int] = {}
+    # Flat columns over all rows' completion tokens, in one pass: there may be a hundred thousand rows.
+    ids: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    turns: list[int] = []
+    segment_lengths: list[int] = []
+    lengths: list[int] = []
+    for row in rows:
+        before, turn = len(ids), 0
+        for segment in row.completion:
+            acts, count = segment.kind == "action", len(segment.token_ids)
+            ids += segment.token_ids
+            logprobs += (segment.logprobs if acts else None) or [0.0] * count
+            versions += (segment.versions if acts else None) or [0] * count
+            turns.append(turn if acts else -1)
+            segment_lengths.append(count)
+            turn += acts
+        lengths.append(len(ids) - before)
+    completion_mask = torch.arange(max(1, *lengths)) < _tensor(lengths, np.int64)[:, None]
 
-
-def as_tensors(table: Table, *, step: int, max_new_tokens: int, temperature: float) -> Experience:
-    """The second half of ``make_experience``."""
-    rows, weights, names = table.rows, table.weights, list(table.weights)
-    lengths = _tensor(table.lengths, np.int64)
-    width = max(1, *table.lengths)
-    completion_mask = torch.arange(width) < lengths[:, None]
-
-    def spread(values: Tensor, fill: int) -> Tensor:
+    def spread(values: Tensor, fill: int = 0) -> Tensor:
         return values.new_full(completion_mask.shape, fill).masked_scatter_(completion_mask, values)
 
-    turns = torch.repeat_interleave(_tensor(table.turns, np.int64), _tensor(table.sizes, np.int64))
-    turn_ids = spread(turns, -1)
+    turn_ids = spread(torch.repeat_interleave(_tensor(turns, np.int64), _tensor(segment_lengths, np.int64)), -1)
     action_mask = turn_ids >= 0
+    totals = [[math.nan if (reward := row.rewards.get(name)) is None else reward.total for name in weights] for row in rows]
     return Experience(
-        prompt_ids=table.prompts,
-        completion_ids=spread(_tensor(table.ids, np.int64), 0),
+        prompt_ids=[row.prompt_ids for row in rows],
+        completion_ids=spread(_tensor(ids, np.int64)),
         completion_mask=completion_mask,
         action_mask=action_mask,
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
-        group_id=_tensor(table.groups, np.int64),
-        episode_id=_tensor(table.episodes, np.int64),
+        group_id=_tensor([group_numbers[row.group_id] for row in rows], np.int64),
+        episode_id=_tensor([episode_numbers.setdefault(row.episode_id, len(episode_numbers)) for row in rows], np.int64),
         unit_id=torch.arange(len(rows)),
-        task_index=_tensor(table.tasks, np.int64),
-        truncated=_tensor(table.truncated, np.bool_),
-        rewards=_tensor(table.rewards, np.float32),
-        plugin_rewards=_tensor(table.of_plugins, np.float32).reshape(len(rows), len(names)),
-        scores=_tensor(table.scores, np.float32),
-        token_rewards=_place_rewards(table, turn_ids, action_mask),
-        sampler_logprobs=spread(_tensor(table.logprobs, np.float32), 0),
-        versions=spread(_tensor(table.versions, np.int64), 0),
-        reward_names=tuple(names),
-        reward_weights=tuple(float(weights[name]) for name in names),
+        task_index=_tensor([row.task.index for row in rows], np.int64),
+        truncated=_tensor([row.truncated for row in rows], np.bool_),
+        rewards=_tensor([row.reward for row in rows], np.float32),
+        plugin_rewards=_tensor(totals, np.float32).reshape(len(rows), len(weights)),
+        scores=_tensor([math.nan if row.score is None else row.score for row in rows], np.float32),
+        token_rewards=_place_rewards(rows, weights, turn_ids, action_mask),
+        sampler_logprobs=spread(_tensor(logprobs, np.float32)),
+        versions=spread(_tensor(versions, np.int64)),
+        reward_names=tuple(weights),
+        reward_weights=tuple(map(float, weights.values())),
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -75,96 +89,28 @@ def _tensor(values: Sequence[Any], dtype: Any) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=dtype))
 
 
-@dataclass(slots=True)
-class Table:
-    """Columns over rows; ``ids``, ``logprobs`` and ``versions`` are over all rows' completion tokens, one after the other."""
-
-    rows: list[Trajectory]
-    weights: dict[str, float]
-    """By reward alias; ``agent`` is among them where agents gave rewards."""
-    prompts: list[list[int]] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    """Per segment."""
-    turns: list[int] = field(default_factory=list)
-    """Per segment; -1 for observations."""
-    lengths: list[int] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
-    episodes: list[int] = field(default_factory=list)
-    tasks: list[int] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    rewards: list[float | None] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    of_plugins: list[float] = field(default_factory=list)
-    """Per row and reward; NaN where it did not judge."""
-    whole: list[float] = field(default_factory=list)
-    """The weighted rewards that no plugin placed on turns or tokens."""
-    placing: list[int] = field(default_factory=list)
-    """Rows of which some are placed."""
-
-
-def read_groups(groups: Sequence[Group], weights: dict[str, float]) -> Table:
-    """The first half of ``make_experience``, without tensors: in the thread that made the trajectories, whose core has them in
-    its cache, it takes half the time. One pass, because there may be a hundred thousand rows."""
-    rows = [trajectory for group in groups for trajectory in group.trajectories]
-    if any(AGENT in row.rewards for row in rows):
-        weights = {**weights, AGENT: 1.0}
-    table, episodes = Table(rows, weights), dict[str, int]()
-    numbers = {group.group_id: number for number, group in enumerate(groups)}
-    for index, row in enumerate(rows):
-        before, turn = len(table.ids), 0
-        table.prompts.append(row.prompt_ids)
-        for segment in row.completion:
-            acts = segment.kind == "action"
-            count = len(segment.token_ids)
-            table.ids += segment.token_ids
-            table.logprobs += (segment.logprobs if acts else None) or [0.0] * count
-            table.versions += (segment.versions if acts else None) or [0] * count
-            table.sizes.append(count)
-            table.turns.append(turn if acts else -1)
-            turn += acts
-        table.lengths.append(len(table.ids) - before)
-        table.groups.append(numbers[row.group_id])
-        table.episodes.append(episodes.setdefault(row.episode_id, len(episodes)))
-        table.tasks.append(row.task.index)
-        table.truncated.append(row.truncated)
-        table.rewards.append(row.reward)
-        table.scores.append(math.nan if row.score is None else row.score)
-        whole, placed = 0.0, False
-        for name, weight in weights.items():
-            reward = row.rewards.get(name)
-            total = math.nan if reward is None else reward.total
-            table.of_plugins.append(total)
+def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_ids: Tensor, action_mask: Tensor) -> Tensor:
+    """``[B, T]``: the weighted rewards on their tokens: where the plugin said, else on the last action token."""
+    whole = [0.0] * len(rows)
+    placed: list[tuple[int, float, Reward]] = []
+    for i, row in enumerate(rows):
+        for alias, weight in weights.items():
+            reward = row.rewards.get(alias)
             if reward is None or weight == 0:
                 continue
             if reward.tokens is None and reward.turns is None:
-                whole += weight * total
+                whole[i] += weight * reward.total
             else:
-                placed = True
-        table.whole.append(whole)
-        if placed:
-            table.placing.append(index)
-    return table
-
-
-def _place_rewards(table: Table, turn_ids: Tensor, action_mask: Tensor) -> Tensor:
-    """``[B, T]``: the weighted rewards on their tokens: where the plugin said, else on the last action token."""
-    found = _on_last_action(_tensor(table.whole, np.float32), action_mask)
-    for i in table.placing:
-        for alias, reward in table.rows[i].rewards.items():
-            weight = table.weights.get(alias, 0.0)
-            if reward is None or weight == 0:
-                continue
-            if reward.tokens is not None:
-                found[i, action_mask[i]] += weight * torch.tensor([float(value) for value in reward.tokens])
-            elif reward.turns is not None:
-                for turn, value in enumerate(reward.turns):
-                    columns = (turn_ids[i] == turn).nonzero()
-                    if len(columns):
-                        found[i, columns[-1]] += weight * float(value)
-    return found
+                placed.append((i, weight, reward))
+    rewards = _on_last_action(_tensor(whole, np.float32), action_mask)
+    for i, weight, reward in placed:
+        if reward.tokens is not None:
+            rewards[i, action_mask[i]] += weight * torch.tensor([float(value) for value in reward.tokens])
+        for turn, value in enumerate(reward.turns or () if reward.tokens is None else ()):
+            columns = (turn_ids[i] == turn).nonzero()
+            if len(columns):
+                rewards[i, columns[-1]] += weight * float(value)
+    return rewards
 
 
 def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.records.tensors import Experience
-from rlhf_host.training.batching import deal, group_rows
+from rlhf_host.training.batching import group_rows
 
 UNEVEN = 0.03
 """How far the heaviest rank may be above the mean before groups are split, which costs their prompt once more."""
@@ -58,6 +58,19 @@ def deal_rows(batch: Experience, count: int, *, unit_rows: bool) -> list[list[in
         if even or unit_rows or all(len(unit) == 1 for unit in units):
             return [sorted(row for unit in hand for row in unit) for hand in hands]
         units = [part for unit in units for part in (unit[: -(-len(unit) // 2)], unit[-(-len(unit) // 2) :]) if part]
+
+
+def deal(units: Sequence[list[int]], sizes: Sequence[int], count: int) -> list[list[list[int]]]:
+    """Share units out among ``count`` hands so that each has about equally many tokens: the largest first, to the hand with
+    least. Within a hand they keep their order; with fewer units than hands some stay empty."""
+    if count == 1:
+        return [list(units)]
+    loads, hands = [0] * count, [list[int]() for _ in range(count)]
+    for number in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
+        hand = loads.index(min(loads))
+        loads[hand] += sizes[number]
+        hands[hand].append(number)
+    return [[list(units[number]) for number in sorted(hand)] for hand in hands]
 
 
 def _convert(value: Any, kind: type, change: Any) -> Any:

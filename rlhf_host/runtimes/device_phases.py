@@ -1,4 +1,4 @@
-"""Workers and engines on the same devices: their memory is taken in turns."""
+"""Workers and engines on the same devices: they use the memory one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlhf_host.runtimes.engine_pool import EnginePool
 
 
-class Turns:
+class DevicePhases:
     """While engines sample, what workers need for training lies in CPU memory; while those train, the engines sleep.
 
     For engines with the option ``sleep``. Both methods wait until it is done; call them from any thread but the event loop's.
@@ -46,7 +46,7 @@ class Turns:
                 self._away = True
             self._engines.wake()
 
-    def meet(self) -> None:
+    def both(self) -> None:
         """Before weights travel: both are there."""
         with self._lock:
             if self._away:

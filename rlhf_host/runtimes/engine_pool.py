@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlhf_host.engines.protocol import Request
+from rlhf_host.engines.requests import Request
 from rlhf_host.errors import LostError, RunError
-from rlhf_host.protocols import SyncTarget
+from rlhf_host.protocols import EngineTraits, SyncTarget
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
 from rlhf_host.runtimes.ray_actors import EngineInfo, EngineSetup, LifeOver
@@ -58,15 +58,12 @@ class _Seat:
     lane: Lane
     state: State = "unsynced"
     engine: RemoteEngine | None = None
-    waves: bool = False
     aborted: list[int] | None = None
     revival: asyncio.Task[None] | None = None
 
 
 class RemoteEngine:
     """One life of an engine as weight sync sees it (``SyncTarget.engine``)."""
-
-    model = None
 
     def __init__(self, pool: EnginePool, seat: _Seat, info: EngineInfo):
         self.name, self.life, self.version, self.pid = seat.name, info.life, info.version, info.pid
@@ -118,7 +115,7 @@ class RemoteEngine:
 
 
 class EnginePool:
-    """``engines.protocol.Engine`` over several.
+    """``protocols.Generator`` over several.
 
     A group's samples go to one engine, which has their prompt cached; new groups to the one with the fewest tokens in flight. All
     of one turn of the event loop travels in one call. An engine that dies is started again and given the current weights;
@@ -127,8 +124,11 @@ class EnginePool:
     Call everything but ``start`` on the run's event loop.
     """
 
-    def __init__(self, actors: Sequence[tuple[str, Any, EngineSetup]], *, wait_s: float = 60.0):
+    def __init__(self, actors: Sequence[tuple[str, Any, EngineSetup]], traits: EngineTraits, *, wait_s: float = 60.0):
         self._queue = Dispatcher(len(actors))
+        self._waves = traits.waves
+        for lane in self._queue.lanes:
+            lane.capacity = None if traits.largest_batch is None else AHEAD * traits.largest_batch
         self._seats = [_Seat(*parts, lane) for parts, lane in zip(actors, self._queue.lanes, strict=True)]
         self.version = -1
         self.resync: Callable[[], Awaitable[None]] | None = None
@@ -283,7 +283,7 @@ class EnginePool:
 
     def _held_back(self) -> bool:
         """Whether engines that work in waves should wait for more: a wave is best with all that may come."""
-        if not self._queue.arrived or not any(seat.waves for seat in self._seats):
+        if not self._queue.arrived or not self._waves:
             return False
         patience = self._news + QUIET_S - time.monotonic()
         if len(self._queue.arrived) + self._queue.in_flight >= self._expected or patience <= 0:
@@ -443,8 +443,7 @@ class EnginePool:
 
     def _seated(self, seat: _Seat, info: EngineInfo) -> None:
         seat.engine = RemoteEngine(self, seat, info)
-        seat.state, seat.waves = "unsynced", info.waves
-        seat.lane.capacity = None if info.capacity is None else AHEAD * info.capacity
+        seat.state = "unsynced"
 
 
 def _lost(error: Exception) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlhf_host.config.sections import ROLES, SHORTHANDS
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.records.needs import Needs
 
 Kind = Literal["cpu", "gpu"]
 
@@ -137,12 +138,6 @@ def _parse_block(text: str) -> Block:
     return Block(roles, int(match["devices"]), nodes, kind, strategy)
 
 
-def devices_per_engine(options: Mapping[str, Any]) -> int:
-    """Devices one engine works on, by the engine's options: its tensor × pipeline parallel size."""
-    given = {key.replace("-", "_"): value for key, value in options.items()}
-    return int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
-
-
 def plan_places(
     blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int = 1, default_kind: Kind = "cpu"
 ) -> list[Place]:
@@ -197,6 +192,17 @@ def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engin
     engines = tuple(tuple(range(begin, begin + unit)) for begin in range(0, block.total, unit)) if rollout else ()
     held = tuple(role for role in wanted if role in here and role != ROLLOUT)
     return Place(held, block.kind or default_kind, bundles, strategy, engines, rollout)
+
+
+def refuse_uneven(parts: int, backend: str, places: Sequence[Place], needs: Needs) -> None:
+    """Raises ``UserError`` where a place of a trained model has not a multiple of the ``parts`` that it is split over."""
+    trained = {need.name for need in needs.roles if need.trainable}
+    for place in places:
+        if place.devices % parts and trained & set(place.roles):
+            raise UserError(
+                f"placement {place.name}={place.devices}: backend {backend!r} splits every model over {parts} devices, and"
+                f" {place.devices} do not divide by {parts}; ask for a multiple of {parts}"
+            )
 
 
 def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> str | None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.allocator import keep_freed_memory
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.engines.protocol import Request
+from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.specs import PluginSpec, check_host
+from rlhf_host.protocols import Backend, Engine, EngineStart
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.needs import Needs, RoleNeed
-from rlhf_host.runtimes.specs import PluginSpec, check_host, load_protocol, make_manager
 
 if TYPE_CHECKING:
     from rlhf_host.runtimes.batch_shards import Shard
@@ -41,6 +42,7 @@ class WorkerSetup:
     needs: Needs
     plugins: Sequence[PluginSpec]
     backend: PluginSpec
+    kernels: Sequence[PluginSpec]
     train: TrainConfig
     total_updates: int
     gpu: bool
@@ -54,6 +56,7 @@ class EngineSetup:
 
     host_version: str
     engine: PluginSpec
+    kernels: Sequence[PluginSpec]
     role: RoleConfig
     version: int
     """Of the weights in ``role.model``; -1: a sync will bring others."""
@@ -68,10 +71,8 @@ class EngineInfo:
 
     life: str
     version: int
-    waves: bool
-    capacity: int | None
     context_length: int | None
-    """Longest row, where the engine has a limit of its own."""
+    exact: bool
     pid: int
 
 
@@ -124,8 +125,8 @@ class WorkerActor:
         return {"address": address, "port": port, "gpus": gpus, "node": node, "pid": os.getpid()}
 
     @_plainly
-    def start(self, setup: WorkerSetup, rank: int, size: int, address: str, port: int) -> dict[str, int]:
-        """Load the roles and meet the other processes. Gives every role's context length.
+    def start(self, setup: WorkerSetup, rank: int, size: int, address: str, port: int) -> tuple[dict[str, int], bool]:
+        """Load the roles and meet the other processes. Gives every role's context length, and whether all compute in 32 bits.
 
         Raises:
             UserError: plugins, models or options that cannot be used here.
@@ -137,43 +138,50 @@ class WorkerActor:
         import torch
 
         from rlhf_host.backends.ranks import Ranks
-        from rlhf_host.models.loading import load_model
-        from rlhf_host.runtimes.local import context_length
-        from rlhf_host.training.worker import Role, Worker
+        from rlhf_host.engines.kernels import TriedKernels
+        from rlhf_host.models.loading import context_length, load_model
+        from rlhf_host.training.role import Role
+        from rlhf_host.training.worker import Worker
         from rlhf_host.weight_sync.local_source import LocalWeights
 
-        keep_freed_memory()
         if setup.train.threads:
             torch.set_num_threads(setup.train.threads)
-        hooks = make_manager(setup.plugins)
-        backend_class, options = load_protocol(setup.backend)
+        hooks = PluginManager.from_specs(setup.plugins)
+        backend = setup.backend.build()
+        kernels = TriedKernels([(spec.name, spec.build()) for spec in setup.kernels])
         ranks = Ranks.join(rank, size, address, port, parts=setup.parts, backend="nccl" if setup.gpu else "gloo")
-        roles: dict[str, Role] = {}
+        roles = {}
         for need, settings in setup.roles:
-            model = load_model(settings, head=need.head, trainable=need.trainable)
-            backend = None
-            if need.trainable:
-                backend = backend_class(options, model=model, role=settings, total_updates=setup.total_updates, ranks=ranks)
-            roles[need.name] = Role(need.name, model if backend is None else backend.model, backend)
+            roles[need.name] = Role.of(
+                need.name,
+                load_model(settings, head=need.head, trainable=need.trainable),
+                setup.train,
+                kernels=kernels,
+                backend=backend if need.trainable else None,
+                settings=settings,
+                total_updates=setup.total_updates,
+                ranks=ranks,
+            )
         self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks)
         self.weights = None
         if (actor := roles.get("actor")) is not None:
-            gathered = actor.backend.gathered if actor.backend is not None else None
-            self.weights = LocalWeights(actor.model, gathered, rank=rank, size=size)
-        return {name: context_length(role.model) for name, role in roles.items()}
+            weights = actor.backend.weights if actor.backend is not None else None
+            self.weights = LocalWeights(actor.passes.model, weights, rank=rank, size=size)
+        exact = all(role.passes.exact and (role.backend is None or role.backend.exact) for role in roles.values())
+        return {name: context_length(role.passes.model) for name, role in roles.items()}, exact
 
     @_plainly
     def compute(self, what: str, role: str, shard: Shard) -> tuple[Any, float]:
         """``logprobs``, ``values`` or ``scores`` of the shard's rows as an array, and the seconds it took."""
         before = self.worker.compute_s
-        found = getattr(self.worker, what)(role, shard.experience())
-        return found.numpy(), self.worker.compute_s - before
+        outputs = self.worker.outputs(role, what, shard.experience())  # type: ignore[arg-type]
+        return outputs.numpy(), self.worker.compute_s - before
 
     @_plainly
-    def update(self, shard: Shard, whole: Any, first: bool) -> tuple[Any, float]:
+    def update(self, shard: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
         """This rank's part of one optimizer batch: its ``Update`` and the seconds it took."""
         before = self.worker.compute_s
-        update = self.worker.update(shard.experience(), first=first, whole=whole, rows=shard.rows)
+        update = self.worker.update(shard.experience(), sampled_now=sampled_now, whole=whole, rows=shard.rows)
         return update, self.worker.compute_s - before
 
     @_plainly
@@ -201,16 +209,16 @@ class WorkerActor:
     @_plainly
     def offload(self) -> None:
         """Move what only training needs off the device, where the backend can."""
-        self._move("offload")
+        for backend in self._backends():
+            backend.offload()
 
     @_plainly
     def reload(self) -> None:
-        self._move("reload")
+        for backend in self._backends():
+            backend.reload()
 
-    def _move(self, method: str) -> None:
-        for role in self.worker.roles.values():
-            if (move := getattr(role.backend, method, None)) is not None:
-                move()
+    def _backends(self) -> list[Backend]:
+        return [role.backend for role in self.worker.roles.values() if role.backend is not None]
 
     def _backend(self, name: str) -> Any:
         backend = self.worker.roles[name].backend
@@ -245,18 +253,10 @@ class EngineActor:
             check_host(setup.host_version)
             if setup.gpus is not None:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setup.gpus)
-            self.engine = _make_engine(setup)
-            if hasattr(self.engine, "dead"):
-                self.watch = asyncio.create_task(_leave_with(self.engine))
+            self.engine = _start_engine(setup)
+            self.watch = asyncio.create_task(_leave_with(self.engine))
         engine = self.engine
-        return EngineInfo(
-            life=self.life,
-            version=engine.version,
-            waves=bool(getattr(engine, "waves", False)),
-            capacity=getattr(getattr(engine, "options", None), "max_num_seqs", None),
-            context_length=getattr(engine, "max_model_len", None),
-            pid=os.getpid(),
-        )
+        return EngineInfo(self.life, engine.version, engine.context_length, engine.exact, os.getpid())
 
     async def generate(self, life: str, batch: Sequence[tuple[int, Request]]) -> AsyncIterator[list[Answer]]:
         """Sample all; answers come in lists, as they finish. A request that cannot be served has an error for an answer.
@@ -314,13 +314,11 @@ class EngineActor:
 
     @_plainly
     async def sleep(self) -> None:
-        if hasattr(self.engine, "sleep"):
-            await self.engine.sleep()
+        await self.engine.sleep()
 
     @_plainly
     async def wake(self) -> None:
-        if hasattr(self.engine, "wake"):
-            await self.engine.wake()
+        await self.engine.wake()
 
     async def close(self) -> None:
         engine, self.engine = self.engine, None
@@ -328,22 +326,26 @@ class EngineActor:
             await engine.close()
 
 
-def _make_engine(setup: EngineSetup) -> Any:
-    import torch
-
+def _start_engine(setup: EngineSetup) -> Engine:
+    from rlhf_host.engines.kernels import TriedKernels
     from rlhf_host.models.loading import load_model, load_tokenizer
+    from rlhf_host.runtimes.compute import OneThread
 
-    keep_freed_memory()
-    if setup.threads:
-        torch.set_num_threads(setup.threads)
-    cls, options = load_protocol(setup.engine)
-    tokenizer = load_tokenizer(setup.role)
-    if getattr(cls, "own_weights", False):
-        return cls(options, model=setup.role.model, tokenizer=tokenizer, version=setup.version)
-    # Trained weights are float32, and so must be what they are copied into.
-    dtype = "float32" if setup.role.dtype == "auto" else setup.role.dtype
-    model = load_model(setup.role.model_copy(update={"dtype": dtype}))
-    return cls(options, model=model, tokenizer=tokenizer, version=setup.version)
+    plugin = setup.engine.build()
+    model: Any = setup.role.model
+    if plugin.traits.takes == "module":
+        # Trained weights are float32, and so must be what they are copied into.
+        dtype = "float32" if setup.role.dtype == "auto" else setup.role.dtype
+        model = load_model(setup.role.model_copy(update={"dtype": dtype}))
+    return plugin.start(
+        EngineStart(
+            model=model,
+            tokenizer=load_tokenizer(setup.role),
+            version=setup.version,
+            compute=OneThread(setup.threads),
+            kernels=TriedKernels([(spec.name, spec.build()) for spec in setup.kernels]),
+        )
+    )
 
 
 def _use_loopback(address: str) -> None:

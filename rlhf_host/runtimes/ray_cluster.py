@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.schema import RayConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.runtimes.placement import Node, Place
+from rlhf_host.runtimes.ray import Ray
 
 SOCKET_ROOM = 107 - len("/session_2000-01-01_00-00-00_000000_0000000/sockets/plasma_store")
 """Longest path of a temporary directory: Ray puts Unix sockets beneath it, and their names may have 107 bytes."""
@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 class RayCluster:
     """``with``-less: ``start`` once, ``stop`` once; after that the environment is as before and no process is left."""
 
-    def __init__(self, settings: RayConfig):
+    def __init__(self, settings: Ray.Options):
         self.settings = settings
         self.made = False
         self._directory: Path | None = None

@@ -5,20 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlhf_host.config.schema import PluginChoice
 from rlhf_host.errors import LostError, RunError, UserError
-from rlhf_host.records.needs import Needs
+from rlhf_host.protocols import Update
 from rlhf_host.records.tensors import Experience
 from rlhf_host.runtimes.batch_shards import Shard, deal_rows, make_shard
-from rlhf_host.runtimes.placement import Place
-from rlhf_host.runtimes.specs import load_protocol, protocol_spec
 from rlhf_host.training.reduction import Denominators, Metrics
-from rlhf_host.training.worker import Update
 
 T = TypeVar("T")
 
@@ -58,26 +54,8 @@ class WorkerGroup:
         return self.call_each(method, [own for own in arguments for _ in range(self.parts)])
 
 
-def split_places(backend: PluginChoice, places: Sequence[Place], needs: Needs) -> int:
-    """Over how many neighbouring processes the backend splits every model that it trains.
-
-    Raises:
-        UserError: a place of such a model has not a multiple of as many devices.
-    """
-    cls, options = load_protocol(protocol_spec("backend", backend))
-    parts = int(cls.parts(options)) if hasattr(cls, "parts") else 1
-    trained = {need.name for need in needs.roles if need.trainable}
-    for place in places:
-        if place.devices % parts and trained & set(place.roles):
-            raise UserError(
-                f"placement {place.name}={place.devices}: backend {backend.plugin!r} splits every model over {parts} devices, and"
-                f" {place.devices} do not divide by {parts}; ask for a multiple of {parts}"
-            )
-    return parts
-
-
 class RemoteTrainer:
-    """``training.runtime.Trainer`` over groups; those with different roles work at the same time."""
+    """``protocols.Trainer`` over groups; those with different roles work at the same time."""
 
     def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool):
         self.groups = list(groups)
@@ -91,26 +69,16 @@ class RemoteTrainer:
         self.before: Callable[[bool], None] | None = None
         """Called before workers compute, with whether a role that is trained does."""
 
-    def logprobs(self, role: str, experience: Experience) -> Tensor:
-        return self._gather(role, experience, "logprobs")
-
-    def values(self, role: str, experience: Experience) -> Tensor:
-        return self._gather(role, experience, "values")
-
-    def scores(self, role: str, experience: Experience) -> Tensor:
-        return self._gather(role, experience, "scores")
-
-    def _gather(self, role: str, experience: Experience, what: str) -> Tensor:
+    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
         group = self.by_role[role]
         if self.before is not None:
             self.before(role in group.trainable)
-        shards = _Shards(experience, self.unit_rows)
+        shards = _Shards(batch, self.unit_rows)
         calls = [(what, role, reference) for reference in shards.references(group.ranks)]
-        found = wait_all(group.call_ranks("compute", calls), group.name)
-        self.compute_s += max(seconds for _, seconds in found)
-        shape = (len(experience),) if what == "scores" else (len(experience), experience.completion_ids.shape[1])
-        result = torch.zeros(shape)
-        for rows, (part, _) in zip(shards.rows(group.ranks), found[:: group.parts], strict=True):
+        answers = wait_all(group.call_ranks("compute", calls), group.name)
+        self.compute_s += max(seconds for _, seconds in answers)
+        result = torch.zeros((len(batch),) if what == "scores" else batch.completion_mask.shape)
+        for rows, (part, _) in zip(shards.rows(group.ranks), answers[:: group.parts], strict=True):
             if not rows:
                 continue
             if what == "scores":
@@ -119,7 +87,7 @@ class RemoteTrainer:
                 result[rows, : part.shape[1]] = torch.tensor(part)
         return result
 
-    def update(self, batch: Experience, *, first: bool = True) -> Update:
+    def update(self, batch: Experience, *, sampled_now: bool) -> Update:
         """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
         import ray
 
@@ -131,16 +99,17 @@ class RemoteTrainer:
         if self.before is not None:
             self.before(True)
         references = [
-            group.call_ranks("update", [(ref, whole, first) for ref in shards.references(group.ranks)]) for group in groups
+            group.call_ranks("update", [(ref, whole, sampled_now) for ref in shards.references(group.ranks)])
+            for group in groups
         ]
         names = [group.name for group in groups for _ in range(group.size)]
-        found: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
-        self.compute_s += max((seconds for _, seconds in found), default=0.0)
-        joined = Update(Metrics())
-        for update, _ in found:
-            joined.metrics.join(update.metrics)
-            joined.refused = joined.refused or update.refused
-        return joined
+        answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
+        self.compute_s += max((seconds for _, seconds in answers), default=0.0)
+        whole_update = Update(Metrics())
+        for update, _ in answers:
+            whole_update.metrics.join(update.metrics)
+            whole_update.refused = whole_update.refused or update.refused
+        return whole_update
 
 
 class _Shards:
@@ -148,7 +117,7 @@ class _Shards:
 
     def __init__(self, batch: Experience, unit_rows: bool):
         self._batch, self._unit_rows = batch, unit_rows
-        self._made: dict[int, tuple[list[list[int]], list[Any]]] = {}
+        self._by_count: dict[int, tuple[list[list[int]], list[Any]]] = {}
 
     def references(self, count: int) -> list[Any]:
         return self._for(count)[1]
@@ -159,11 +128,11 @@ class _Shards:
     def _for(self, count: int) -> tuple[list[list[int]], list[Any]]:
         import ray
 
-        if count not in self._made:
+        if count not in self._by_count:
             rows = deal_rows(self._batch, count, unit_rows=self._unit_rows)
             shards: Iterable[Shard] = (make_shard(self._batch, own) for own in rows)
-            self._made[count] = rows, [ray.put(shard) for shard in shards]
-        return self._made[count]
+            self._by_count[count] = rows, [ray.put(shard) for shard in shards]
+        return self._by_count[count]
 
 
 def wait_all(references: Sequence[Any], *names: str, within_s: float | None = None) -> list[Any]:

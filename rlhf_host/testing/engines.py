@@ -14,6 +14,7 @@ class ScriptedEngine:
 
     script: Callable[[Sequence[int], SampleKey], list[int]]
     version: int = 0
+    busy_s: float = 0.0
     logprob: float = -0.5
     calls: list[tuple[tuple[int, ...], Sampling, SampleKey]] = field(default_factory=list)
     expected: list[int] = field(default_factory=list)

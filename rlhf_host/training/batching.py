@@ -45,19 +45,6 @@ def plan_microbatches(
     return _fill(pieces, budget, cost)
 
 
-def deal(units: Sequence[list[int]], sizes: Sequence[int], count: int) -> list[list[list[int]]]:
-    """Share units out among ``count`` hands so that each has about equally many tokens: the largest first, to the hand with
-    least. Within a hand they keep their order; with fewer units than hands some stay empty."""
-    if count == 1:
-        return [list(units)]
-    loads, hands = [0] * count, [list[int]() for _ in range(count)]
-    for number in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
-        hand = loads.index(min(loads))
-        loads[hand] += sizes[number]
-        hands[hand].append(number)
-    return [[list(units[number]) for number in sorted(hand)] for hand in hands]
-
-
 def _fill(pieces: Sequence[list[int]], budget: int, cost: Cost) -> list[list[int]]:
     batches: list[list[int]] = []
     for piece in pieces:

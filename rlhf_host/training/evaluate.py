@@ -51,7 +51,7 @@ class Evaluation:
         metrics["eval/unjudged"] = float(collected.unjudged.total())
         metrics["eval/failed"] = float(collected.failed.total())
         metrics["time/eval"] = time.perf_counter() - started
-        return metrics, [t for group in collected.groups for t in group.trajectories] + collected.spoiled
+        return metrics, [t for group in collected.groups for t in group.trajectories] + collected.unjudged_rows
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -35,7 +34,7 @@ class EventLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlhf-events", daemon=True)
         self._waiting: asyncio.Task[Any] | None = None
-        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._awaited: Future[Any] | None = None
         self._handlers: dict[int, Any] = {}
         self._ended = False
         self._thread.start()
@@ -49,12 +48,7 @@ class EventLoop:
         if interruptible and self.stop_requested:
             work.close()
             raise Interrupted
-        future = asyncio.run_coroutine_threadsafe(self._tracked(work, interruptible), self._loop)
-        future.add_done_callback(lambda _: self._work.put(None))
-        while not future.done():
-            self._serve(self._work.get())
-            if self._ended and not future.done():
-                raise RunError("the event loop has ended: a plugin ended its thread")
+        future = self._awaited = asyncio.run_coroutine_threadsafe(self._tracked(work, interruptible), self._loop)
         try:
             return future.result()
         except (CancelledError, asyncio.CancelledError):
@@ -77,32 +71,8 @@ class EventLoop:
             self._loop.run_forever()
         finally:
             self._ended = True
-            self._work.put(None)
-
-    def execute(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on the thread that waits in ``run``, and return when it is done.
-
-        Generation and training then share one OpenMP pool: two pools on the same cores stop spinning and get several times slower.
-        """
-        done: Future[None] = Future()
-        self._work.put((work, done))
-        done.result()
-
-    def _serve(self, item: tuple[Callable[[], None], Future[None]] | None) -> None:
-        if item is None:
-            return
-        work, done = item
-        try:
-            work()
-        except BaseException as error:
-            if isinstance(error, Exception):
-                done.set_exception(error)
-            else:
-                # A second Ctrl-C ends this thread's work, not the event loop's thread.
-                done.set_exception(RunError("interrupted"))
-                raise
-        else:
-            done.set_result(None)
+            if self._awaited is not None and not self._awaited.done():
+                self._awaited.set_exception(RunError("the event loop has ended: a plugin ended its thread"))
 
     def __enter__(self) -> EventLoop:
         if threading.current_thread() is threading.main_thread():
@@ -169,11 +139,6 @@ class LoopHere(EventLoop):
             return self._loop.run_until_complete(self._tracked(work, interruptible))
         except asyncio.CancelledError:
             raise Interrupted from None
-
-    def execute(self, work: Callable[[], None]) -> None:
-        done: Future[None] = Future()
-        self._loop.call_soon_threadsafe(self._serve, (work, done))
-        done.result()
 
     def close(self) -> None:
         if not self._loop.is_closed():

@@ -21,17 +21,16 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import TaskStream
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.needs import Needs, Outcome, ScoreContext
+from rlhf_host.protocols import Runtime, Trainer
+from rlhf_host.records.needs import Needs, Outcome, RoleHandle, ScoreContext
 from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.collect import Collected, Collector, Draw
-from rlhf_host.rollouts.experience import Table, apply_rewards, as_tensors, read_groups, reward_metrics
+from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
-from rlhf_host.training.runtime import Runtime, Trainer
 from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
-from rlhf_host.weight_sync.verify import verified_syncs, verify_run
 
 
 @dataclass(slots=True)
@@ -57,6 +56,7 @@ class OnlineLoop:
     manager: PluginManager
     needs: Needs
     runtime: Runtime
+    handles: Mapping[str, RoleHandle]
     stream: TaskStream | SavedRollouts
     collector: Collector | SavedRollouts
     evaluation: Evaluation | None
@@ -74,7 +74,6 @@ class OnlineLoop:
     """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
     _saved: tuple[int, dict[str, float] | None] | None = None
     """Step and pending metrics of the checkpoint written last."""
-    _syncs: int = 0
 
     @property
     def steps(self) -> int:
@@ -129,11 +128,17 @@ class OnlineLoop:
         started = time.perf_counter()
         phases = Phases()
         busy = self._busy()
-        context = ScoreContext("train", number, self.runtime.handles, self.tokenizer)
-        with phases("rollout"):
-            collected, table = self.loop.run(self._roll_out(context))
+        context = ScoreContext("train", number, self.handles, self.tokenizer)
         rollout = self.config.rollout
-        experience = as_tensors(table, step=number, max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature)
+        with phases("rollout"):
+            collected = self.loop.run(self.collector.fill(self._draw, self.config.train.batch_size, context))
+        experience = make_experience(
+            collected.groups,
+            self.weights,
+            step=number,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+        )
         with phases("logprobs"):
             add_outputs(experience, self.runtime.trainer, self.needs, old_logprobs_mode(self.config))
         with phases("advantages"):
@@ -144,7 +149,7 @@ class OnlineLoop:
         metrics |= trained
         with phases("sync"):
             self.version += 1
-            self._sync()
+            self.sync()
         with phases("log"):
             self._log_trajectories(number, "train", collected)
         tokens = int(experience.action_mask.sum())
@@ -155,11 +160,6 @@ class OnlineLoop:
         metrics |= {"version": float(self.version), "epoch": float(self.stream.epoch)} | memory()
         return metrics
 
-    async def _roll_out(self, context: ScoreContext) -> tuple[Collected, Table]:
-        collected = await self.collector.fill(self._draw, self.config.train.batch_size, context)
-        # No tensors here: a second thread with an OpenMP pool of its own would slow generation down to a half.
-        return collected, read_groups(collected.groups, self.weights)
-
     def _draw(self) -> Draw:
         assert isinstance(self.stream, TaskStream)
         task = self.stream.next()
@@ -167,7 +167,7 @@ class OnlineLoop:
 
     def _busy(self) -> float:
         """Seconds that models computed so far: sampling, forward, backward, optimizer."""
-        return self.runtime.trainer.compute_s + getattr(self.runtime.engine, "busy_s", 0.0)
+        return self.runtime.trainer.compute_s + self.runtime.engine.busy_s
 
     def _train(self, experience: Experience, number: int) -> dict[str, float]:
         """``epochs × minibatches`` optimizer batches.
@@ -178,12 +178,12 @@ class OnlineLoop:
         train = self.config.train
         metrics = Metrics()
         made = skipped = 0
-        first = True
+        sampled_now = True
         for epoch in range(train.epochs):
             for rows in self._minibatches(experience, number, epoch):
                 batch = experience if rows is None else experience.select(rows)
-                update = self.runtime.trainer.update(batch, first=first)
-                first = False
+                update = self.runtime.trainer.update(batch, sampled_now=sampled_now)
+                sampled_now = False
                 if update.refused is None:
                     metrics.merge(update.metrics)
                     made += 1
@@ -208,16 +208,9 @@ class OnlineLoop:
         groups = experience.group_id.tolist()
         return [[row for row, group in enumerate(groups) if group in part] for part in parts if part]
 
-    def _sync(self) -> None:
-        """Bring the weights to the engines; the first few times, see whether they arrived."""
+    def sync(self) -> None:
+        """Bring the weights to the engines."""
         self.loop.run(self.runtime.sync(self.version), interruptible=False)
-        source, targets = self.runtime.source, self.runtime.targets
-        moved = any(source.model is None or target.engine.model is not source.model for target in targets)
-        if self._syncs < verified_syncs(self.config.sync.options.get("verify", "auto"), moved=moved):
-            synced = [target for target in targets if target.engine.version == self.version]
-            checking = verify_run(synced, self.runtime, self.version, self.config, self.tokenizer)
-            self.loop.run(checking, interruptible=False)
-        self._syncs += 1
 
     # --- after the step ---------------------------------------------------------------------------
 
@@ -267,14 +260,14 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
     for wanted in sorted(needs.outputs):
         role, _, what = wanted.rpartition(".")
         if role and what == "logprobs":
-            experience.logprobs[role] = trainer.logprobs(role, experience)
+            experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
         elif role and what == "values":
-            experience.values[role] = trainer.values(role, experience)
+            experience.values[role] = trainer.outputs(role, "values", experience)
         elif role and what == "bootstrap":
-            experience.bootstrap_value = trainer.scores(role, experience)
+            experience.bootstrap_value = trainer.outputs(role, "scores", experience)
     if mode == "recompute":
         known = experience.logprobs.get("actor")
-        experience.old_logprobs = trainer.logprobs("actor", experience) if known is None else known
+        experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known
     elif mode == "sampler":
         experience.old_logprobs = experience.sampler_logprobs
 

@@ -19,10 +19,10 @@ from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import Judges, judges, score_group
+from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.online import add_advantages, add_outputs
-from rlhf_host.training.run import run_context, told, using_roles
-from rlhf_host.training.runtime import Runtime
+from rlhf_host.training.run import run_context, run_lifecycle, using_roles
 from rlhf_host.training.trajectories import SavedStep, check_vocabulary, decoder
 
 
@@ -131,13 +131,13 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
     if not roles:
         with event_loop(config.debug) as events:
             try:
-                with told(events, manager, run_context(config, tokenizer, None, {}, resume_step=None)):
+                with run_lifecycle(events, manager, run_context(config, tokenizer, None, {}, resume_step=None)):
                     return _Replayer(config, manager, needs, events, None, tokenizer).run(steps)
             finally:
                 manager.close()
     check_vocabulary(steps, vocabulary_size(config.roles["actor"]))
-    with using_roles(config, manager, tokenizer, dataclasses.replace(needs, roles=roles)) as (runtime, events, _):
-        return _Replayer(config, manager, needs, events, runtime, tokenizer).run(steps)
+    with using_roles(config, manager, tokenizer, dataclasses.replace(needs, roles=roles)) as (started, events, _):
+        return _Replayer(config, manager, needs, events, started, tokenizer).run(steps)
 
 
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
@@ -155,7 +155,7 @@ class _Replayer:
     manager: PluginManager
     needs: Needs
     events: EventLoop
-    runtime: Runtime | None
+    started: Started | None
     tokenizer: Any
 
     def run(self, steps: Sequence[SavedStep]) -> Replay:
@@ -194,7 +194,7 @@ class _Replayer:
             row.rewards, row.reward, row.unjudged_reason = {}, None, None
             row.score = row.score if agent_judged else None
             groups.setdefault(row.group_id, []).append(row)
-        context = ScoreContext(step.split, step.step, self.runtime.handles if self.runtime else {}, self.tokenizer)
+        context = ScoreContext(step.split, step.step, self.started.handles if self.started else {}, self.tokenizer)
 
         async def score() -> None:
             scoring = (score_group(self.manager, by, group, context, self.config.rollout) for group in groups.values())
@@ -231,8 +231,8 @@ class _Replayer:
         )
         # The weights that sampled are gone, so what they gave their tokens stands for π_old.
         mode = "fused" if old_logprobs_mode(self.config) == "fused" else "sampler"
-        if self.runtime is not None:
-            add_outputs(experience, self.runtime.trainer, self.needs, mode)
+        if self.started is not None:
+            add_outputs(experience, self.started.runtime.trainer, self.needs, mode)
         elif mode == "sampler":
             experience.old_logprobs = experience.sampler_logprobs
         if self.manager.has("compute_advantages"):

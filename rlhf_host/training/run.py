@@ -1,32 +1,37 @@
-"""A run from its configuration to its outcome: what is checked, made, resumed and written, in order."""
+"""A run from its configuration to its outcome: what is checked, started, resumed and written, in order."""
 
 from __future__ import annotations
 
-import gc
-import json
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from rlhf_host.allocator import keep_freed_memory
-from rlhf_host.config.plan import PROTOCOLS, merge_needs
-from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
-from rlhf_host.config.yaml_file import save_config
-from rlhf_host.data.sources import NO_ROWS, GivenRows, TaskSet, TaskStream, load_tasks
+from rlhf_host.config.plan import merge_needs
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.data.sources import NO_ROWS, GivenRows, TaskStream
 from rlhf_host.errors import LostError, RunError, UserError
-from rlhf_host.models.loading import load_tokenizer, vocabulary_size
-from rlhf_host.plugins import requirements
-from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.selection import PYTHON, build, find
-from rlhf_host.records.episodes import Sampling
+from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import Generator
+from rlhf_host.records.episodes import Generation, Sampling
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunContext, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Collector, Draw
-from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.training.assemble import (
+    Inputs,
+    Started,
+    collector_of,
+    evaluation_of,
+    read_inputs,
+    runtime_start,
+    start_runtime,
+    tasks_of,
+)
 from rlhf_host.training.checkpoints import (
     Checkpoint,
     checkpoint_dirs,
@@ -36,26 +41,10 @@ from rlhf_host.training.checkpoints import (
     save_checkpoint,
     write_directory,
 )
-from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.online import OnlineLoop
-from rlhf_host.training.records import write_whole
-from rlhf_host.training.runtime import Runtime
-from rlhf_host.training.trajectories import SavedRollouts, check_vocabulary
-
-
-@dataclass(slots=True)
-class Inputs:
-    """What is read before anything is written."""
-
-    tokenizer: Any
-    tasks: TaskSet | SavedRollouts
-    held_out: TaskSet | None
-
-    @property
-    def notices(self) -> list[str]:
-        held_out = [f"held out: {line}" for line in self.held_out.report] if self.held_out else []
-        return [*self.tasks.report, *held_out]
+from rlhf_host.training.run_files import write_start
+from rlhf_host.training.trajectories import SavedRollouts
 
 
 def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: GivenRows = NO_ROWS) -> Outcome:
@@ -74,26 +63,23 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     if config.run_dir is None:
         raise UserError("the run has no run_dir")
     run_dir = Path(config.run_dir)
-    _set_up_process(config)
-    inputs = _read(config, rows)
+    inputs = read_inputs(config, rows)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
         _refuse_finished(config, checkpoint, run_dir, inputs)
     needs = merge_needs(manager)
-    runtime = _runtime(config)
     updates = config.train.steps * config.train.epochs * config.train.minibatches
     models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
-    runtime.start(config=config, manager=manager, needs=needs, tokenizer=inputs.tokenizer, total_updates=updates, models=models)
-    _write_start(config, manager, run_dir)
+    started = start_runtime(config, runtime_start(config, manager, needs, inputs.tokenizer, updates, models))
     with event_loop(config.debug) as events:
-        runtime.compute_with(events.execute)
         try:
-            loop = _online(config, manager, needs, runtime, inputs, events, run_dir)
+            write_start(config, manager, run_dir)
+            loop = _online(config, manager, started, inputs, events, run_dir)
             if checkpoint is not None:
                 _restore(loop, checkpoint)
             outcome = _guarded(loop, checkpoint, resume, inputs.notices)
         finally:
-            events.run(runtime.close(), interruptible=False)
+            events.run(started.runtime.close(), interruptible=False)
             manager.close()
     return outcome
 
@@ -102,9 +88,9 @@ def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: GivenRows 
     """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
-    held_out = _tasks(config, data, "eval", tokenizer, config.eval.seed, rows)
-    with _without_training(config, manager, tokenizer) as (runtime, events, outcome):
-        evaluation = _evaluation(config, manager, runtime, tokenizer, held_out, data)
+    held_out = tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows)
+    with _without_training(config, manager, tokenizer) as (started, events, outcome):
+        evaluation = evaluation_of(config, manager, started, tokenizer, held_out, data)
         metrics, trajectories = events.run(evaluation.run(0))
         for key in manager.names("log_trajectories"):
             manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
@@ -132,7 +118,7 @@ def rollout_only(
         KeyboardInterrupt: when asked to stop; the steps that ``each`` was told of are whole.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
-    tasks = _tasks(config, config.data, "train", tokenizer, config.seed, rows)
+    tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows)
     stream = TaskStream(tasks, config.seed, config.data.shuffle)
 
     def draw() -> Draw:
@@ -142,31 +128,44 @@ def rollout_only(
     async def unjudged(step: int, wanted: int) -> Collected:
         collected = Collected()
         await collector.run([draw() for _ in range(wanted)], ScoreContext("train", step), collected)
-        order = {f"train-{step}-{number}": number for number in range(wanted)}
-        collected.spoiled.sort(key=lambda row: (order[row.group_id], row.sample))
         return collected
 
-    with _without_training(config, manager, tokenizer) as (runtime, events, outcome):
-        collector = _collector(config, manager, runtime, tokenizer)
+    with _without_training(config, manager, tokenizer) as (started, events, outcome):
+        collector = collector_of(config, manager, started, tokenizer)
         judged = collector.judges or config.agent.plugin != RunConfig().agent.plugin
         if not judged:
             collector.settings = collector.settings.model_copy(update={"max_unjudged": 1.0})
         for step, wanted in enumerate(prompts, start=1):
-            context = ScoreContext("train", step, runtime.handles, tokenizer)
+            context = ScoreContext("train", step, started.handles, tokenizer)
             each(step, events.run(collector.fill(draw, wanted, context) if judged else unjudged(step, wanted)))
             outcome.step = step
+
+
+def generate_only(
+    config: RunConfig, tokenizer: Any, prompt_ids: Sequence[Sequence[int]], sampling: Sampling, *, n: int, seed: int
+) -> list[list[Generation]]:
+    """``n`` completions of each prompt by the run's engine; no plugin takes part."""
+    manager = PluginManager([])
+
+    async def sample(engine: Generator) -> list[Generation]:
+        engine.expect(n * len(prompt_ids))
+        keys = [(ids, (seed, number, one)) for number, ids in enumerate(prompt_ids) for one in range(n)]
+        return list(await asyncio.gather(*(engine.generate(ids, sampling, key) for ids, key in keys)))
+
+    with using_roles(config, manager, tokenizer, Needs(roles=(RoleNeed("actor", source=None),))) as (started, events, _):
+        answers = events.run(sample(started.runtime.engine))
+    return [answers[begin : begin + n] for begin in range(0, len(answers), n)]
 
 
 @contextmanager
 def _without_training(
     config: RunConfig, manager: PluginManager, tokenizer: Any
-) -> Iterator[tuple[Runtime, EventLoop, Outcome]]:
+) -> Iterator[tuple[Started, EventLoop, Outcome]]:
     """The actor and the plugins' frozen roles, between ``run_started`` and ``run_finished``.
 
     Raises:
         KeyboardInterrupt: when the body was interrupted.
     """
-    _set_up_process(config)
     roles = tuple(need for need in merge_needs(manager).roles if not need.trainable and need.name != "actor")
     needs = Needs(roles=(RoleNeed("actor", source=None), *roles))
     with using_roles(config, manager, tokenizer, needs) as used:
@@ -176,27 +175,25 @@ def _without_training(
 @contextmanager
 def using_roles(
     config: RunConfig, manager: PluginManager, tokenizer: Any, needs: Needs
-) -> Iterator[tuple[Runtime, EventLoop, Outcome]]:
+) -> Iterator[tuple[Started, EventLoop, Outcome]]:
     """A runtime with the roles of ``needs`` and an event loop, between ``run_started`` and ``run_finished``.
 
     Raises:
         KeyboardInterrupt: when the body was interrupted.
     """
-    runtime = _runtime(config)
-    runtime.start(config=config, manager=manager, needs=needs, tokenizer=tokenizer, total_updates=0, models={})
+    started = start_runtime(config, runtime_start(config, manager, needs, tokenizer, 0, {}))
     with event_loop(config.debug) as events:
-        runtime.compute_with(events.execute)
         try:
-            context = run_context(config, tokenizer, None, runtime.handles, resume_step=None)
-            with told(events, manager, context) as outcome:
-                yield runtime, events, outcome
+            context = run_context(config, tokenizer, None, started.handles, resume_step=None)
+            with run_lifecycle(events, manager, context) as outcome:
+                yield started, events, outcome
         finally:
-            events.run(runtime.close(), interruptible=False)
+            events.run(started.runtime.close(), interruptible=False)
             manager.close()
 
 
 @contextmanager
-def told(events: EventLoop, manager: PluginManager, context: RunContext) -> Iterator[Outcome]:
+def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext) -> Iterator[Outcome]:
     """``run_started`` before and ``run_finished`` after, with the outcome that the body fills in.
 
     Raises:
@@ -214,75 +211,8 @@ def told(events: EventLoop, manager: PluginManager, context: RunContext) -> Iter
         _call_closing(events, manager, outcome)
 
 
-# --- before the run -----------------------------------------------------------------------------
-
-
-def _set_up_process(config: RunConfig) -> None:
-    keep_freed_memory()
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
-
-
-def _read(config: RunConfig, rows: GivenRows) -> Inputs:
-    tokenizer = load_tokenizer(config.roles["actor"])
-    if config.from_trajectories is not None:
-        saved = SavedRollouts(config)
-        check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))
-        return Inputs(tokenizer, saved, None)
-    tasks = _tasks(config, config.data, "train", tokenizer, config.seed, rows)
-    held_out = None
-    if config.eval.data.sources:
-        held_out = _tasks(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows)
-    return Inputs(tokenizer, tasks, held_out)
-
-
-def _tasks(
-    config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, seed: int, rows: GivenRows
-) -> TaskSet:
-    room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
-    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, given=rows)
-
-
-def _runtime(config: RunConfig) -> Runtime:
-    runtime: Any = build(find("runtime", config.runtime.plugin), config.runtime.options)
-    return runtime
-
-
-def _write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> None:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    save_config(config, run_dir / "config.yaml")
-    plugins = [_plugin_entry(item) for item in manager.loaded]
-    aside = run_dir / ".plugins.json.partial"
-    aside.write_text(json.dumps(plugins, indent=1) + "\n")
-    aside.replace(run_dir / "plugins.json")
-    write_whole(run_dir / requirements.FILE, _requirements(config, manager).encode())
-
-
-def _requirements(config: RunConfig, manager: PluginManager) -> str:
-    """Exact versions of what the run stands on."""
-    plugins = [item.info for item in manager.loaded]
-    plugins += [find(kind, getattr(config, kind).plugin) for kind in PROTOCOLS]
-    used = {info.name for info in plugins} | sys.modules.keys()
-    extras = [extra for extra in requirements.extras_of_host() if extra in used]
-    return requirements.pinned([info.distribution for info in plugins], extras)
-
-
-def _plugin_entry(item: Loaded) -> dict[str, Any]:
-    """What reproducing the run needs to know: an installed plugin's distribution, or where a Python object was defined."""
-    given = item.info.distribution == PYTHON
-    installed = {"distribution": item.info.distribution, "version": item.info.version}
-    source = {"distribution": None, "version": None, "object": item.info.value} if given else installed
-    return {"kind": item.kind, "alias": item.alias, "name": item.info.name, **source, "weight": item.weight}
-
-
 def _online(
-    config: RunConfig,
-    manager: PluginManager,
-    needs: Needs,
-    runtime: Runtime,
-    inputs: Inputs,
-    events: EventLoop,
-    run_dir: Path,
+    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> OnlineLoop:
     stream: TaskStream | SavedRollouts
     collector: Collector | SavedRollouts
@@ -291,16 +221,17 @@ def _online(
         weights = inputs.tasks.weights
     else:
         stream = TaskStream(inputs.tasks, config.seed, config.data.shuffle)
-        collector = _collector(config, manager, runtime, inputs.tokenizer)
+        collector = collector_of(config, manager, started, inputs.tokenizer)
         weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
     evaluation = None
     if inputs.held_out is not None:
-        evaluation = _evaluation(config, manager, runtime, inputs.tokenizer, inputs.held_out, config.eval.data)
+        evaluation = evaluation_of(config, manager, started, inputs.tokenizer, inputs.held_out, config.eval.data)
     return OnlineLoop(
         config=config,
         manager=manager,
-        needs=needs,
-        runtime=runtime,
+        needs=started.needs,
+        runtime=started.runtime,
+        handles=started.handles,
         stream=stream,
         collector=collector,
         evaluation=evaluation,
@@ -312,42 +243,6 @@ def _online(
     )
 
 
-def _collector(config: RunConfig, manager: PluginManager, runtime: Runtime, tokenizer: Any) -> Collector:
-    rollout = config.rollout
-    sampling = _sampling(rollout, rollout)
-    episodes = _episodes(manager, runtime, tokenizer, config.data, sampling, rollout)
-    return Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
-
-
-def _evaluation(
-    config: RunConfig, manager: PluginManager, runtime: Runtime, tokenizer: Any, held_out: TaskSet, data: DataConfig
-) -> Evaluation:
-    settings, rollout = config.eval, config.rollout
-    sampling = _sampling(settings, rollout)
-    episodes = _episodes(manager, runtime, tokenizer, data, sampling, rollout)
-    collector = Collector(episodes, manager, rollout, n=settings.n, seed=settings.seed, split="eval")
-    return Evaluation(held_out.tasks, collector, settings, runtime.handles, tokenizer)
-
-
-def _sampling(drawn: RolloutConfig | EvalConfig, rollout: RolloutConfig) -> Sampling:
-    return Sampling(
-        max_new_tokens=drawn.max_new_tokens or rollout.max_new_tokens,
-        temperature=drawn.temperature,
-        top_p=drawn.top_p,
-        top_k=drawn.top_k,
-        min_p=drawn.min_p,
-        stop=tuple(rollout.stop),
-        stop_token_ids=tuple(rollout.stop_token_ids),
-    )
-
-
-def _episodes(
-    manager: PluginManager, runtime: Runtime, tokenizer: Any, data: DataConfig, sampling: Sampling, rollout: RolloutConfig
-) -> Episodes:
-    longest = min(rollout.max_tokens or runtime.context_length, runtime.context_length)
-    return Episodes(manager, runtime.engine, tokenizer, data, sampling, longest, rollout.episode_retries)
-
-
 # --- the run ------------------------------------------------------------------------------------
 
 
@@ -357,44 +252,24 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
     outcome = Outcome("failed", loop.step, loop.run_dir)
     try:
-        context = run_context(loop.config, loop.tokenizer, loop.run_dir, loop.runtime.handles, resume_step, notices)
+        context = run_context(loop.config, loop.tokenizer, loop.run_dir, loop.handles, resume_step, notices)
         _call_all(events, manager, "run_started", context=context)
-        _call_all(events, manager, "sync_connect", targets=loop.runtime.targets)
-        loop._sync()
-        with rare_collection():
-            outcome = loop.run()
+        loop.sync()
+        outcome = loop.run()
         if outcome.status == "finished" and loop.config.checkpoint.final:
             write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
     except BaseException as error:
-        said = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         lost = _is_lost(error)
         if lost:
-            said = f"{said.rstrip('.')}; {_way_on(loop.run_dir)}"
-        outcome = Outcome("failed", loop.step, loop.run_dir, error=said)
+            message = f"{message.rstrip('.')}; {_way_on(loop.run_dir)}"
+        outcome = Outcome("failed", loop.step, loop.run_dir, error=message)
         if lost:
-            raise RunError(said) from error
+            raise RunError(message) from error
         raise
     finally:
         _call_closing(events, manager, outcome)
     return outcome
-
-
-@contextmanager
-def rare_collection() -> Iterator[None]:
-    """Look for reference cycles after 100,000 new objects instead of 700, and leave out what is there already.
-
-    A step makes thousands of objects that all go at its end, and torch and transformers have hundreds of thousands that stay:
-    walking through them again and again would double a rollout's time.
-    """
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _is_lost(error: BaseException | None) -> bool:
@@ -460,10 +335,7 @@ def _save(loop: OnlineLoop) -> None:
     plugins = {key: plain_state(state, key) for key, state in manager.each("state_dict")}
     tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
 
-    def saver(name: str) -> Any:
-        return lambda directory: runtime.save_role(name, directory)
-
-    savers = {name: saver(name) for name in runtime.trainable}
+    savers = {need.name: partial(runtime.save_role, need.name) for need in loop.needs.roles if need.trainable}
     save_checkpoint(loop.run_dir, loop.step, loop.state_dict(), tensors, savers, runtime.save_state)
     best = loop.best["step"] if loop.best else None
     keep_checkpoints(loop.run_dir, loop.config.checkpoint.keep, best)

@@ -385,7 +385,7 @@ class SavedRollouts:
         for row in step.rows:
             if row.reward is None:
                 found.unjudged[row.unjudged_reason or "unknown"] += 1
-                found.spoiled.append(row)
+                found.unjudged_rows.append(row)
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
+from rlhf_host.protocols import Bucket
 
-Bucket = list[tuple[str, Tensor]]
 ALIGNMENT = 64
 
 

@@ -9,9 +9,8 @@ from pydantic import Field, PositiveInt
 
 from rlhf_host.errors import RunError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.protocols import SyncTarget
+from rlhf_host.protocols import SyncTarget, WeightSource
 from rlhf_host.records.needs import RunContext
-from rlhf_host.weight_sync.access import Source
 from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions
 
 SHARDS = "rlhf_host.weight_sync.weight_files"
@@ -36,7 +35,7 @@ class Checkpoint(RemoteSync):
         if self._directory is None and context.run_dir is not None:
             self._directory = context.run_dir / "weights"
 
-    async def transfer(self, source: Source, targets: Sequence[SyncTarget], version: int) -> None:
+    async def transfer(self, source: WeightSource, targets: Sequence[SyncTarget], version: int) -> None:
         if self._directory is None:
             raise RunError("weight sync checkpoint has no directory: set --sync.directory")
         directory = str(self._directory.expanduser().absolute())

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host.protocols import SyncTarget
-from rlhf_host.weight_sync.access import Source
+from rlhf_host.protocols import SyncTarget, WeightSource
 from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync
 
 MEETING = "rlhf_host.weight_sync.rendezvous"
@@ -26,7 +25,7 @@ class ConnectedSync(RemoteSync):
 
     def __init__(self, options: Any):
         super().__init__(options)
-        self._trainer: Source | None = None
+        self._trainer: WeightSource | None = None
         self._members: list[SyncTarget] = []
         self._place: tuple[str, int] | None = None
         self._number = 0
@@ -38,7 +37,7 @@ class ConnectedSync(RemoteSync):
     def address(self, found: Sequence[Mapping[str, Any]]) -> str | None:
         return LOOPBACK
 
-    async def transfer(self, source: Source, targets: Sequence[SyncTarget], version: int) -> None:
+    async def transfer(self, source: WeightSource, targets: Sequence[SyncTarget], version: int) -> None:
         same = [id(target.engine) for target in targets] == [id(target.engine) for target in self._members]
         if self._trainer is not source or not same:
             await self.release()
@@ -50,7 +49,7 @@ class ConnectedSync(RemoteSync):
         jobs[TRAINER] = source.run(send, number=self._number, **self.options.wire())
         await self.together(f"version {version}", jobs)
 
-    async def _connect(self, source: Source, targets: Sequence[SyncTarget]) -> None:
+    async def _connect(self, source: WeightSource, targets: Sequence[SyncTarget]) -> None:
         jobs = {target.name: target.engine.run(f"{MEETING}:describe") for target in targets}
         told = await self.together("connecting", {TRAINER: source.run(f"{MEETING}:describe")} | jobs)
         found = [told[TRAINER][0], *(told[target.name] for target in targets)]

@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_host.errors import RunError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.protocols import SyncTarget
+from rlhf_host.records.needs import Needs
 from rlhf_host.weight_sync.remote_sync import VerifiedOptions
 
 
@@ -20,13 +21,17 @@ class InProcess:
         self.targets: list[SyncTarget] = []
 
     @hookimpl
+    def needs(self) -> Needs:
+        return Needs(in_place=True)
+
+    @hookimpl
     def sync_connect(self, targets: Sequence[SyncTarget]) -> None:
         self.targets = list(targets)
 
     @hookimpl
     def sync_weights(self, source: Any, version: int) -> None:
         for target in self.targets:
-            if source.model is None or getattr(target.engine, "model", None) is not source.model:
+            if not target.in_place:
                 raise RunError(
                     f"engine {target.name} holds weights of its own: in_process cannot update it; choose another --sync"
                     " (ipc on one machine, broadcast between machines)"

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from rlhf_host.engines.loading import Loader
 from rlhf_host.errors import RunError
-from rlhf_host.weight_sync.access import Weights
+from rlhf_host.protocols import Loader, Weights
 from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
 from rlhf_host.weight_sync.remote_sync import OtherEndGone
 from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, outward_address

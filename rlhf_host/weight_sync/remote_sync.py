@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.protocols import SyncTarget
-from rlhf_host.weight_sync.access import Source
+from rlhf_host.protocols import SyncTarget, WeightSource
+from rlhf_host.records.needs import Needs
 
 TRAINER = "trainer"
 GRACE_S = 3.0
@@ -67,7 +67,11 @@ class RemoteSync:
         self.targets: list[SyncTarget] = []
         self._held: dict[str, tuple[Any, int]] = {}
 
-    async def transfer(self, source: Source, targets: Sequence[SyncTarget], version: int) -> None:
+    @hookimpl
+    def needs(self) -> Needs:
+        return Needs(in_place=False, rounded_weights=self.options.dtype != "auto")
+
+    async def transfer(self, source: WeightSource, targets: Sequence[SyncTarget], version: int) -> None:
         raise NotImplementedError
 
     async def release(self) -> None:
@@ -79,12 +83,12 @@ class RemoteSync:
         self.targets = list(targets)
 
     @hookimpl
-    async def sync_weights(self, source: Any, version: int) -> None:
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
         behind = [target for target in self.targets if not self._holds(target, version)]
         if not behind:
             return
         for target in behind:
-            if source.model is not None and getattr(target.engine, "model", None) is source.model:
+            if target.in_place:
                 raise UserError(
                     f"engine {target.name} samples from the trainer's own weights: nothing is to be sent; use --sync in_process"
                 )

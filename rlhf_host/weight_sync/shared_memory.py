@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.engines.loading import Loader
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.weight_sync.access import Weights
+from rlhf_host.protocols import Loader, Weights
 from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
 from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.episodes import Generation, Sampling, Segment, Task, Trajectory
@@ -19,6 +17,8 @@ PROMPT_TOKENS = 320
 NEW_TOKENS = 8
 AUTO = 2
 """Syncs that ``auto`` verifies. The second is the one that finds keys and values kept from the first."""
+PROBES = 4
+"""Continuations of the probe by an engine that was started again: each may end after a few tokens."""
 TOLERANCE = 1e-4
 RUN_TOLERANCE = 1e-3
 """In a run, where all compute in 32 bits."""
@@ -45,22 +45,6 @@ def verified_syncs(setting: str | int, *, moved: bool = True) -> float:
     return value
 
 
-def run_tolerance(config: RunConfig) -> float:
-    """How far apart engines and trainer may be in this run: little where they compute alike."""
-    import torch
-
-    said = [config.train.autocast, *(config.engine.options.get(name, "auto") for name in ("dtype", "autocast"))]
-    said += [config.sync.options.get("dtype") or "auto", config.backend.options.get("precision", "fp32")]
-    alike = not (torch.cuda.is_available() or _cluster_has_gpus()) and set(said) <= {"auto", "off", "float32", "fp32"}
-    return RUN_TOLERANCE if alike else ROUGH_TOLERANCE
-
-
-def _cluster_has_gpus() -> bool:
-    """The controller may have none where workers and engines do."""
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
-
-
 def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:
     """The same several hundred ordinary tokens every time, so that engines have them in their caches; shorter where the
     model has no room for them."""
@@ -68,22 +52,6 @@ def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:
     ordinary = [token for token in range(min(len(tokenizer), 4096)) if token not in special]
     length = max(1, min(PROMPT_TOKENS, context_length - NEW_TOKENS - 1))
     return np.random.default_rng(0).choice(ordinary, length).tolist()
-
-
-async def verify_run(targets: Sequence[SyncTarget], runtime: Any, version: int, config: RunConfig, tokenizer: Any) -> float:
-    """``verify_sync`` with a run's actor, prompt, temperature and tolerance.
-
-    Args:
-        runtime: its ``handles`` have the actor, its ``context_length`` bounds the prompt.
-    """
-    return await verify_sync(
-        targets,
-        runtime.handles["actor"].logprobs,
-        version,
-        probe_prompt(tokenizer, runtime.context_length),
-        temperature=config.rollout.temperature,
-        tolerance=run_tolerance(config),
-    )
 
 
 async def verify_sync(

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf_host.directories import flush, remove_directory
-from rlhf_host.engines.loading import Loader
 from rlhf_host.errors import RunError
-from rlhf_host.weight_sync.access import Weights
+from rlhf_host.protocols import Loader, Weights
 from rlhf_host.weight_sync.buckets import Bucket, cast, dtype_of, renamed
 
 INDEX = "model.safetensors.index.json"

@@ -8,11 +8,21 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rlhf_host.backends.deepspeed import DeepSpeedBackend, configuration
+from rlhf_host.backends.deepspeed import DeepSpeed
+from rlhf_host.backends.deepspeed_setup import configuration
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import PluginError, UserError
+from rlhf_host.protocols import BackendStart
 
-Options = DeepSpeedBackend.Options
+Options = DeepSpeed.Options
+
+
+def started(options):
+    model = torch.nn.Linear(1, 1)
+    return DeepSpeed(options).start(
+        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=Ranks())
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,7 @@ def test_the_configuration_passes_options_through_and_extra_goes_over_it():
 )
 def test_what_this_device_or_so_few_processes_cannot_do_is_refused_in_one_line(options, message):
     with pytest.raises(UserError, match=message) as refused:
-        DeepSpeedBackend(Options(**options), model=torch.nn.Linear(1, 1), role=RoleConfig(), total_updates=1)
+        started(Options(**options))
     assert "\n" not in str(refused.value)
 
 
@@ -72,7 +82,7 @@ def test_a_missing_library_is_one_line_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     with pytest.raises(PluginError, match=r"needs the package deepspeed: pip install 'rlhf-host\[deepspeed\]'"):
-        DeepSpeedBackend(Options(), model=torch.nn.Linear(1, 1), role=RoleConfig(), total_updates=1)
+        started(Options())
 
 
 def test_a_run_in_one_process_learns_as_with_the_embedded_backend_and_resumes(rlhf, small_run, tmp_path):
@@ -95,5 +105,5 @@ def test_a_run_in_one_process_learns_as_with_the_embedded_backend_and_resumes(rl
 def test_stage_3_needs_an_engine_with_weights_of_its_own(rlhf, small_run, tmp_path):
     flags = ("--run-dir", tmp_path / "run", "--backend", "deepspeed", "--backend.zero-stage", "3")
     result = rlhf.run(*small_run, *flags, code=2)
-    assert "spreads the actor's weights" in result.stderr
-    assert "--backend.zero-stage 2" in result.stderr
+    assert "backend 'deepspeed' spreads the actor's weights" in result.stderr
+    assert "(--engine)" in result.stderr

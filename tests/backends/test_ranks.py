@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,18 +22,21 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_host import LossTerm, Metric, Needs, hookimpl
 from rlhf_host import functional as F
-from rlhf_host.backends.deepspeed import DeepSpeedBackend
+from rlhf_host.backends.deepspeed import DeepSpeed
+from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 from rlhf_host.backends.ranks import Ranks
-from rlhf_host.backends.torch import TorchBackend
+from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.protocols import BackendTraits
 from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, Metrics
-from rlhf_host.training.worker import Role, Worker
+from rlhf_host.training.role import Role
+from rlhf_host.training.worker import Worker
 
 KINDS = {
     "torch": None,
@@ -126,6 +131,9 @@ def batch(bad: str | None = None) -> Any:
     return made
 
 
+TRAIN = TrainConfig(max_tokens_per_microbatch=24)
+
+
 class TorchWatched(TorchBackend):
     gradients: list[torch.Tensor]
 
@@ -153,7 +161,7 @@ class ZeroWatched(DeepSpeedBackend):
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.data = gradient
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        found = {name: value for bucket in self.gathered(2**20) for name, value in bucket}
+        found = {name: value for bucket in self.weights(2**20) for name, value in bucket}
         for parameter, data in zip(self.parameters, kept, strict=True):
             parameter.data = data
         return [found[name] for name in names]
@@ -180,22 +188,25 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     loaded = load_model(settings, head="scalar" if name == "critic" else "lm", trainable=True)
     if name == "critic":
         loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
-    cls, options = (TorchWatched, {}) if kind == "torch" else (ZeroWatched, (KINDS | SHORT | SPLIT)[kind])
-    backend = cls(cls.Options(**options), model=loaded, role=settings, total_updates=10, ranks=ranks)
-    backend.gradients = []
-    return Role(name, loaded, backend)
+    if kind == "torch":
+        plugin = SimpleNamespace(traits=BackendTraits(), start=TorchWatched)
+    else:
+        zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | SPLIT)[kind]))
+        plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero.options))
+    role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
+    role.backend.gradients = []
+    return role
 
 
 def worker_of(model: Path, ranks: Ranks, kind: str) -> Worker:
     roles = {name: role_of(name, model, ranks, kind) for name in ("actor", "critic")}
     needs = Needs(outputs=frozenset({"values", "entropy"}))
-    settings = TrainConfig(max_tokens_per_microbatch=24, replicas=1, shared_prefix="auto")
-    return Worker(roles, manager(), settings, needs, ranks)
+    return Worker(roles, manager(), TRAIN, needs, ranks)
 
 
 def weights_of(worker: Worker) -> dict[str, dict[str, torch.Tensor]]:
     """Every role's whole weights, on rank 0."""
-    found = {name: role.backend.gathered(4000) for name, role in worker.roles.items()}
+    found = {name: role.backend.weights(4000) for name, role in worker.roles.items()}
     return {name: {key: value.clone() for bucket in found[name] for key, value in bucket} for name in found}
 
 
@@ -225,7 +236,7 @@ def train_short(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -
     for _ in range(3):
         update(worker, batch(), shards)
     backend = worker.roles["actor"].backend
-    kinds = {value.dtype for bucket in backend.gathered(2**20) for _, value in bucket}
+    kinds = {value.dtype for bucket in backend.weights(2**20) for _, value in bucket}
     return {"gradients": torch.stack(backend.gradients), "change": backend.copies() - before, "dtypes": kinds}
 
 
@@ -328,27 +339,27 @@ def save(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, tor
     """The gathered weights of a model that is also written."""
     role = role_of("actor", model, ranks, kind)
     role.backend.save_model(directory)
-    return {name: value.clone() for bucket in role.backend.gathered(4000) for name, value in bucket}
+    return {name: value.clone() for bucket in role.backend.weights(4000) for name, value in bucket}
 
 
 def buckets(ranks: Ranks, model: Path, kind: str, bucket_bytes: int) -> list[list[tuple[str, int]]]:
     role = role_of("actor", model, ranks, kind)
-    return [[(name, value.nbytes) for name, value in bucket] for bucket in role.backend.gathered(bucket_bytes)]
+    return [[(name, value.nbytes) for name, value in bucket] for bucket in role.backend.weights(bucket_bytes)]
 
 
 def infer(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, torch.Tensor]:
     """Before and after an update, so that passes without gradient follow those with."""
     worker = worker_of(model, ranks, kind)
     mine = shards[ranks.rank]
-    first = worker.logprobs("actor", batch().select(mine))
+    first = worker.outputs("actor", "logprobs", batch().select(mine))
     update(worker, batch(), shards)
     shard = batch().select(mine)
     return {
         "rows": mine,
         "before": first,
-        "after": worker.logprobs("actor", shard),
-        "values": worker.values("critic", shard),
-        "scores": worker.scores("critic", shard),
+        "after": worker.outputs("actor", "logprobs", shard),
+        "values": worker.outputs("critic", "values", shard),
+        "scores": worker.outputs("critic", "scores", shard),
     }
 
 

@@ -14,9 +14,13 @@ import pytest
 import torch
 
 from rlhf_host.backends.weights import in_buckets, named_weights
-from rlhf_host.engines.vllm import VLLMEngine, end_tokens, request_seed
-from rlhf_host.errors import PluginError, RunError, UserError
+from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.vllm import Vllm
+from rlhf_host.engines.vllm_engine import VLLMEngine, end_tokens, request_seed
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.runtimes.compute import Inline
 from rlhf_host.testing.models import write_tiny_model
 
 pytest.importorskip("vllm")
@@ -36,7 +40,11 @@ class Rig:
 
     def sync(self, version, weights=None, bucket_bytes=16 * KIB):
         buckets = in_buckets(named_weights(self.model) if weights is None else weights, bucket_bytes)
-        asyncio.run(self.engine.load_weights(buckets, version))
+        self.load(buckets, version)
+
+    def load(self, buckets, version):
+        """As functions that ``engine.run`` calls do."""
+        self.engine.loader.load(buckets, version)
 
     def sample(self, prompts, sampling, keys=None):
         async def main():
@@ -69,7 +77,8 @@ def make_engine(directory: Path, version: int = -1, **options) -> VLLMEngine:
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.eos_token = None
-    return VLLMEngine(VLLMEngine.Options(**options), model=directory, tokenizer=tokenizer, version=version)
+    start = EngineStart(model=directory, tokenizer=tokenizer, version=version, compute=Inline(), kernels=TriedKernels())
+    return Vllm(Vllm.Options(**options)).start(start)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +166,7 @@ def test_a_sync_that_breaks_off_leaves_no_trace_in_the_next(rig):
         raise ConnectionError("the trainer is gone")
 
     with pytest.raises(RunError, match=r"loading version 6 failed \(the trainer is gone\)"):
-        asyncio.run(rig.engine.load_weights(broken(), 6))
+        rig.load(broken(), 6)
     assert rig.engine.version == -1
     with pytest.raises(RunError, match="no weights of this run"):
         rig.sample([[3, 4]], Sampling(2))
@@ -177,7 +186,7 @@ def test_a_buckets_memory_may_be_used_again_for_the_next(rig):
             memory.fill_(float("nan"))
 
     rig.train(8)
-    asyncio.run(rig.engine.load_weights(reused(), 8))
+    rig.load(reused(), 8)
     prompts = prompts_of(4, 70)
     assert mismatch(rig.model, prompts, rig.sample(prompts, Sampling(8))) <= 1e-4
 
@@ -207,7 +216,7 @@ def test_tokens_of_a_request_in_flight_carry_the_version_they_were_sampled_with(
         jobs = [asyncio.create_task(rig.engine.generate(prompt, Sampling(400), (9, i))) for i, prompt in enumerate(prompts)]
         while rig.engine.busy_s == begun:
             await asyncio.sleep(0.01)
-        await rig.engine.load_weights(in_buckets(named_weights(rig.model), KIB), 21)
+        await asyncio.to_thread(rig.load, in_buckets(named_weights(rig.model), KIB), 21)
         return await asyncio.gather(*jobs)
 
     before = deepcopy(rig.model)
@@ -461,7 +470,7 @@ def test_closing_fails_what_is_pending(rig):
         with pytest.raises(RunError, match="the engine is closed"):
             await rig.engine.generate([3, 4], Sampling(4), (1,))
         with pytest.raises(RunError, match="the engine is closed"):
-            await rig.engine.load_weights(in_buckets(named_weights(rig.model), KIB), 50)
+            await asyncio.to_thread(rig.load, in_buckets(named_weights(rig.model), KIB), 50)
 
     asyncio.run(main())
 
@@ -469,9 +478,7 @@ def test_closing_fails_what_is_pending(rig):
 # --- beginnings ---------------------------------------------------------------------------------
 
 
-def test_what_it_cannot_serve_it_refuses_at_once(tiny_model, monkeypatch):
-    with pytest.raises(UserError, match="needs a model"):
-        VLLMEngine(VLLMEngine.Options(), model=None, tokenizer=None)
+def test_what_it_cannot_serve_it_refuses_at_once(tiny_model):
     with pytest.raises(UserError, match=r"engine\.extra\.dtype: the engine sets this itself"):
         make_engine(tiny_model, extra={"dtype": "half"})
     with pytest.raises(UserError, match=r"cannot serve .*nonsense"):
@@ -484,9 +491,6 @@ def test_what_it_cannot_serve_it_refuses_at_once(tiny_model, monkeypatch):
         make_engine(tiny_model, tensor_parallel_size=2, multiprocess=False)
     with pytest.raises(UserError, match="pipeline_parallel_size above 1 needs GPUs"):
         make_engine(tiny_model, pipeline_parallel_size=2)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(PluginError, match=r"engine 'vllm' needs vLLM: pip install 'rlhf-host\[vllm\]'"):
-        make_engine(tiny_model)
 
 
 def test_starting_leaves_the_process_as_it_was(tmp_path):
@@ -512,7 +516,7 @@ def test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_giv
     small = 300 * 2 * 2 * 2 * 32 * 4  # 300 tokens: layers, keys and values, heads, width of a head, bytes
     rig = Rig(make_engine(directory, version=3, kv_cache_bytes=small), AutoModelForCausalLM.from_pretrained(directory))
     try:
-        assert rig.engine.max_model_len == 256, "nine blocks of 32, one of which vLLM keeps for itself"
+        assert rig.engine.context_length == 256, "nine blocks of 32, one of which vLLM keeps for itself"
         made = rig.sample(prompts_of(3, 200), Sampling(100))
         assert [len(one.token_ids) for one in made] == [56, 56, 56]
         (made,) = rig.sample([[3, 4]], Sampling(8))

@@ -5,11 +5,14 @@ import time
 
 import pytest
 
-from rlhf_host.engines.protocol import Request
-from rlhf_host.engines.transformers import TransformersEngine
+from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.requests import Request
+from rlhf_host.engines.transformers import Transformers
 from rlhf_host.engines.waves import Waves
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Generation, Sampling
+from rlhf_host.runtimes.compute import OneThread
 
 
 class Recorder:
@@ -52,7 +55,7 @@ def test_batches_are_the_same_whatever_the_timing(delay):
     recorder = Recorder()
 
     async def main():
-        waves = Waves(recorder, max_wait_s=30)
+        waves = Waves(recorder, OneThread(), max_wait_s=30)
         await episodes(waves, [3, 1, 2, 3], delay)
         await waves.close()
 
@@ -64,7 +67,7 @@ def test_without_expectations_what_was_started_together_runs_together():
     recorder = Recorder()
 
     async def main():
-        waves = Waves(recorder, max_wait_s=30)
+        waves = Waves(recorder, OneThread(), max_wait_s=30)
         answers = await asyncio.gather(*(waves.submit(request(i)) for i in (2, 0, 1)))
         await waves.close()
         return answers
@@ -78,7 +81,7 @@ def test_a_missing_request_is_waited_for_only_so_long():
     recorder = Recorder()
 
     async def main():
-        waves = Waves(recorder, max_wait_s=0.2)
+        waves = Waves(recorder, OneThread(), max_wait_s=0.2)
         waves.expect(3)
         start = time.monotonic()
         await asyncio.gather(waves.submit(request(0)), waves.submit(request(1)))
@@ -99,7 +102,7 @@ def test_the_wait_for_a_missing_request_begins_when_the_batch_before_has_ended()
         finish([(i, Generation([i], [0.0], [0], "stop")) for i in range(1, len(requests))])
 
     async def main():
-        waves = Waves(run, max_wait_s=0.3)
+        waves = Waves(run, OneThread(), max_wait_s=0.3)
         await episodes(waves, [2, 2], delay=0.01)
         await waves.close()
 
@@ -109,7 +112,7 @@ def test_the_wait_for_a_missing_request_begins_when_the_batch_before_has_ended()
 
 def test_the_event_loop_stays_free_while_decoding():
     async def main():
-        waves = Waves(Recorder(seconds=0.3), max_wait_s=30)
+        waves = Waves(Recorder(seconds=0.3), OneThread(), max_wait_s=30)
         pending = asyncio.create_task(waves.submit(request(0)))
         ticks = 0
         while not pending.done():
@@ -125,7 +128,7 @@ def test_a_cancelled_request_leaves_and_the_others_are_answered():
     recorder = Recorder(seconds=0.2)
 
     async def main():
-        waves = Waves(recorder, max_wait_s=30)
+        waves = Waves(recorder, OneThread(), max_wait_s=30)
         tasks = [asyncio.create_task(waves.submit(request(i))) for i in range(3)]
         await asyncio.sleep(0.05)
         tasks[1].cancel()
@@ -156,7 +159,7 @@ def test_an_error_reaches_everyone_who_waits_and_the_next_batch_runs():
 
     async def main():
         nonlocal broken
-        waves = Waves(run, max_wait_s=30)
+        waves = Waves(run, OneThread(), max_wait_s=30)
         first = [asyncio.create_task(waves.submit(request(i))) for i in range(2)]
         await asyncio.sleep(0.05)
         waves.expect(5)
@@ -173,9 +176,9 @@ def test_an_error_reaches_everyone_who_waits_and_the_next_batch_runs():
     assert answer.finish_reason == "stop"
 
 
-def test_closing_fails_what_is_pending_and_ends_the_thread():
+def test_closing_fails_what_is_pending_and_ends_the_wave():
     async def main():
-        waves = Waves(Recorder(seconds=0.2), max_wait_s=30)
+        waves = Waves(Recorder(seconds=0.2), OneThread(), max_wait_s=30)
         running = asyncio.create_task(waves.submit(request(0)))
         await asyncio.sleep(0.05)
         waves.expect(4)
@@ -186,11 +189,11 @@ def test_closing_fails_what_is_pending_and_ends_the_thread():
         with pytest.raises(RunError, match="closed"):
             await waves.submit(request(2))
         await waves.close()
-        return results, waves._thread
+        return results, waves._server
 
-    results, thread = asyncio.run(main())
+    results, server = asyncio.run(main())
     assert all(isinstance(result, RunError) and "closed" in str(result) for result in results)
-    assert not thread.is_alive()
+    assert server.done()
 
 
 # --- the engine behind it -----------------------------------------------------------------------
@@ -198,16 +201,26 @@ def test_closing_fails_what_is_pending_and_ends_the_thread():
 
 def test_many_episodes_in_flight_get_what_a_batch_gives(llama):
     requests = [Request((3, 5 + i % 3), Sampling(4 + i), (i,)) for i in range(20)]
-    expected = TransformersEngine(TransformersEngine.Options(), model=llama, tokenizer=None).generate_batch(requests)
 
     async def main():
-        engine = TransformersEngine(TransformersEngine.Options(), model=llama, tokenizer=None)
+        engine = engine_for(llama)
         engine.expect(20)
-        found = await asyncio.gather(*(engine.generate(list(r.token_ids), r.sampling, r.key) for r in reversed(requests)))
+        together = await asyncio.gather(*(engine.generate(list(r.token_ids), r.sampling, r.key) for r in reversed(requests)))
+        engine.expect(0)
+        alone = []
+        for r in requests:
+            alone.append(await engine.generate(list(r.token_ids), r.sampling, r.key))
         await engine.close()
-        return found[::-1]
+        return together[::-1], alone
 
-    assert asyncio.run(main()) == expected
+    together, alone = asyncio.run(main())
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert [one.finish_reason for one in together] == [one.finish_reason for one in alone]
+
+
+def engine_for(model):
+    start = EngineStart(model=model, tokenizer=None, version=0, compute=OneThread(), kernels=TriedKernels())
+    return Transformers(Transformers.Options()).start(start)
 
 
 def watch_forwards(engine, told):
@@ -217,15 +230,15 @@ def watch_forwards(engine, told):
         told(len(args[0]))
         time.sleep(0.005)
 
-    return engine._twin.model.model.embed_tokens.register_forward_hook(watch)
+    return engine.model.model.embed_tokens.register_forward_hook(watch)
 
 
 def test_answers_come_as_rows_finish(llama):
     llama.generation_config.eos_token_id = None
 
     async def main():
-        engine = TransformersEngine(TransformersEngine.Options(), model=llama, tokenizer=None)
-        await engine.generate([3], Sampling(1), (0,))
+        engine = engine_for(llama)
+        await engine.generate([3, 5], Sampling(90), (0,))
         hook = watch_forwards(engine, lambda rows: None)
         tasks = [asyncio.create_task(engine.generate([3, 5], Sampling(90 if i % 2 else 2), (i,))) for i in range(6)]
         await asyncio.gather(*tasks[::2])
@@ -240,7 +253,7 @@ def test_answers_come_as_rows_finish(llama):
 
 def test_a_bad_prompt_is_its_own_callers_error(llama):
     async def main():
-        engine = TransformersEngine(TransformersEngine.Options(), model=llama, tokenizer=None)
+        engine = engine_for(llama)
         good, bad = await asyncio.gather(
             engine.generate([3], Sampling(2), (0,)), engine.generate([], Sampling(2), (1,)), return_exceptions=True
         )
@@ -256,8 +269,8 @@ def test_a_cancelled_episode_leaves_the_running_batch(llama):
     llama.generation_config.eos_token_id = None
 
     async def main():
-        engine = TransformersEngine(TransformersEngine.Options(), model=llama, tokenizer=None)
-        await engine.generate([3], Sampling(1), (0,))
+        engine = engine_for(llama)
+        await engine.generate([3, 5], Sampling(60), (0,))
         loop, running, sizes = asyncio.get_running_loop(), asyncio.Event(), []
 
         def told(rows):

@@ -22,8 +22,8 @@ from transformers import (
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models import loading
-from rlhf_host.models.forward import forward
 from rlhf_host.models.loading import find_model, load_model, load_tokenizer
+from rlhf_host.models.passes import Passes
 
 PROMPTS, IDS = [[5, 6, 7], [8, 9]], torch.tensor([[10, 11, 12], [13, 14, 15]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
@@ -66,7 +66,7 @@ def test_a_model_that_was_saved_loads_again_as_it_was(tiny_model, tmp_path):
     model = load_model(role(tiny_model), trainable=True)
     with torch.no_grad():
         model.lm_head.weight.add_(1.0)
-    expected = forward(model, PROMPTS, IDS, MASK, shared_prefix="off").logprobs
+    expected = Passes(model, shared_prefix="off").forward(PROMPTS, IDS, MASK).logprobs
     model.save_pretrained(tmp_path / "saved")
     load_tokenizer(role(tiny_model)).save_pretrained(tmp_path / "saved")
     again = load_model(role(tmp_path / "saved"), trainable=True)
@@ -74,7 +74,7 @@ def test_a_model_that_was_saved_loads_again_as_it_was(tiny_model, tmp_path):
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     # The last bit of a product may depend on where its weights lie in memory.
-    assert torch.allclose(forward(again, PROMPTS, IDS, MASK).logprobs, expected, rtol=0, atol=1e-6)
+    assert torch.allclose(Passes(again).forward(PROMPTS, IDS, MASK).logprobs, expected, rtol=0, atol=1e-6)
     assert load_tokenizer(role(tmp_path / "saved")).decode([5, 6]) == load_tokenizer(role(tiny_model)).decode([5, 6])
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert torch.equal(plain.lm_head.weight, model.lm_head.weight)
@@ -90,7 +90,9 @@ def test_the_attention_implementation_is_a_setting(tiny_model):
     assert eager.config._attn_implementation == "eager"
     sdpa = load_model(role(tiny_model))
     torch.testing.assert_close(
-        *(forward(model, PROMPTS, IDS, MASK, shared_prefix="off").logprobs for model in (eager, sdpa)), rtol=1e-5, atol=1e-5
+        *(Passes(model, shared_prefix="off").forward(PROMPTS, IDS, MASK).logprobs for model in (eager, sdpa)),
+        rtol=1e-5,
+        atol=1e-5,
     )
     with pytest.raises(UserError, match="cannot load the model"):
         load_model(role(tiny_model, attn_implementation="flash_attention_2"))
@@ -98,16 +100,16 @@ def test_the_attention_implementation_is_a_setting(tiny_model):
 
 def test_a_new_critic_begins_at_zero_and_survives_saving(tiny_model, tmp_path):
     critic = load_model(role(tiny_model), head="scalar", trainable=True)
-    found = forward(critic, PROMPTS, IDS, MASK, outputs=frozenset({"values", "scores"}))
+    found = Passes(critic).forward(PROMPTS, IDS, MASK, outputs=frozenset({"values", "scores"}))
     assert not found.values.any()
     assert found.scores.shape == (2,)
     with torch.no_grad():
         critic.score.weight.normal_()
-    expected = forward(critic, PROMPTS, IDS, MASK, outputs=frozenset({"values"})).values
+    expected = Passes(critic).forward(PROMPTS, IDS, MASK, outputs=frozenset({"values"})).values
     critic.save_pretrained(tmp_path / "critic")
     for trainable in (True, False):
         again = load_model(role(tmp_path / "critic"), head="scalar", trainable=trainable)
-        assert torch.equal(forward(again, PROMPTS, IDS, MASK, outputs=frozenset({"values"})).values, expected)
+        assert torch.equal(Passes(again).forward(PROMPTS, IDS, MASK, outputs=frozenset({"values"})).values, expected)
 
 
 def test_a_frozen_scalar_role_needs_a_trained_head(tiny_model, tmp_path):
@@ -169,7 +171,7 @@ def test_a_gguf_file_becomes_an_ordinary_float32_model(tmp_path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     model.save_pretrained(tmp_path / "saved")
     again = load_model(role(tmp_path / "saved"))
-    assert torch.equal(forward(again, PROMPTS, IDS, MASK).logprobs, forward(model, PROMPTS, IDS, MASK).logprobs)
+    assert torch.equal(Passes(again).forward(PROMPTS, IDS, MASK).logprobs, Passes(model).forward(PROMPTS, IDS, MASK).logprobs)
     critic = load_model(role(tmp_path / "model.gguf"), head="scalar", trainable=True)
     assert torch.equal(critic.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
     assert not critic.score.weight.any()

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import warnings
-from typing import ClassVar
 
 import pytest
 import torch
@@ -132,7 +131,7 @@ def test_unjudged_trajectories_leave_before_group_statistics_and_are_counted(col
     found, _ = collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.4))
     assert [len(group.trajectories) for group in found.groups] == [2, 2]
     assert found.metrics()["rollout/unjudged"] == 2.0
-    assert [t.sample for t in found.spoiled] == [1, 1]
+    assert [t.sample for t in found.unjudged_rows] == [1, 1]
     with pytest.raises(RunError, match=r"limit rollout\.max_unjudged 0\.2"):
         collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.2))
 
@@ -506,82 +505,3 @@ def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
     asyncio.run(interrupted(agent))
     assert len(agent.opened) == 2
     assert sorted(agent.closed) == sorted(agent.opened)
-
-
-def test_a_short_text_is_decoded_once_and_a_long_one_whenever_it_is_asked_for(tokenizer, monkeypatch):
-    decoded, decode = [], tokenizer.decode
-    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: (decoded.append(len(ids)), decode(ids, **options))[1])
-    manager = load()
-    episodes = Episodes(manager, ScriptedEngine(lambda ids, key: []), tokenizer, DataConfig(), Sampling(8), 999)
-    manager.close()
-    for ids in ([10, 11], (10, 11), [11, 10], [10] * 300, [10] * 300):
-        assert episodes.decode(ids) == decode(list(ids), skip_special_tokens=True)
-    assert decoded == [2, 2, 300, 300]
-
-
-# --- groups answered at once --------------------------------------------------------------------
-
-
-class Grouping(ScriptedEngine):
-    """Takes whole groups, and notes how large they were."""
-
-    groups: ClassVar[list[int]] = []
-
-    async def generate_group(self, token_ids, sampling, keys):
-        self.groups.append(len(keys))
-        return [await self.generate(token_ids, sampling, key) for key in keys]
-
-
-class Another(SingleTurn):
-    """Not the host's own class, so its hooks are called."""
-
-
-class Watching:
-    """Wraps a hook of whatever agent there is."""
-
-    @hookimpl(wrapper=True)
-    def agent_step(self, episode, action):
-        return (yield)
-
-
-def collected(tokenizer, manager, *, max_tokens=64):
-    Grouping.groups = []
-    engine = Grouping(lambda ids, key: [4 + key[1]] * (1 + key[1] + ids[0] % 3))
-    episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(max_new_tokens=8), max_tokens)
-    collector = Collector(episodes, manager, RolloutConfig(max_unjudged=1.0), n=3, seed=7, split="train")
-    sizes = iter([2, 9, 4, 30])
-
-    def draw():
-        size = next(sizes)
-        return Draw(Task("12", "12", index=size, source="made", prompt_ids=tuple(range(3, 3 + size))), 0)
-
-    into = Collected()
-    try:
-        asyncio.run(collector.run([draw() for _ in range(4)], ScoreContext(), into))
-    finally:
-        manager.close()
-    return into, engine
-
-
-@pytest.mark.parametrize("max_tokens", [64, 11, 9])
-def test_a_group_answered_at_once_is_what_its_episodes_would_be(tokenizer, max_tokens):
-    """Also where the prompt leaves room for few tokens, or for none."""
-    together, engine = collected(tokenizer, load(Length()), max_tokens=max_tokens)
-    apart, other = collected(tokenizer, load(Length(), agent=Another(None)), max_tokens=max_tokens)
-    assert Grouping.groups == []
-    for trajectory in together.trajectories_in_order() + apart.trajectories_in_order():
-        assert trajectory.text == tokenizer.decode(trajectory.actions[0].token_ids, skip_special_tokens=True)
-        trajectory.decode = None
-    assert together == apart
-    assert sorted(engine.calls) == sorted(other.calls)
-    assert engine.expected[-1] == other.expected[-1] == 0
-    assert together.failed.total() == {64: 0, 11: 3, 9: 6}[max_tokens]
-
-
-@pytest.mark.parametrize(
-    ("agent", "extension", "grouped"), [(None, None, True), (Another(None), None, False), (None, Watching(), False)]
-)
-def test_hooks_that_are_not_the_hosts_own_are_called(tokenizer, agent, extension, grouped):
-    plugins = [Length()] + ([extension] if extension else [])
-    collected(tokenizer, load(*plugins, agent=agent))
-    assert Grouping.groups == ([3, 3, 3, 3] if grouped else [])

@@ -12,7 +12,7 @@ import pytest
 from rlhf_host.config.plan import build_plugins, complete, merge_needs
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RayConfig, RoleConfig, RunConfig
 from rlhf_host.models.loading import load_tokenizer
-from rlhf_host.runtimes.local import LocalRuntime
+from rlhf_host.training.assemble import runtime_start, start_runtime
 
 pytest.importorskip("ray")  # imported before the run sets anything, as a notebook may
 
@@ -21,20 +21,21 @@ RAY = RayConfig(num_cpus=5, num_gpus=0, object_store_mb=200)
 
 @dataclass
 class Started:
-    """A runtime, and an event loop to await things on."""
+    """A runtime, its roles' handles, and an event loop to await things on."""
 
     runtime: Any
+    handles: Any
     loop: asyncio.AbstractEventLoop
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(work, 240))
 
 
-def start(runtime: Any, config: RunConfig) -> Started:
+def start(config: RunConfig) -> Started:
     manager = build_plugins(config)
     tokenizer = load_tokenizer(config.roles["actor"])
-    runtime.start(config=config, manager=manager, needs=merge_needs(manager), tokenizer=tokenizer, total_updates=100, models={})
-    return Started(runtime, asyncio.new_event_loop())
+    started = start_runtime(config, runtime_start(config, manager, merge_needs(manager), tokenizer, 100, {}))
+    return Started(started.runtime, started.handles, asyncio.new_event_loop())
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,7 @@ def config(tiny_model, prompts, tmp_path_factory) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def ray_runtime(config) -> Iterator[Started]:
-    from rlhf_host.runtimes.ray import RayRuntime
-
-    started = start(RayRuntime(RayRuntime.Options()), config)
+    started = start(config)
     yield started
     started.wait(started.runtime.close())
     started.loop.close()
@@ -69,7 +68,7 @@ def ray_runtime(config) -> Iterator[Started]:
 def local_runtime(config) -> Iterator[Started]:
     """The same roles in this process: what groups of workers are compared with."""
     here = config.model_copy(update={"runtime": PluginChoice(plugin="local"), "sync": PluginChoice(plugin="in_process")})
-    started = start(LocalRuntime(LocalRuntime.Options()), here)
+    started = start(here)
     yield started
     started.wait(started.runtime.close())
     started.loop.close()

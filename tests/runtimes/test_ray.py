@@ -59,16 +59,16 @@ def test_engines_refuse_before_the_first_sync(ray_runtime):
 def test_outputs_come_back_in_the_order_of_rows(ray_runtime, local_runtime, saved_at_first):
     data = batch()
     for role, what in (("actor", "logprobs"), ("critic", "values"), ("critic", "scores")):
-        here = getattr(local_runtime.runtime.trainer, what)(role, data)
-        there = getattr(ray_runtime.runtime.trainer, what)(role, data)
+        here = local_runtime.runtime.trainer.outputs(role, what, data)
+        there = ray_runtime.runtime.trainer.outputs(role, what, data)
         torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
 
 
 def test_more_ranks_than_rows_leave_some_without_work(ray_runtime, local_runtime, saved_at_first):
     data = batch().select([4])
     torch.testing.assert_close(
-        ray_runtime.runtime.trainer.logprobs("actor", data),
-        local_runtime.runtime.trainer.logprobs("actor", data),
+        ray_runtime.runtime.trainer.outputs("actor", "logprobs", data),
+        local_runtime.runtime.trainer.outputs("actor", "logprobs", data),
         rtol=0,
         atol=1e-5,
     )
@@ -79,12 +79,12 @@ def test_plugins_ask_roles_through_their_handles(ray_runtime, local_runtime, sav
         Trajectory("e", f"g{i}", Task("x"), [Segment("prompt", [5, 6]), Segment("action", list(range(7, 9 + i)))])
         for i in range(3)
     ]
-    there = ray_runtime.wait(ray_runtime.runtime.handles["actor"].logprobs(rows))
-    here = local_runtime.wait(local_runtime.runtime.handles["actor"].logprobs(rows))
+    there = ray_runtime.wait(ray_runtime.handles["actor"].logprobs(rows))
+    here = local_runtime.wait(local_runtime.handles["actor"].logprobs(rows))
     assert [len(row) for row in there] == [2, 3, 4]
     for one, other in zip(there, here, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
-    assert ray_runtime.runtime.handles["critic"].context_length == local_runtime.runtime.handles["critic"].context_length
+    assert ray_runtime.handles["critic"].context_length == local_runtime.handles["critic"].context_length
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def test_plugins_ask_roles_through_their_handles(ray_runtime, local_runtime, sav
 def test_groups_of_ranks_train_as_one_worker_does(ray_runtime, local_runtime, saved_at_first, tmp_path):
     """Three updates of actor (two ranks) and critic (one rank, at the same time) against one process."""
     for seed in range(3):
-        here = local_runtime.runtime.trainer.update(batch(seed), first=seed == 0)
-        there = ray_runtime.runtime.trainer.update(batch(seed), first=seed == 0)
+        here = local_runtime.runtime.trainer.update(batch(seed), sampled_now=seed == 0)
+        there = ray_runtime.runtime.trainer.update(batch(seed), sampled_now=seed == 0)
         assert here.refused is None
         assert there.refused is None
         expected, found = here.metrics.result(), there.metrics.result()
@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all(ray_runtime, sa
     before = weights(ray_runtime.runtime, "actor", tmp_path / "before")
     data = batch()
     data.advantages[8] = float("nan")
-    update = ray_runtime.runtime.trainer.update(data)
+    update = ray_runtime.runtime.trainer.update(data, sampled_now=True)
     assert update.refused is not None
     assert update.refused.startswith("actor: the loss is nan")
     after = weights(ray_runtime.runtime, "actor", tmp_path / "after")
@@ -128,7 +128,7 @@ def test_an_error_in_a_worker_is_raised_here_in_its_own_words(ray_runtime):
     data = batch()
     data.advantages = None
     with pytest.raises(RunError, match="algo:ppo"):
-        ray_runtime.runtime.trainer.update(data)
+        ray_runtime.runtime.trainer.update(data, sampled_now=True)
 
 
 def test_optimizers_are_saved_and_loaded_through_a_shared_directory(ray_runtime, saved_at_first, tmp_path):
@@ -176,7 +176,7 @@ def trainer_gap(started, generations, prompt):
     rows = [
         Trajectory("e", "g", Task("x"), [Segment("prompt", prompt), Segment("action", one.token_ids)]) for one in generations
     ]
-    found = started.wait(started.runtime.handles["actor"].logprobs(rows))
+    found = started.wait(started.handles["actor"].logprobs(rows))
     return max(abs(a - b) for one, row in zip(generations, found, strict=True) for a, b in zip(one.logprobs, row, strict=True))
 
 
@@ -249,7 +249,7 @@ def test_a_sync_goes_on_without_an_engine_that_died_and_reaches_it_when_it_is_ba
     started, _ = synced
     runtime = started.runtime
     os.kill(runtime.targets[1].engine.pid, signal.SIGKILL)
-    runtime.trainer.update(batch(5))
+    runtime.trainer.update(batch(5), sampled_now=True)
     started.wait(runtime.sync(5))
     assert runtime.engine.version == 5
     (one,) = started.wait(sample_groups(runtime.engine, groups=1, n=1))

@@ -10,7 +10,9 @@ from rlhf_host import hookimpl
 from rlhf_host.config.plan import build_plugins, complete
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig
 from rlhf_host.errors import PluginError
-from rlhf_host.runtimes.specs import check_host, load_protocol, make_manager, protocol_spec, worker_specs
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.selection import find
+from rlhf_host.plugins.specs import PluginSpec, check_host
 
 
 @pytest.fixture
@@ -29,9 +31,9 @@ def config(tiny_model, prompts):
 
 def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
     manager = build_plugins(config)
-    specs = worker_specs(config, manager)
+    specs = manager.specs()
     assert [(spec.kind, spec.name) for spec in specs] == [("algo", "grpo"), ("extension", "tis"), ("extension", "kl")]
-    made = make_manager(specs)
+    made = PluginManager.from_specs(specs)
     assert [item.key for item in made.loaded] == ["algo:grpo", "extension:tis", "extension:kl"]
     for item in made.loaded:
         assert item.plugin.options == manager.by_key[item.key].plugin.options
@@ -39,9 +41,9 @@ def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
 
 
 def test_another_version_over_there_is_an_error_that_names_both(config, reward_plugins, tmp_path, monkeypatch):
-    spec = worker_specs(config, build_plugins(config))[0]
+    spec = build_plugins(config).specs()[0]
     with pytest.raises(PluginError) as error:
-        make_manager([dataclasses.replace(spec, version="9.9")])
+        PluginManager.from_specs([dataclasses.replace(spec, version="9.9")])
     assert str(error.value) == (
         f"algo 'grpo': the controller has rlhf-plugin-grpo 9.9, and {platform.node()} has {spec.version};"
         " install the same version on every node"
@@ -56,16 +58,16 @@ def test_a_plugin_upgraded_on_one_node_is_noticed(config, reward_plugins, tmp_pa
     metadata = there / "test_rewards-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
     monkeypatch.syspath_prepend(str(here))
-    spec = protocol_spec("reward", PluginChoice(plugin="vowels"))
+    spec = PluginSpec.of(find("reward", "vowels"), {})
     monkeypatch.syspath_prepend(str(there))
     with pytest.raises(PluginError, match=r"the controller has test-rewards 1\.0, and .* has 1\.1"):
-        load_protocol(spec)
+        spec.build()
 
 
 def test_a_plugin_that_is_not_there_is_named_with_its_version(config):
-    spec = protocol_spec("backend", config.backend)
+    spec = PluginSpec.of(find("backend", "torch"), {})
     with pytest.raises(PluginError, match=r"backend 'nowhere': the controller has rlhf-host .*, and on .* it cannot be used"):
-        load_protocol(dataclasses.replace(spec, name="nowhere"))
+        dataclasses.replace(spec, name="nowhere").build()
 
 
 def test_another_host_is_refused_first():
@@ -82,4 +84,4 @@ def test_a_plugin_that_is_a_python_object_cannot_travel(config):
     config.algo = PluginChoice(plugin="python:mine")
     manager = build_plugins(config, given={("algo", "mine"): Mine()})
     with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
-        worker_specs(config, manager)
+        manager.specs()

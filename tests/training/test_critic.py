@@ -13,11 +13,11 @@ from transformers import LlamaForSequenceClassification as RewardModel
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.yaml_file import dump_yaml
 from rlhf_host.errors import UserError
-from rlhf_host.models.forward import forward
 from rlhf_host.models.loading import load_model
+from rlhf_host.models.passes import Passes
 from rlhf_host.records.needs import Needs, RoleNeed
-from rlhf_host.runtimes.local import role_settings
 from rlhf_host.testing.models import SYMBOLS
+from rlhf_host.training.role_settings import role_settings
 
 MACHINE = ("time/", "memory/", "tokens_per_s")
 
@@ -88,10 +88,10 @@ def test_a_rate_of_the_algorithm_survives_a_printed_configuration():
     need = RoleNeed("critic", head="scalar", trainable=True, lr=1e-5)
     config = RunConfig(roles={"actor": RoleConfig(model="m"), "critic": RoleConfig(model="c")})
     for again in (config, RunConfig.model_validate(yaml.safe_load(dump_yaml(config)))):
-        assert role_settings(again, need, None, Needs()).peak_lr == 1e-5
-        assert role_settings(again, RoleNeed("critic"), None, Needs()).peak_lr == 1e-6
+        assert role_settings(again.roles, need, None, Needs()).peak_lr == 1e-5
+        assert role_settings(again.roles, RoleNeed("critic"), None, Needs()).peak_lr == 1e-6
     config.roles["critic"].lr = 1e-6
-    assert role_settings(config, need, None, Needs()).peak_lr == 1e-6
+    assert role_settings(config.roles, need, None, Needs()).peak_lr == 1e-6
 
 
 @pytest.mark.parametrize("flag", ["--critic.model", "--reward-model.model"])
@@ -111,10 +111,10 @@ def test_the_source_may_have_its_model_from_a_plugin():
     reward = RoleNeed("reward", head="scalar", source="judge")
     critic = RoleNeed("critic", head="scalar", trainable=True, source="reward")
     needs = Needs(roles=(RoleNeed("actor", trainable=True, source=None), reward, critic))
-    assert role_settings(config, critic, None, needs).model == "judge"
+    assert role_settings(config.roles, critic, None, needs).model == "judge"
     config.roles["reward"] = RoleConfig(model="other")
-    assert role_settings(config, critic, None, needs).model == "other"
-    of_actor = role_settings(config, RoleNeed("critic"), None, needs)
+    assert role_settings(config.roles, critic, None, needs).model == "other"
+    of_actor = role_settings(config.roles, RoleNeed("critic"), None, needs)
     assert (of_actor.model, of_actor.revision, of_actor.trust_remote_code) == ("m", "v2", True)
 
 
@@ -228,7 +228,7 @@ def test_a_scalar_head_on_a_model_that_transformers_has_no_classifier_for(train,
 
     critic = load_model(RoleConfig(model=str(saved), device="cpu"), head="scalar")
     ids = torch.tensor([[5, 6, 7, 8]])
-    found = forward(critic, [[3, 4]], ids, ids > 0, outputs=frozenset({"values", "scores"}))
+    found = Passes(critic).forward([[3, 4]], ids, ids > 0, outputs=frozenset({"values", "scores"}))
     hidden = critic.model(torch.tensor([[3, 4, 5, 6, 7, 8]])).last_hidden_state[0]
     torch.testing.assert_close(found.values[0], critic.score(hidden)[1:5, 0])
     torch.testing.assert_close(found.scores[0], critic.score(hidden)[5, 0])

@@ -33,29 +33,6 @@ def test_results_and_errors_come_back(events):
         events.run(fails())
 
 
-def test_work_runs_on_the_thread_that_waits(events):
-    seen = []
-
-    async def ask():
-        await asyncio.to_thread(events.execute, lambda: seen.append(threading.current_thread()))
-        return len(seen)
-
-    assert events.run(ask()) == 1
-    assert seen == [threading.current_thread()]
-
-
-def test_errors_of_work_go_to_who_asked(events):
-    def explode():
-        raise ZeroDivisionError
-
-    async def ask():
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.to_thread(events.execute, explode)
-        return "went on"
-
-    assert events.run(ask()) == "went on"
-
-
 def test_an_interrupt_waits_until_what_it_cancelled_has_ended(events):
     ended = []
 

@@ -1,6 +1,7 @@
 """One optimizer batch has one gradient: whatever the micro-batches, their order, the padding and what lies in masked places."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,14 +10,16 @@ from transformers import AutoModelForCausalLM
 from rlhf_host import LossTerm, Metric, Needs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.ranks import Ranks
-from rlhf_host.backends.torch import TorchBackend, learning_rate
+from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.protocols import BackendStart, BackendTraits
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.batching import plan_microbatches
-from rlhf_host.training.worker import Role, Worker
+from rlhf_host.training.role import Role
+from rlhf_host.training.worker import Worker
 
 AGGREGATIONS = ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum-over(12)", "group-mean-token-mean"]
 
@@ -59,6 +62,13 @@ def batch(mode="fused", seed=1):
     return found
 
 
+def worker_for(model, hooks, settings=None, *, backend=TorchBackend, traits=None):
+    settings = settings or TrainConfig()
+    plugin = SimpleNamespace(traits=traits or BackendTraits(), start=backend)
+    role = Role.of("actor", model, settings, backend=plugin, settings=RoleConfig(lr=1e-3), total_updates=1, ranks=Ranks())
+    return Worker({"actor": role}, hooks, settings, Needs())
+
+
 def gradient(tiny_model, data, hooks=(), settings=None, **options):
     """The gradient that reaches the optimizer, and the metrics beside it."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -69,10 +79,7 @@ def gradient(tiny_model, data, hooks=(), settings=None, **options):
             seen["gradient"] = torch.cat([p.grad.flatten() for p in self.parameters]).clone()
             return super().step()
 
-    backend = Watch(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
-    worker = Worker(
-        {"actor": Role("actor", model, backend)}, manager(Policy(**options), *hooks), settings or TrainConfig(), Needs()
-    )
+    worker = worker_for(model, manager(Policy(**options), *hooks), settings, backend=Watch)
     update = worker.update(data)
     assert update.refused is None
     return seen["gradient"], update.metrics.result()
@@ -149,9 +156,9 @@ def test_a_batch_without_loss_terms_makes_no_step(tiny_model):
             return [Metric("seen", 1.0)]
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
-    update = Worker({"actor": Role("actor", model, backend)}, manager(Silent()), TrainConfig(), Needs()).update(batch())
-    assert backend.updates == 0
+    worker = worker_for(model, manager(Silent()))
+    update = worker.update(batch())
+    assert worker.roles["actor"].backend.updates == 0
     assert "grad_norm" not in update.metrics.result()
 
 
@@ -166,20 +173,17 @@ def test_ranks_agree_on_failures_only_where_none_waits_in_a_pass(tiny_model, mon
             raise MemoryError("out of memory")
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
-    backend.even_passes = even
-    worker = Worker(
-        {"actor": Role("actor", model, backend)}, manager(Failing() if where == "loss" else Policy()), TrainConfig(), Needs()
-    )
+    hooks = manager(Failing() if where == "loss" else Policy())
+    worker = worker_for(model, hooks, traits=BackendTraits(even_passes=even))
     if where == "pass":
-        monkeypatch.setattr(Worker, "_forward", lambda *_: (_ for _ in ()).throw(MemoryError("out of memory")))
+        monkeypatch.setattr(Role, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("out of memory")))
     asked = []
     gather = Ranks.gather
     monkeypatch.setattr(Ranks, "gather", lambda self, value: (asked.append(value), gather(self, value))[1])
     monkeypatch.setattr(Worker, "_statistics", lambda *_: None)
     with pytest.raises(Exception, match="out of memory"):
         worker.update(batch())
-    assert any(isinstance(value, tuple) for value in asked) is (where == "loss" or not even)
+    assert any(isinstance(value, tuple) and len(value) == 3 for value in asked) is (where == "loss" or not even)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -192,10 +196,10 @@ def test_a_non_finite_step_does_not_happen(tiny_model, where):
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     before = [p.clone() for p in model.parameters()]
-    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
-    update = Worker({"actor": Role("actor", model, backend)}, manager(Exploding()), TrainConfig(), Needs()).update(batch())
+    worker = worker_for(model, manager(Exploding()))
+    update = worker.update(batch())
     assert where in update.refused
-    assert backend.updates == 0
+    assert worker.roles["actor"].backend.updates == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
 
@@ -204,15 +208,12 @@ def test_no_grad_logprobs_are_those_of_training(tiny_model):
     """What ``recompute`` computes is what the update sees: the first ratio is 1."""
     data = batch()
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=1e-3), total_updates=1)
-    worker = Worker(
-        {"actor": Role("actor", model, backend)}, manager(Policy()), TrainConfig(max_tokens_per_microbatch=40), Needs()
-    )
-    data.old_logprobs = worker.logprobs("actor", data)
+    worker = worker_for(model, manager(Policy()), TrainConfig(max_tokens_per_microbatch=40))
+    data.old_logprobs = worker.outputs("actor", "logprobs", data)
     found = worker.update(data).metrics.result()
     assert found["ratio/max_log"] <= 1e-5
     assert found["mismatch/max"] > 0.1, "the made-up sampler is another policy"
-    assert worker.update(data, first=False).metrics.result()["ratio/max_log"] > 1e-4
+    assert worker.update(data, sampled_now=False).metrics.result()["ratio/max_log"] > 1e-4
 
 
 def test_corrections_in_sampler_mode_only_gate(tiny_model):
@@ -251,7 +252,7 @@ def test_corrections_see_the_old_and_the_current_policy_and_masked_weights_may_b
             return torch.where(mask, 2.0, float("nan"))
 
     data = batch("recompute")
-    found, metrics = gradient(tiny_model, data, [Both()], TrainConfig(replicas=1))
+    found, metrics = gradient(tiny_model, data, [Both()])
     assert close(found, 2 * gradient(tiny_model, data)[0])
     assert (metrics["correction/mean"], metrics["correction/ess"]) == (2.0, 1.0)
     for old, current, _, mask in seen:
@@ -289,7 +290,7 @@ def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
             return torch.ones(len(mask))
 
     with pytest.raises(RunError, match=r"extension:p1 gave \[8\] from importance_weights, expected a tensor \[8, 12\]"):
-        gradient(tiny_model, batch(), [PerRow()], TrainConfig(replicas=1))
+        gradient(tiny_model, batch(), [PerRow()])
 
 
 # --- batching and backend -----------------------------------------------------------------------
@@ -325,14 +326,15 @@ def test_rows_that_must_stay_together_are_never_split():
 )
 def test_schedules_warm_up_and_come_down_to_their_floor(schedule, expected):
     role = RoleConfig(lr=1.0, schedule=schedule, warmup_steps=2, min_lr_ratio=0.1)
-    rates = [learning_rate(role, update, 6) for update in range(7)]
+    rates = [learning_rate(role, update, 6, 1.0) for update in range(7)]
     assert rates[:5] == pytest.approx(expected, abs=1e-4)
     assert rates[6] == pytest.approx(1.0 if schedule == "constant" else 0.1)
 
 
 def test_clipping_reports_the_norm_before_it():
     model = torch.nn.Linear(2, 1, bias=False)
-    backend = TorchBackend(TorchBackend.Options(), model=model, role=RoleConfig(lr=0.0, max_grad_norm=0.5), total_updates=1)
+    role = RoleConfig(lr=0.0, max_grad_norm=0.5)
+    backend = TorchBackend(BackendStart(model=model, compute=model, head=(), role=role, total_updates=1, ranks=Ranks()))
     backend.backward((model.weight * torch.tensor([[3.0, 4.0]])).sum())
     result = backend.step()
     assert (result.grad_norm, result.applied) == (pytest.approx(5.0), True)

@@ -16,8 +16,11 @@ def serve(pipe: Any) -> None:
     """Answer ``(number, method, arguments)`` until the other side is gone; many at once."""
     import torch
 
-    from rlhf_host.engines.transformers import TransformersEngine
+    from rlhf_host.engines.kernels import TriedKernels
+    from rlhf_host.engines.transformers import Transformers
     from rlhf_host.models.loading import load_tokenizer, quiet_transformers
+    from rlhf_host.protocols import EngineStart
+    from rlhf_host.runtimes.compute import OneThread
 
     torch.set_num_threads(1)
     engine: Any = None
@@ -31,7 +34,8 @@ def serve(pipe: Any) -> None:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(directory).eval()
         tokenizer = load_tokenizer(RoleConfig(model=directory))
-        engine = TransformersEngine(TransformersEngine.Options(autocast="off"), model=model, tokenizer=tokenizer, version=-1)
+        start = EngineStart(model=model, tokenizer=tokenizer, version=-1, compute=OneThread(1), kernels=TriedKernels())
+        engine = Transformers(Transformers.Options(autocast="off")).start(start)
 
     async def answer(number: int, method: str, arguments: dict[str, Any]) -> None:
         try:
@@ -60,8 +64,6 @@ def serve(pipe: Any) -> None:
 
 class EngineProcess:
     """Has the face that a sync plugin and the probe see. ``version`` is what it was told, as in any runtime."""
-
-    model = None
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")

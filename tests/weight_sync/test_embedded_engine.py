@@ -9,16 +9,24 @@ import torch
 from conftest import largest_gap, train
 
 from rlhf_host.backends.weights import in_buckets, named_weights
+from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.engines.loading import copy_weights
-from rlhf_host.engines.transformers import TransformersEngine
+from rlhf_host.engines.transformers import Transformers
 from rlhf_host.errors import RunError
+from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.runtimes.compute import OneThread
 from rlhf_host.testing.models import tiny_tokenizer
 
 
 def make_engine(model, version=-1):
-    options = TransformersEngine.Options(autocast="off", max_wait_s=0.1)
-    return TransformersEngine(options, model=model, tokenizer=tiny_tokenizer(), version=version)
+    start = EngineStart(model=model, tokenizer=tiny_tokenizer(), version=version, compute=OneThread(1), kernels=TriedKernels())
+    return Transformers(Transformers.Options(autocast="off", max_wait_s=0.1)).start(start)
+
+
+async def load_weights(engine, buckets, version):
+    """As functions that ``engine.run`` calls do, in a thread beside."""
+    await asyncio.to_thread(engine._loader.load, buckets, version)
 
 
 def test_it_generates_once_it_has_weights_and_not_after_a_load_that_failed(load):
@@ -28,14 +36,14 @@ def test_it_generates_once_it_has_weights_and_not_after_a_load_that_failed(load)
         with pytest.raises(RunError, match="has no weights of this run"):
             await engine.generate([3, 4], Sampling(2), (0,))
         train(theirs, 1)
-        await engine.load_weights(in_buckets(named_weights(theirs), 2**20), 5)
+        await load_weights(engine, in_buckets(named_weights(theirs), 2**20), 5)
         assert await largest_gap([engine], theirs, 5, count=8) <= 1e-4
 
         with pytest.raises(RunError, match="no weights came for"):
-            await engine.load_weights(in_buckets(named_weights(theirs)[:-1], 2**20), 6)
+            await load_weights(engine, in_buckets(named_weights(theirs)[:-1], 2**20), 6)
         with pytest.raises(RunError, match="has no weights of this run"):
             await engine.generate([3, 4], Sampling(2), (0,))
-        await engine.load_weights(in_buckets(named_weights(theirs), 2**20), 6)
+        await load_weights(engine, in_buckets(named_weights(theirs), 2**20), 6)
         assert await largest_gap([engine], theirs, 6, count=8) <= 1e-4
         await engine.close()
 
@@ -49,7 +57,7 @@ def test_requests_that_wait_while_a_load_fails_are_refused(load):
         waiting = asyncio.create_task(engine.generate([3, 4], Sampling(2), (0,)))
         await asyncio.sleep(0)
         with pytest.raises(RunError, match="no weights came"):
-            await engine.load_weights(iter([]), 2)
+            await load_weights(engine, iter([]), 2)
         with pytest.raises(RunError, match="has no weights of this run"):
             await waiting
         await engine.close()

@@ -64,7 +64,7 @@ class Stub:
 def test_in_process_moves_nothing_but_the_version():
     model = torch.nn.Linear(2, 2)
     plugin, engine = InProcess(InProcess.Options()), Stub(model)
-    plugin.sync_connect([SyncTarget("local", engine)])
+    plugin.sync_connect([SyncTarget("local", engine, in_place=True)])
     plugin.sync_weights(LocalSource(model), 3)
     assert engine.version == 3
 
@@ -84,7 +84,7 @@ def test_sending_to_an_engine_that_shares_the_module_is_refused():
 
     async def scenario():
         plugin = Broadcast(Broadcast.Options())
-        await plugin.sync_connect([SyncTarget("local", Stub(model))])
+        await plugin.sync_connect([SyncTarget("local", Stub(model), in_place=True)])
         await plugin.sync_weights(LocalSource(model), 0)
 
     with pytest.raises(UserError, match=r"engine local samples from the trainer's own weights.*--sync in_process"):

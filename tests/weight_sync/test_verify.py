@@ -9,7 +9,7 @@ import torch
 from conftest import train
 
 from rlhf_host.errors import LostError, RunError, UserError
-from rlhf_host.models.forward import forward
+from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
@@ -29,7 +29,9 @@ def actor(model):
         for row in trajectories:
             ids = torch.tensor([row.segments[1].token_ids])
             with torch.no_grad():
-                found.append(forward(model, [row.prompt_ids], ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0].tolist())
+                found.append(
+                    Passes(model).forward([row.prompt_ids], ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0].tolist()
+                )
         return found
 
     return logprobs

@@ -77,7 +77,7 @@ def _sync(subject: Subject, manager: PluginManager) -> None:
 
         model = nn.Linear(3, 2)
         with Session(subject, manager) as session:
-            engines = [SyncTarget("engine-0", ModuleEngine(model))]
+            engines = [SyncTarget("engine-0", ModuleEngine(model), in_place=True)]
             for hook, arguments in (
                 ("sync_connect", {"targets": engines}),
                 ("sync_weights", {"source": module_source(model), "version": 1}),

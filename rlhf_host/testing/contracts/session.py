@@ -214,8 +214,8 @@ class Session:
         chosen = self.episodes() if episodes is None else episodes
 
         async def all_at_once() -> list[list[Trajectory]]:
-            return list(await asyncio.gather(*(runner.run(episode) for episode in chosen)))
+            return list(await asyncio.gather(*(runner.play(episode) for episode in chosen)))
 
         if together:
             return self.wait(all_at_once(), "an episode")
-        return [self.wait(runner.run(episode), "an episode") for episode in chosen]
+        return [self.wait(runner.play(episode), "an episode") for episode in chosen]

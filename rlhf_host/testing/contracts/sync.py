@@ -35,7 +35,10 @@ class _Synced:
         self.before = copy.deepcopy(source)
 
     def connect(self) -> None:
-        targets = [SyncTarget(f"engine-{number}", engine) for number, engine in enumerate(self.engines)]
+        targets = [
+            SyncTarget(f"engine-{number}", engine, in_place=engine.model is self.source)
+            for number, engine in enumerate(self.engines)
+        ]
         self._hook("sync_connect", targets=targets)
 
     def sync(self, version: int) -> None:

@@ -24,14 +24,17 @@ from transformers import (
 from rlhf_host import Group, Needs, RunContext, ScoreContext, Segment, Task, Trajectory, UserError
 from rlhf_host.cli.main import main
 from rlhf_host.config.schema import RoleConfig, RolloutConfig, TrainConfig
-from rlhf_host.models.loading import load_model, load_tokenizer
+from rlhf_host.models.loading import context_length, load_model, load_tokenizer
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import judges, score_group
-from rlhf_host.runtimes.local import LocalRole
+from rlhf_host.runtimes.compute import Inline
+from rlhf_host.runtimes.local_runtime import LocalTrainer
 from rlhf_host.testing.models import SYMBOLS, write_tiny_model
-from rlhf_host.training.worker import Role, Worker
+from rlhf_host.training.role import Role
+from rlhf_host.training.role_handles import TrainerRole
+from rlhf_host.training.worker import Worker
 
 CHAT = "{% for m in messages %}[{{ m['role'][0] }}]{{ m['content'] }}<eos>{% endfor %}"
 
@@ -72,11 +75,11 @@ def other(tmp_path_factory) -> Path:
     return write_reward_model(tmp_path_factory.mktemp("other") / "reward", SYMBOLS[::-1], CHAT)
 
 
-class Watched(LocalRole):
+class Watched(TrainerRole):
     """Keeps the rows of every pass."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.passes: list[list[Trajectory]] = []
 
     async def scores(self, trajectories):
@@ -87,10 +90,9 @@ class Watched(LocalRole):
 def role_of(path: Path, budget: int = 16384) -> Watched:
     settings = RoleConfig(model=str(path), device="cpu")
     model = load_model(settings, head="scalar")
-    settings_of_training = TrainConfig(max_tokens_per_microbatch=budget)
-    return Watched(
-        Worker({"reward": Role("reward", model)}, PluginManager([]), settings_of_training, Needs()), "reward", 1.0, settings
-    )
+    train = TrainConfig(max_tokens_per_microbatch=budget)
+    worker = Worker({"reward": Role.of("reward", model, train)}, PluginManager([]), train, Needs())
+    return Watched(LocalTrainer(worker, Inline()), "reward", settings, context_length(model), temperature=1.0)
 
 
 @pytest.fixture
@@ -125,7 +127,7 @@ def by_transformers(path: Path, ids: list[int]) -> float:
         return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
 
 
-def judge(role: LocalRole, *groups: list[Trajectory], split="train", **options) -> list[list[float | None]]:
+def judge(role: TrainerRole, *groups: list[Trajectory], split="train", **options) -> list[list[float | None]]:
     """Each group's rewards, asked for at once."""
     plugin = RewardModel(RewardModel.Options(**options))
     context = ScoreContext(split, 1, {"reward": role})
@@ -136,7 +138,7 @@ def judge(role: LocalRole, *groups: list[Trajectory], split="train", **options) 
     return [[None if reward is None else reward.total for reward in rewards] for rewards in asyncio.run(ask())]
 
 
-def start(role: LocalRole, policy: Path, config=(), **options) -> None:
+def start(role: TrainerRole, policy: Path, config=(), **options) -> None:
     tokenizer = load_tokenizer(RoleConfig(model=str(policy)))
     plugin = RewardModel(RewardModel.Options(**options))
     plugin.run_started(RunContext(dict(config), tokenizer, None, 0, {"reward": role}))
@@ -276,7 +278,7 @@ def test_trajectories_that_are_too_long_are_not_judged_and_said(same, groups, ca
 
 def test_a_number_that_is_not_finite_is_no_reward(same, groups):
     role = role_of(same)
-    role.worker.roles["reward"].model.score.weight.data[0, 3] = math.nan
+    role._trainer.worker.roles["reward"].passes.model.score.weight.data[0, 3] = math.nan
     assert judge(role, groups[0]) == [[None, None, None]]
 
 
@@ -296,7 +298,7 @@ def test_the_score_is_a_sigmoid_on_request(same, groups):
 # --- normalisation ------------------------------------------------------------------------------
 
 
-def train_batch(role: LocalRole, groups, *plugins: tuple[str, RewardModel, float]):
+def train_batch(role: TrainerRole, groups, *plugins: tuple[str, RewardModel, float]):
     """Score the groups and make the batch, as a step does; gives the experience after ``transform_rewards``."""
     info = PluginInfo("reward", "reward_model", "rlhf-plugin-reward-model", "1", ">=1", "ok", "", "m:X", "")
     manager = PluginManager([Loaded("reward", alias, info, plugin, weight) for alias, plugin, weight in plugins])

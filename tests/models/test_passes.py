@@ -1,4 +1,4 @@
-"""``forward`` gives what each row alone, through transformers, gives: whatever the layout, the padding and the neighbours."""
+"""A pass gives what each row alone, through transformers, gives: whatever the layout, the padding and the neighbours."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
-from rlhf_host.models.forward import forward, row_cost
 from rlhf_host.models.loading import remove_dropout
+from rlhf_host.models.passes import Passes
 
 VOCABULARY = 61
 SIZES = {
@@ -74,6 +74,10 @@ def rows():
     return ids, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 
 
+def forward(model, *arguments, shared_prefix="auto", autocast=None, **options):
+    return Passes(model, shared_prefix=shared_prefix, autocast=autocast).forward(*arguments, **options)
+
+
 def one_by_one(model, ids: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logprobs, entropy = torch.zeros(ids.shape), torch.zeros(ids.shape)
     for row, prompt in enumerate(PROMPTS):
@@ -124,26 +128,31 @@ def test_shared_prompts_give_the_gradients_of_padded_rows(name, rows):
 @pytest.mark.parametrize("name", NOT_SHARING)
 def test_models_that_cannot_share_say_so_once_and_are_padded(name, rows):
     model = make_model(name)
+    passes = Passes(model)
     with pytest.warns(UserWarning, match="prompt is computed for every completion"):
-        forward(model, PROMPTS, *rows)
+        passes.forward(PROMPTS, *rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        forward(model, PROMPTS, *rows)
+        passes.forward(PROMPTS, *rows)
     with pytest.raises(UserError, match="shared_prefix is on, but"):
         forward(model, PROMPTS, *rows, shared_prefix="on")
 
 
 def test_prompts_are_not_shared_beyond_a_sliding_window(rows):
-    config = transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=12)
+    """What serves rows of 16 tokens need not serve longer ones, and is tried again."""
+    config = transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=16)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    ids, mask = rows
-    assert row_cost(model, PROMPTS, [min(length, 4) for length in LENGTHS]) == 12 + sum(
-        max(0, min(length, 4) - 1) for length in LENGTHS
-    )
-    assert row_cost(model, PROMPTS, LENGTHS) == len(PROMPTS) * 13
+    passes, (ids, mask) = Passes(model), rows
+    passes.prepare(15)
+    assert passes.cost(PROMPTS, LENGTHS) == 12 + sum(max(0, length - 1) for length in LENGTHS)
+    with pytest.warns(UserWarning, match="Gemma3ForCausalLM gives other results in the shared layout for rows of 32 tokens"):
+        passes.prepare(17)
+    assert passes.cost(PROMPTS, LENGTHS) == len(PROMPTS) * 13
     torch.testing.assert_close(
-        forward(model, PROMPTS, ids, mask).logprobs, one_by_one(model, ids, mask, 1.0)[0], rtol=1e-5, atol=1e-5
+        passes.forward(PROMPTS, ids, mask).logprobs, one_by_one(model, ids, mask, 1.0)[0], rtol=1e-5, atol=1e-5
     )
+    passes.prepare(15)
+    assert passes.cost(PROMPTS, LENGTHS) < len(PROMPTS) * 13
 
 
 @pytest.mark.parametrize("shared_prefix", ["off", "on"])
@@ -195,8 +204,10 @@ def test_gradient_checkpointing_gives_the_same_gradients_and_recomputes(name, sh
     assert_same_gradients(gradients(model, loss), expected)
     attention = next(module for module in layers[0].modules() if "Attention" in type(module).__name__)
     runs = []
+    passes = Passes(model, shared_prefix=shared_prefix)
+    passes.prepare(32)
     attention.register_forward_hook(lambda *_: runs.append(1))
-    forward(model, PROMPTS, *rows, shared_prefix=shared_prefix).logprobs.sum().backward()
+    passes.forward(PROMPTS, *rows).logprobs.sum().backward()
     assert len(runs) == 2
     assert not any(module.training for module in model.modules())
 
@@ -216,7 +227,7 @@ def test_bfloat16_autocast_is_close_and_its_log_softmax_is_float32(rows):
     model = make_model("llama")
     exact = forward(model, PROMPTS, *rows)
     expected = gradients(model, exact.logprobs.sum())
-    rough = forward(model, PROMPTS, *rows, autocast_dtype=torch.bfloat16)
+    rough = forward(model, PROMPTS, *rows, autocast=torch.bfloat16)
     assert rough.logprobs.dtype == torch.float32
     assert not torch.equal(rough.logprobs, exact.logprobs)
     torch.testing.assert_close(rough.logprobs, exact.logprobs, atol=0.1, rtol=0.05)
@@ -238,9 +249,10 @@ def test_only_completion_positions_reach_the_head_and_never_all_at_once(rows, mo
             )
             return result
 
-    forward(model, PROMPTS, *rows)  # what is found out about a model once
+    passes = Passes(model)
+    passes.prepare(32)
     with Record():
-        forward(model, PROMPTS, *rows, outputs=LM).logprobs.sum().backward()
+        passes.forward(PROMPTS, *rows, outputs=LM).logprobs.sum().backward()
     over_vocabulary = [shape for shape in shapes if shape and shape[-1] == VOCABULARY and len(shape) > 1 and shape[0] != 32]
     assert {shape[0] for shape in over_vocabulary} == {1, chunk}
     assert sum(LENGTHS) % chunk == 1
@@ -319,14 +331,14 @@ def test_impossible_requests_are_refused(rows):
 
 
 def test_prompts_are_shared_where_that_saves_something():
-    model = make_model("llama")
-    eight = [LONG] * 8
-    assert row_cost(model, eight, [4] * 8) == 8 + 24
-    assert row_cost(model, eight, [4] * 8, shared_prefix="off") == 8 * 11
-    assert row_cost(model, eight, [4] * 8, group_id=[0] * 4 + [1] * 4) == 16 + 24
-    assert row_cost(model, [[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 8  # nothing in common
-    assert row_cost(model, [SHORT, LONG], [1, 60]) == 70  # nothing in common, but half of it would be padding
-    assert row_cost(model, [], []) == 0
+    passes, eight = Passes(make_model("llama")), [LONG] * 8
+    passes.prepare(70)
+    assert passes.cost(eight, [4] * 8) == 8 + 24
+    assert Passes(passes.model, shared_prefix="off").cost(eight, [4] * 8) == 8 * 11
+    assert passes.cost(eight, [4] * 8, [0] * 4 + [1] * 4) == 16 + 24
+    assert passes.cost([[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 8  # nothing in common
+    assert passes.cost([SHORT, LONG], [1, 60]) == 70  # nothing in common, but half of it would be padding
+    assert passes.cost([], []) == 0
 
 
 @pytest.mark.parametrize("shared_prefix", ["on", "off"])
@@ -337,9 +349,10 @@ def test_a_last_token_is_computed_only_where_it_is_read(rows, shared_prefix, sca
     model = make_scalar_model() if scalar else make_model("llama")
     ids, mask = rows
     seen = []
-    forward(model, PROMPTS, ids, mask, shared_prefix=shared_prefix)  # what is tried out once
+    passes = Passes(model, shared_prefix=shared_prefix)
+    passes.prepare(32)
     hook = model.get_input_embeddings().register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
-    forward(model, PROMPTS, ids, mask, outputs=frozenset({outputs}), shared_prefix=shared_prefix)
+    passes.forward(PROMPTS, ids, mask, outputs=frozenset({outputs}))
     hook.remove()
     held = [length if last else max(0, length - 1) for length in LENGTHS]
     expected = {

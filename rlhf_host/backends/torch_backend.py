@@ -1,0 +1,121 @@
+"""AdamW by PyTorch over one process or several, and the learning rate's schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_host.backends.weights import in_buckets, named_weights
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError
+from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors
+
+
+def learning_rate(role: RoleConfig, update: int, total_updates: int, peak: float) -> float:
+    """The rate of update ``update`` (from 0): linear warm-up to ``peak``, then the schedule down to ``min_lr_ratio·peak``."""
+    if update < role.warmup_steps:
+        return peak * (update + 1) / role.warmup_steps
+    if role.schedule == "constant":
+        return peak
+    span = max(1, total_updates - role.warmup_steps)
+    progress = min(1.0, (update - role.warmup_steps) / span)
+    shape = 1.0 - progress if role.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (role.min_lr_ratio + (1.0 - role.min_lr_ratio) * shape)
+
+
+def decayed_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Optimizer groups. Norms and biases are vectors: decaying them is never meant."""
+    decayed = [p for p in parameters if p.dim() > 1]
+    plain = [p for p in parameters if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+class TorchBackend:
+    """``start.model`` has trainable parameters in fp32: bf16 weights would swallow small updates."""
+
+    exact = True
+
+    def __init__(self, start: BackendStart):
+        self.ranks, self.model, self.role, self.total_updates = start.ranks, start.model, start.role, start.total_updates
+        self.updates = 0
+        self.lr = start.role.peak_lr
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        groups = decayed_groups(self.parameters, self.role.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.role.betas, eps=self.role.adam_eps, fused=True)
+
+    def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        return compute(*inputs)
+
+    def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        return compute(*inputs)
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        loss.backward()
+
+    def step(self) -> StepResult:
+        """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
+        rate = learning_rate(self.role, self.updates, self.total_updates, self.lr)
+        self._sum_gradients()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm_tensor = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        norm = float(norm_tensor)
+        if not math.isfinite(norm):
+            self.discard()
+            return StepResult(norm, rate, applied=False)
+        if self.role.max_grad_norm > 0:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.role.max_grad_norm, norm_tensor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.updates += 1
+        self.discard()
+        return StepResult(norm, rate, applied=True)
+
+    def discard(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _sum_gradients(self) -> None:
+        if self.ranks.size == 1:
+            return
+        # A parameter that no rank used keeps no gradient, so that the optimizer leaves it alone.
+        used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.int32, device=self.parameters[0].device)
+        self.ranks.sum_([used])
+        summed = [p for p, count in zip(self.parameters, used.tolist(), strict=True) if count]
+        for parameter in summed:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.ranks.sum_([p.grad for p in summed if p.grad is not None])
+
+    def save(self, directory: Path) -> None:
+        if self.ranks.rank == 0:
+            state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
+            torch.save(state, directory / "optimizer.pt")
+
+    def load(self, directory: Path) -> None:
+        if not (path := directory / "optimizer.pt").exists():
+            raise UserError(f"{directory} was not written by the torch backend: resume with the backend it was started with")
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        kept = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
+            group.update(settings)  # what this run's configuration says, not the one that wrote the checkpoint
+        self.updates = int(state["updates"])
+
+    def save_model(self, directory: Path) -> None:
+        if self.ranks.rank == 0:
+            self.model.save_pretrained(directory)  # type: ignore[operator]
+
+    def weights(self, bucket_bytes: int) -> Buckets:
+        return in_buckets(named_weights(self.model), bucket_bytes)
+
+    def offload(self) -> None:
+        """Nothing is moved."""
+
+    def reload(self) -> None:
+        """Undo ``offload``."""

@@ -1,0 +1,227 @@
+"""Decoding with transformers' own modules: prompts in, next-token logits out, one token a row and step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from rlhf_host.errors import UserError
+from rlhf_host.models.heads import Head, decoder_of
+
+PREFILL_TOKENS = 8192
+"""Padded tokens of one prefill pass: what bounds its activations."""
+FIRST_ROOM = 64
+"""Tokens that rows have room for at first; it doubles when it is used up."""
+
+
+class RowCache(Cache):
+    """Keys and values of right-padded prompts, then of the rows that continue them.
+
+    Slots ``[0, width)`` are a row's prompt, the others its own tokens, so all rows append at the same slot. A mask hides what lies
+    between a short prompt and the row's own tokens, and what a sliding window has left behind.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device):
+        super().__init__(layers=[])
+        self.lengths = torch.tensor(lengths, device=device)
+        """Of each prompt; after ``start`` of each row's."""
+        self.width, self.shortest = max(lengths), min(lengths)
+        self.filled = 0
+        self.places: Tensor | None = torch.empty(0, dtype=torch.int64)
+        """Which prompts the running prefill pass is about; ``None`` while rows decode."""
+        self._longest = 0
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    # What transformers asks of a cache.
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.filled
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.filled + query_length, 0
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return []
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if self.places is not None:
+            if layer_idx not in self._layers:
+                # Zeros: what is hidden by a mask is multiplied by a probability of exactly 0, which NaN would survive.
+                self._layers[layer_idx] = (self._room(key_states), self._room(value_states))
+            for held, new in zip(self._layers[layer_idx], (key_states, value_states), strict=True):
+                held[self.places, :, : new.shape[2]] = new
+            return key_states, value_states
+        keys, values = self._layers[layer_idx]
+        keys.select(2, self.filled).copy_(key_states.squeeze(2))
+        values.select(2, self.filled).copy_(value_states.squeeze(2))
+        return keys[:, :, : self.filled + 1], values[:, :, : self.filled + 1]
+
+    def _room(self, states: Tensor) -> Tensor:
+        return states.new_zeros(len(self.lengths), states.shape[1], self.width, states.shape[3])
+
+    # A batch: prefill, start, steps, keep.
+
+    def start(self, prompt_of_row: Tensor, longest: int) -> None:
+        self.places, self._longest = None, longest
+        self.lengths, self.filled = self.lengths[prompt_of_row], self.width
+        self.shortest = int(self.lengths.min())
+        self._hold(prompt_of_row, self.width + min(longest, FIRST_ROOM))
+
+    def advance(self) -> None:
+        """A step is done: its keys and values count, and there is room for the next."""
+        self.filled += 1
+        slots = next(iter(self._layers.values()))[0].shape[2]
+        if self.filled == slots < self.width + self._longest:
+            self._hold(None, self.width + min(self._longest, 2 * (slots - self.width)))
+
+    def keep(self, rows: Tensor) -> None:
+        self.lengths = self.lengths[rows]
+        self.shortest = int(self.lengths.min())
+        self._hold(rows, next(iter(self._layers.values()))[0].shape[2])
+
+    def _hold(self, rows: Tensor | None, slots: int) -> None:
+        for layer, pair in self._layers.items():
+            grown = []
+            for old in pair:
+                filled = old[:, :, : self.filled] if rows is None else old[rows, :, : self.filled]
+                new = filled.new_empty(*filled.shape[:2], slots, filled.shape[3])
+                new[:, :, : self.filled] = filled
+                grown.append(new)
+            self._layers[layer] = grown[0], grown[1]
+
+    @property
+    def positions(self) -> Tensor:
+        """``[B, 1]``: of the token that each row appends next."""
+        return (self.lengths + self.filled - self.width)[:, None]
+
+    def seen(self, window: int | None = None) -> Tensor | None:
+        """``[B, 1, 1, slots]`` bool: what a row's next token sees; ``None``: everything."""
+        if window is None and self.shortest == self.width:
+            return None
+        slot = torch.arange(self.filled + 1, device=self.lengths.device)
+        lengths = self.lengths[:, None]
+        mask = (slot < lengths) | (slot >= self.width)
+        if window is not None:
+            position = torch.where(slot < self.width, slot, slot - self.width + lengths)
+            mask = mask & (position > self.positions - window)
+        return mask[:, None, None, :]
+
+
+class PlainDecoder:
+    """The model's own modules over a ``RowCache``: for models whose attention takes a mask and whose state is keys and values.
+
+    Whether it is for a model is tried against the model's own forward (``engines/kernels.py``).
+    """
+
+    ragged = True
+
+    def __init__(self, model: Any, head: Head | None, autocast: torch.dtype | None = None):
+        if head is None:
+            raise ValueError("its head is more than a matrix product")
+        self.model, self.head, self._autocast = model, head, autocast
+        self._decoder = decoder_of(model)
+        self._device = next(model.parameters()).device
+        config = model.config.get_text_config()
+        self._window = getattr(config, "sliding_window", None)
+        self._kinds = set(getattr(config, "layer_types", None) or ())
+
+    def refresh(self) -> None:
+        torch.clear_autocast_cache()
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        self._cache = RowCache([len(prompt) for prompt in prompts], self._device)
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+        logits: Tensor | None = None
+        while order:
+            count = max(1, PREFILL_TOKENS // len(prompts[order[0]]))
+            places, order = torch.tensor(order[:count], device=self._device), order[count:]
+            part = self._prefill(places, [prompts[i] for i in places.tolist()])
+            logits = part.new_empty(len(prompts), part.shape[-1]) if logits is None else logits
+            logits[places] = part
+        assert logits is not None
+        return logits
+
+    def _prefill(self, places: Tensor, prompts: Sequence[Sequence[int]]) -> Tensor:
+        self._cache.places = places
+        width = len(prompts[0])
+        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self._device)
+        hidden = self._decoder(input_ids=ids, past_key_values=self._cache, use_cache=True).last_hidden_state
+        last = self._cache.lengths[places] - 1
+        return self.head(hidden[torch.arange(len(places), device=self._device), last], self._autocast)
+
+    def start(self, prompt_of_row: Tensor, longest: int) -> None:
+        self._cache.start(prompt_of_row, longest)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        hidden = self._decoder(
+            input_ids=tokens[:, None],
+            position_ids=self._cache.positions,
+            attention_mask=self._mask(),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._cache.advance()
+        return self.head(hidden[:, 0], self._autocast)
+
+    def _mask(self) -> Any:
+        """As models take it: one mask, or one for each kind of layer."""
+        if self._window is None or not self._kinds:
+            return self._seen(self._window)
+        windows = {"full_attention": None, "sliding_attention": self._window}
+        return {kind: self._seen(windows[kind]) for kind in self._kinds}
+
+    def _seen(self, window: int | None) -> Tensor | None:
+        mask = self._cache.seen(window)
+        if mask is None or self.model.config._attn_implementation != "eager":
+            return mask
+        dtype = next(self.model.parameters()).dtype  # eager attention adds its mask to the scores
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+    def keep(self, rows: Tensor) -> None:
+        self._cache.keep(rows)
+
+
+class GenericDecoder:
+    """Any causal language model with a transformers cache of its own. Prompts must be equally long: then nothing is padded, which
+    recurrent layers and unusual masks could not bear."""
+
+    ragged = False
+
+    def __init__(self, model: Any):
+        self.model, self._device = model, next(model.parameters()).device
+        takes = inspect.signature(model.forward).parameters
+        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+
+    def refresh(self) -> None:
+        torch.clear_autocast_cache()
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        return self._forward(torch.tensor(prompts, device=self._device), None)
+
+    def _forward(self, ids: Tensor, cache: Cache | None) -> Tensor:
+        out = self.model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **self._last)
+        self._cache = out.get(self._cache_name)
+        if not isinstance(self._cache, Cache):
+            raise UserError(f"{type(self.model).__name__} returns no key-value cache, so it cannot generate")
+        return out.logits[:, -1]
+
+    def start(self, prompt_of_row: Tensor, longest: int) -> None:
+        self.keep(prompt_of_row)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        return self._forward(tokens[:, None], self._cache)
+
+    def keep(self, rows: Tensor) -> None:
+        assert self._cache is not None
+        self._cache.reorder_cache(rows)

@@ -1,0 +1,293 @@
+"""The embedded engine: batched generation with the trainer's own module, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
+from rlhf_host.engines.requests import Request
+from rlhf_host.engines.sampling import Sampler
+from rlhf_host.engines.transformers import Transformers
+from rlhf_host.engines.uniforms import BLOCK, uniform_block
+from rlhf_host.engines.waves import Dropped, Finish, Waves
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.passes import evaluation
+from rlhf_host.plugins.threads import Threads
+from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
+from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
+
+
+class EmbeddedEngine:
+    """Generates with ``start.model``, any causal language model of transformers; a request's tokens depend on its key alone.
+
+    Where the module is the trainer's own, new weights need no copying: ``set_version`` says that they changed. An engine with a
+    module to itself starts with version -1 and generates once a sync has brought it weights.
+    """
+
+    def __init__(self, options: Transformers.Options, start: EngineStart):
+        model: Any = start.model
+        self.options, self.model, self.tokenizer, self.version = options, model, start.tokenizer, start.version
+        self._compute, self._kernels = start.compute, start.kernels
+        use = self._use
+        self.exact = use.autocast is None and use.dtype == torch.float32
+        self.dead = False
+        self.busy_s = 0.0
+        self._fresh: Decoder | None = None
+        """The decoder that has been refreshed since the weights changed."""
+        self._waves = Waves(self._run, start.compute, options.max_wait_s)
+        self._threads = Threads(4)
+        self._loader = ModuleLoader("transformers", model, self._load)
+        config = model.config.get_text_config()
+        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._eos = _eos_ids(model, start.tokenizer)
+
+    @property
+    def _use(self) -> Use:
+        """As the model is now: it may have been moved or cast."""
+        weight = next(self.model.parameters())
+        autocast = _autocast_dtype(self.options.autocast, weight.device)
+        return Use(purpose="sample", device=weight.device, dtype=weight.dtype, autocast=autocast)
+
+    # The async face.
+
+    def expect(self, count: int) -> None:
+        self._waves.expect(count)
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
+        request = Request(tuple(token_ids), sampling, key)
+        self._validate(request)
+        self._require_weights()
+        return await self._waves.submit(request)
+
+    def set_version(self, version: int) -> None:
+        self.version, self._fresh = version, None
+
+    async def run(self, function: str, **arguments: Any) -> Any:
+        """``"package.module:function"(loader, **arguments)``, in a thread; loader as in ``rlhf_host.engines.loading``."""
+        return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self._loader, arguments)))
+
+    async def sleep(self) -> None:
+        """Nothing to give back: the module is the trainer's."""
+
+    async def wake(self) -> None:
+        """Undo ``sleep``."""
+
+    async def close(self) -> None:
+        self._threads.close()
+        await self._waves.close()
+
+    # The work.
+
+    def _load(self, buckets: Buckets, version: int) -> None:
+        """Copy into the module by name, between two batches, then hold ``version``; called from a thread beside."""
+        self._compute.submit(lambda: self._replace_weights(buckets, version)).result()
+
+    def _replace_weights(self, buckets: Buckets, version: int) -> None:
+        self.version = -1
+        copy_weights(self.model, buckets)
+        self.set_version(version)
+
+    def _require_weights(self) -> None:
+        if self.version < 0:
+            raise RunError("engine transformers has no weights of this run (never synced, or a sync failed): sync it first")
+
+    def _validate(self, request: Request) -> None:
+        ids, sampling = request.token_ids, request.sampling
+        if not ids:
+            raise UserError("engine transformers: an empty prompt; give at least one token")
+        if self.context_length is not None and len(ids) >= self.context_length:
+            raise UserError(
+                f"engine transformers: a prompt of {len(ids)} tokens leaves no room in the model's {self.context_length} "
+                "positions; set data.max_prompt_tokens or rollout.max_tokens lower"
+            )
+        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            wrong = next(token for token in ids if not 0 <= token < self._vocabulary)
+            raise UserError(f"engine transformers: token {wrong} is not in the model's vocabulary of {self._vocabulary}")
+        if sampling.max_new_tokens < 1 or sampling.temperature < 0 or sampling.top_k < 0:
+            raise UserError(
+                f"engine transformers: max_new_tokens ≥ 1, temperature ≥ 0 and top_k ≥ 0 are needed, not {sampling}"
+            )
+        if not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
+            raise UserError(f"engine transformers: top_p in (0, 1] and min_p in [0, 1] are needed, not {sampling}")
+
+    def _limit(self, request: Request) -> int:
+        """New tokens at most: what was asked for, or what the model has positions for."""
+        asked = request.sampling.max_new_tokens
+        return asked if self.context_length is None else min(asked, self.context_length - len(request.token_ids))
+
+    def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
+        started = time.perf_counter()
+        try:
+            self._run_batches(requests, finish, dropped)
+        finally:
+            self.busy_s += time.perf_counter() - started
+
+    def _run_batches(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
+        self._require_weights()
+        longest = max(len(one.token_ids) + self._limit(one) for one in requests)
+        use = self._use
+        decoder = self._kernels.decoder(self.model, use, longest)
+        autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
+        with torch.inference_mode(), evaluation(self.model), autocast:
+            for rows in self._batches(requests, decoder.ragged):
+                if not self._decode(decoder, requests, rows, finish, dropped):
+                    return
+
+    def _batches(self, requests: list[Request], ragged: bool) -> Iterable[list[int]]:
+        """Split by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, where padding is
+        not to be had). A prompt counts once however many rows share it."""
+        order = range(len(requests))
+        kinds = [list(order)]
+        if not ragged:
+            kinds = [
+                [i for i in order if len(requests[i].token_ids) == n] for n in sorted({len(r.token_ids) for r in requests})
+            ]
+        for indices in kinds:
+            batch: list[int] = []
+            tokens, prompts = 0, set[tuple[int, ...]]()
+            for i in indices:
+                prompt = requests[i].token_ids
+                own = self._limit(requests[i]) + (0 if prompt in prompts else len(prompt))
+                full = self.options.max_batch_tokens is not None and tokens + own > self.options.max_batch_tokens
+                if batch and (full or len(batch) == self.options.max_batch_size):
+                    yield batch
+                    batch, tokens, prompts = [], 0, set()
+                    own = self._limit(requests[i]) + len(prompt)
+                batch.append(i)
+                prompts.add(prompt)
+                tokens += own
+            if batch:
+                yield batch
+
+    def _decode(self, decoder: Decoder, requests: list[Request], indices: list[int], finish: Finish, dropped: Dropped) -> bool:
+        """One batch from prefill to the last row. False when nobody waits for the rest."""
+        prompts: dict[tuple[int, ...], int] = {}
+        for i in indices:
+            prompts.setdefault(requests[i].token_ids, len(prompts))
+        indices = sorted(indices, key=lambda i: prompts[requests[i].token_ids])
+        rows = [requests[i] for i in indices]
+        number = {i: row for row, i in enumerate(indices)}
+
+        version = self.version
+        # Drawing works in float64, which MPS does not have.
+        home = next(self.model.parameters()).device
+        device = torch.device("cpu") if home.type == "mps" else home
+        limit_list = [self._limit(row) for row in rows]
+        self._refresh(decoder)
+        longest = max(limit_list)
+        groups = torch.tensor([prompts[row.token_ids] for row in rows], device=device)
+        logits = decoder.prefill(list(prompts)).to(device)[groups]
+        if longest > 1:
+            decoder.start(groups.to(home), longest - 1)
+
+        sampler = Sampler([row.sampling for row in rows], device)
+        stops, limits = self._stop_table(rows, device), torch.tensor(limit_list, device=device)
+        texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
+        tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
+        logprobs = torch.zeros(len(rows), longest, device=device)
+        versions: list[int] = []
+        here = torch.arange(len(rows), device=device)
+        alive = torch.ones(len(rows), dtype=torch.bool, device=device)
+        places = list(range(len(rows)))
+        uniforms = torch.empty(0)
+
+        for step in range(longest):
+            if step % BLOCK == 0:
+                uniforms = torch.from_numpy(uniform_block([rows[r].key for r in places], step // BLOCK)).to(device)
+            try:
+                drawn, drawn_logprobs = sampler.draw(logits, uniforms[:, step % BLOCK])
+            except ArithmeticError as error:
+                raise RunError(f"generation under weight version {version} stopped: {error}") from error
+            versions.append(version)
+            tokens[here, step] = drawn
+            logprobs[here, step] = drawn_logprobs
+
+            stopped = (drawn[:, None] == stops).any(-1)
+            if texts:
+                stopped |= self._text_stops(texts, places, alive, tokens, step).to(device)
+            ended = (stopped | (limits == step + 1)) & alive
+            gone = dropped()
+            if gone is True:
+                return False
+            if bool(ended.any()):
+                positions = ended.nonzero()[:, 0]
+                reasons = stopped[positions].tolist()
+                finished = here[positions]
+                drawn_rows = zip(
+                    finished.tolist(),
+                    reasons,
+                    tokens[finished, : step + 1].tolist(),
+                    logprobs[finished, : step + 1].tolist(),
+                    strict=True,
+                )
+                results = []
+                for row, stop, ids, values in drawn_rows:
+                    reason: FinishReason = "stop" if stop else "length"
+                    results.append((indices[row], Generation(ids, values, list(versions), reason)))
+                finish(results)
+                alive &= ~ended
+            if gone:
+                cancelled = {number[i] for i in gone if i in number}
+                alive &= torch.tensor([row not in cancelled for row in places], device=device)
+            left = int(alive.sum())
+            if left == 0:
+                break
+            # Copying the cache costs about a step's attention: worth it only for several rows at a time.
+            if left <= len(places) - max(1, len(places) // 8):
+                rest = alive.nonzero()[:, 0]
+                decoder.keep(rest.to(home))
+                sampler.keep(rest)
+                drawn, here, alive, stops, limits, uniforms = (t[rest] for t in (drawn, here, alive, stops, limits, uniforms))
+                places = here.tolist()
+            if version != self.version:
+                version = self.version
+                self._refresh(decoder)
+            logits = decoder.step(drawn.to(home)).to(device)
+        return True
+
+    def _refresh(self, decoder: Decoder) -> None:
+        if self._fresh is not decoder:
+            decoder.refresh()
+            self._fresh = decoder
+
+    def _stop_table(self, rows: Sequence[Request], device: torch.device) -> Tensor:
+        """``[B, S]`` token ids that end each row, padded with -1."""
+        ids = [sorted(self._eos | set(row.sampling.stop_token_ids)) for row in rows]
+        width = max(1, *map(len, ids))
+        return torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids], device=device)
+
+    def _text_stops(
+        self, texts: dict[int, tuple[str, ...]], places: list[int], alive: Tensor, tokens: Tensor, step: int
+    ) -> Tensor:
+        """Which rows end in one of their stop strings. Only the tail that can hold one is decoded: a token is a byte at least,
+        but for the first few, where decoders drop a leading space or half a character."""
+        hits = []
+        for row, going in zip(places, alive.tolist(), strict=True):
+            if not going or row not in texts:
+                hits.append(False)
+                continue
+            reach = max(len(text.encode()) for text in texts[row]) + 4
+            tail = self.tokenizer.decode(tokens[row, max(0, step + 1 - reach) : step + 1].tolist(), skip_special_tokens=False)
+            hits.append(any(text in tail for text in texts[row]))
+        return torch.tensor(hits)
+
+
+def _eos_ids(model: nn.Module, tokenizer: Any) -> set[int]:
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return found
+
+
+def _autocast_dtype(choice: str, device: torch.device) -> torch.dtype | None:
+    if choice == "bfloat16" or (choice == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        return torch.bfloat16
+    return None

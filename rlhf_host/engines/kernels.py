@@ -1,0 +1,173 @@
+"""The run's choice of kernels: each is tried against the plain path before it serves."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder
+from rlhf_host.errors import UserError
+from rlhf_host.models import attention
+from rlhf_host.models.heads import decoder_of, find_head
+from rlhf_host.models.layouts import Layout
+from rlhf_host.models.passes import evaluation
+from rlhf_host.models.trial import EXACT, FAILURES, ROUGH, distance, same_gradients, structure
+from rlhf_host.protocols import Decoder, KernelsPlugin, Use
+
+log = logging.getLogger(__name__)
+
+STEPS = 8
+"""Tokens that a trial decodes, after prompts that are nearly as long as the rows it is for."""
+
+
+class TriedKernels:
+    """Twins and decoders of models, by the first of ``plugins`` that suits a model and gives what the model gives.
+
+    Args:
+        plugins: name → plugin, in the order in which they are asked; none: everything is computed plainly.
+    """
+
+    def __init__(self, plugins: Sequence[tuple[str, KernelsPlugin]] = ()):
+        attention.enable()
+        self._plugins = plugins
+        self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
+        self._decoders: dict[tuple[int, Use], tuple[Any, dict[int, Decoder]]] = {}
+        self.reports: list[str] = []
+        """What was chosen, and what was not and why."""
+
+    def module(self, model: nn.Module, use: Use) -> nn.Module:
+        """A twin to train, or the model itself."""
+        stamp, twin = self._twins.get((id(model), use), (None, model))
+        if stamp != structure(model):
+            twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=_is_exact(use))) or model
+            self._twins[id(model), use] = structure(model), twin
+        return twin
+
+    def decoder(self, model: nn.Module, use: Use, longest: int) -> Decoder:
+        """For rows of up to ``longest`` tokens: a twin's decoder, the plain one, or one with the model's own cache.
+
+        Raises:
+            UserError: none of them gives what the model gives.
+        """
+        stamp, decoders = self._decoders.get((id(model), use), (None, {}))
+        if stamp != structure(model):
+            stamp, decoders = self._decoders[id(model), use] = structure(model), {}
+        tried = 1 << max(5, (longest - 1).bit_length())
+        if tried not in decoders:
+            decoders[tried] = self._find_decoder(model, use, tried, decoders)
+        return decoders[tried]
+
+    def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> Any:
+        for name, plugin in self._plugins:
+            problem = plugin.unsuited(model, use)
+            if problem is None:
+                try:
+                    twin = plugin.twin(model, use)
+                    problem = problem_of(twin)
+                except FAILURES as error:
+                    problem = f"{type(error).__name__}: {error}"
+                if problem is None:
+                    self._report(f"kernels {name!r} {use.purpose} {type(model).__name__}")
+                    return twin
+            self._report(f"kernels {name!r} do not {use.purpose} {type(model).__name__}: {problem}")
+        return None
+
+    @torch.inference_mode()
+    def _find_decoder(self, model: Any, use: Use, length: int, known: dict[int, Decoder]) -> Decoder:
+        """One that was found for other lengths goes on where it is right at this one too."""
+        with evaluation(model), torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None):
+            head = find_head(model)
+            oracle = _WholeRows(model, head, use, length)
+            for decoder in dict.fromkeys(known.values()):
+                if oracle.problem(decoder) is None:
+                    return decoder
+            twin = self._twin(model, use, lambda twin: oracle.problem(twin) if hasattr(twin, "prefill") else "they only train")
+            if twin is not None:
+                return twin
+            problems: list[str] = []
+            for make in (lambda: PlainDecoder(model, head, use.autocast), lambda: GenericDecoder(model)):
+                try:
+                    decoder = make()
+                    problem = oracle.problem(decoder)
+                except FAILURES as error:
+                    problem = f"{type(error).__name__}: {error}"
+                if problem is None:
+                    if problems:
+                        self._report(f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
+                    return decoder
+                problems.append(problem)
+        raise UserError(
+            f"{type(model).__name__} cannot be sampled from here: token by token it does not give what it gives over whole rows of"
+            f" {length} tokens ({problems[-1]}); take another --engine, or shorter rows (--rollout.max-tokens)"
+        )
+
+    def _report(self, line: str) -> None:
+        if line not in self.reports:
+            self.reports.append(line)
+            log.info("%s", line)
+
+
+class _WholeRows:
+    """What the model gives for three whole rows, two of which share a prompt: the oracle of decoders."""
+
+    def __init__(self, model: Any, head: Any, use: Use, length: int):
+        self.model, self.head, self.use = model, head, use
+        config = model.config.get_text_config()
+        length = min(length, getattr(config, "max_position_embeddings", None) or length)
+        self.steps = min(STEPS, length - 1)
+        generator = torch.Generator().manual_seed(length)
+
+        def text(*shape: int) -> Any:
+            return torch.randint(config.vocab_size, shape, generator=generator).tolist()
+
+        self.tails, self.prompt_of_row = text(3, self.steps), [0, 0, 1]
+        long = text(length - self.steps)
+        self.ragged = [long, text(max(1, len(long) // 3))]
+        self.even = [long, text(len(long))]
+        self._expected: dict[bool, Tensor] = {}
+
+    def problem(self, decoder: Decoder) -> str | None:
+        """Why the decoder is not right; ``None``: it is."""
+        prompts, exact = self.ragged if decoder.ragged else self.even, _is_exact(self.use)
+        rows = torch.tensor(self.prompt_of_row, device=self.use.device)
+        decoder.refresh()
+        logits = [decoder.prefill(prompts)[rows]]
+        decoder.start(rows, self.steps)
+        for column in zip(*self.tails, strict=True):
+            logits.append(decoder.step(torch.tensor(column, device=self.use.device)))
+        if decoder.ragged not in self._expected:
+            self._expected[decoder.ragged] = torch.stack(
+                [self._row(prompts[n], tail) for n, tail in zip(self.prompt_of_row, self.tails, strict=True)]
+            )
+        expected = self._expected[decoder.ragged].flatten(0, 1)
+        if not bool(torch.isfinite(expected).all()):
+            return None  # weights that have diverged tell nothing; sampling will say so
+        gap = distance(torch.stack(logits, 1).flatten(0, 1), expected, exact)
+        # A recurrence step by step and the parallel scan of a whole row agree less well than attention does.
+        tolerance = ROUGH if not exact else EXACT if decoder.ragged else 10 * EXACT
+        return None if gap <= tolerance else f"its logits differ by {gap:.1e}"
+
+    def _row(self, prompt: Sequence[int], tail: Sequence[int]) -> Tensor:
+        """``[steps + 1, V]``."""
+        ids = torch.tensor([[*prompt, *tail]], device=self.use.device)
+        count = self.steps + 1
+        if self.head is not None:
+            hidden = decoder_of(self.model)(input_ids=ids, use_cache=False).last_hidden_state[0, -count:]
+            return self.head(hidden, self.use.autocast)
+        kept = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        return self.model(input_ids=ids, use_cache=False, **kept).logits[0, -count:]
+
+
+def _states(module: nn.Module, layout: Layout) -> Tensor:
+    with evaluation(module):
+        states = decoder_of(module)(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
+    return states[torch.cat([layout.predicts, layout.last])]
+
+
+def _is_exact(use: Use) -> bool:
+    return use.autocast is None and use.dtype in (torch.float32, torch.float64)

@@ -1,0 +1,70 @@
+"""transformers' sdpa attention, which here takes a shared-prefix line of rows too, and single queries without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rlhf_host.protocols import SharedRows
+
+
+def enable() -> None:
+    """Have transformers' sdpa attention take ``shared_rows``; without that argument it computes what it did.
+
+    It stays under the name ``sdpa``: a layer that gradient checkpointing runs again looks its attention up by name, and some
+    models become dense, or take another path, under a name that they do not know.
+    """
+    AttentionInterface.register("sdpa", attend)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    shared_rows: SharedRows | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``query`` ``[B, heads, L, D]``, ``key`` and ``value`` ``[B, h, L, D]``; result ``[B, L, heads, D]``.
+
+    Raises:
+        ValueError: the model brings a mask of its own to a shared-prefix line, whose rows that mask cannot describe.
+    """
+    if shared_rows is not None:
+        return _attend_rows(module, query, key, value, attention_mask, shared_rows, **kwargs), None
+    if query.shape[2] == 1 and query.shape[1] > key.shape[1] and _is_plain(attention_mask, kwargs):
+        return _attend_once(query, key, value, attention_mask, kwargs.get("scaling")), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _is_plain(mask: Tensor | None, options: dict[str, Any]) -> bool:
+    """Whether all heads see the same, and nothing is added to the scores."""
+    same = mask is None or mask.shape[1:3] == (1, 1)
+    return same and not options.get("dropout") and options.get("position_bias") is None
+
+
+def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """A single query's heads that share a key head become queries of that head: no copy of keys and values for each."""
+    rows, heads, _, width = query.shape
+    folded = query.reshape(rows, key.shape[1], -1, width)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(rows, 1, heads, -1)
+
+
+def _attend_rows(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: SharedRows, **kwargs: Any
+) -> Tensor:
+    if mask is not None and mask.numel() != 1:
+        raise ValueError(f"{type(module).__name__} makes an attention mask of its own")
+
+    def gather(line: Tensor) -> Tensor:
+        tokens = line[0].transpose(0, 1)
+        return tokens.index_select(0, rows.gather).view(rows.count, rows.length, *tokens.shape[1:]).transpose(1, 2)
+
+    out, _ = sdpa_attention_forward(module, gather(query), gather(key), gather(value), None, **kwargs)
+    return out.flatten(0, 1).index_select(0, rows.back)[None]

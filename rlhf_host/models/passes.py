@@ -1,0 +1,343 @@
+"""Forward passes over one role's model, for every use: π, π_old, the reference, critics and reward models."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlhf_host.errors import UserError
+from rlhf_host.models import attention
+from rlhf_host.models.heads import decoder_of, find_head, scalar_head
+from rlhf_host.models.layouts import (
+    Layout,
+    padded_layout,
+    padded_tokens,
+    shared_layout,
+    shared_tokens,
+    sharing_of,
+    to_device,
+    without_last,
+)
+from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs
+from rlhf_host.models.trial import Verdict, structure, try_layouts
+from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
+from rlhf_host.records.tensors import Outputs
+
+SharedPrefix = Literal["auto", "on", "off"]
+
+WORTHWHILE = 0.95
+"""``auto`` shares prompts when that leaves fewer than this part of the padded tokens; gathering rows costs something too."""
+
+
+class Passes:
+    """Rows of prompt and completion in; log-probabilities, entropy, values, scores out.
+
+    A batch goes through the model in the layout that computes least of those that the model computes rightly, which is tried for
+    each new power of two of the longest row (``models/trial.py``). The model is as in evaluation (no dropout).
+
+    Args:
+        model: with a language-model head, or a scalar one (``model.score``).
+        kernels: default: the model computes as it is.
+        shared_prefix: ``on`` and ``off`` fix the layout; ``auto`` picks the one with less to compute.
+        autocast: of matrix products; the log-softmax is in float32 whatever it is.
+        even_passes: as in ``BackendTraits``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        kernels: Kernels | None = None,
+        shared_prefix: SharedPrefix = "auto",
+        autocast: torch.dtype | None = None,
+        even_passes: bool = False,
+    ):
+        attention.enable()
+        self.model = model
+        self.shared_prefix = shared_prefix
+        self.autocast = autocast
+        self._kernels = kernels
+        self._even_passes = even_passes
+        self._backend: Backend | None = None
+        self._ranks: Ranks | None = None
+        self._examine()
+
+    def _examine(self) -> None:
+        """What the model is made of; its weights must be whole now."""
+        model, weight = self.model, next(self.model.parameters())
+        self.device = weight.device
+        self._structure = structure(model)
+        use = Use(
+            purpose="train", device=self.device, dtype=weight.dtype, autocast=self.autocast, even_passes=self._even_passes
+        )
+        self.compute = model if self._kernels is None else self._kernels.module(model, use)
+        self.scalar = scalar_head(model)
+        with torch.no_grad(), evaluation(model):
+            self.head = None if self.scalar is not None else find_head(model)
+        if self.head is None and self.scalar is None:
+            warnings.warn(
+                f"the head of {type(model).__name__} is more than a matrix product: all its logits are held in memory",
+                stacklevel=4,
+            )
+        self.exact = self.autocast is None and weight.dtype in (torch.float32, torch.float64)
+        self._verdicts: dict[int, Verdict] = {}
+        self._verdict: Verdict | None = None
+        self._prepared_for = 0
+
+    @property
+    def head_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those that are used outside of their own module's forward."""
+        head = self.scalar if self.head is None else self.head.linear
+        return () if head is None else tuple(head.parameters())
+
+    def go_through(self, backend: Backend, ranks: Ranks) -> None:
+        """Weights are whole only where the backend runs a pass; from now on every pass goes there, once, whatever its outputs."""
+        self._backend, self._ranks = backend, ranks
+
+    # --- layouts ----------------------------------------------------------------------------------
+
+    def prepare(self, longest: int) -> None:
+        """Be ready for rows of up to ``longest`` tokens: try the layouts on such rows, where that was not done yet.
+
+        Under a backend that runs passes this is collective, and every rank must say the same.
+
+        Raises:
+            UserError: ``shared_prefix`` is ``on`` and the model cannot, or the model does not run at all.
+        """
+        if self._backend is None and structure(self.model) != self._structure:
+            self._examine()
+        tried = 1 << max(4, (longest - 1).bit_length())
+        sound = [length for length, verdict in self._verdicts.items() if length > tried and not verdict.problems]
+        length = min(sound, default=tried)
+        if length not in self._verdicts:
+            self._verdicts[length] = self._try(length)
+        self._verdict, self._prepared_for = self._verdicts[length], longest
+
+    def _try(self, length: int) -> Verdict:
+        oracle = self.model if self._backend is None else self.compute
+        verdict = try_layouts(
+            self._hidden, oracle, self.compute, length, exact=self.exact, with_shared=self.shared_prefix != "off"
+        )
+        if self._ranks is not None:  # a rank on other hardware may see a gap where the others see none
+            verdicts = self._ranks.gather((verdict.shared is None, verdict.padded is None))
+            shared, padded = (any(refused) for refused in zip(*verdicts, strict=True))
+            verdict = replace(verdict, shared=None if shared else verdict.shared, padded=None if padded else verdict.padded)
+        if verdict.problems:
+            warnings.warn("; ".join(verdict.problems), stacklevel=5)
+        if self.shared_prefix == "on" and verdict.shared is None:
+            raise UserError(f"train.shared_prefix is on, but {verdict.problems[0]}; set it to auto")
+        return verdict
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether rows beside each other would change each other, so that each needs a pass of its own."""
+        return self._verdict is not None and self._verdict.padded is None and self._verdict.shared is None
+
+    def cost(
+        self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
+    ) -> int:
+        """Tokens that one ``forward`` over these rows computes, padding included; at most, of a model with a scalar head."""
+        sharing = sharing_of(prompt_ids, group_id)
+        lengths = list(completion_lens) if self.scalar is not None else [max(0, length - 1) for length in completion_lens]
+        if self._shares(prompt_ids, lengths, sharing):
+            return shared_tokens(prompt_ids, lengths, sharing)
+        return padded_tokens(prompt_ids, lengths)
+
+    def _shares(self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> bool:
+        if self.shared_prefix == "off" or (self._verdict is not None and self._verdict.shared is None):
+            return False
+        if self.shared_prefix == "on" or (self._verdict is not None and self._verdict.padded is None):
+            return True
+        return shared_tokens(prompt_ids, lengths, sharing) <= WORTHWHILE * padded_tokens(prompt_ids, lengths)
+
+    def _lay_out(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        completions: Tensor,
+        lengths: Sequence[int],
+        sharing: Sequence[int],
+        whole: bool,
+    ) -> tuple[nn.Module, list[Layout]]:
+        """What computes, and the inputs it gets one after the other. ``whole``: each row's last token too."""
+        assert self._verdict is not None
+        held = lengths if whole else [max(0, length - 1) for length in lengths]
+        make: Callable[..., Layout] = padded_layout
+        compute = self._verdict.padded
+        if self._shares(prompt_ids, held, sharing):
+            make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
+        if compute is not None:
+            rows = [(prompt_ids, completions, lengths)]
+        else:
+            parts = completions.split(list(lengths))
+            rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
+        layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
+        return compute or self.model, [to_device(layout, self.device) for layout in layouts]
+
+    # --- a pass -----------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        group_id: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        outputs: frozenset[str] = frozenset({"logprobs"}),
+        entropy_grad: bool = False,
+    ) -> Outputs:
+        """What ``outputs`` names, of what the model's head can give: ``logprobs``, ``entropy`` and ``logits`` for a language model,
+        ``values`` and ``scores`` for a scalar one. The rest stays ``None``. With gradients where they are enabled.
+
+        Only positions that predict completion tokens reach the head. ``logits`` are the model's own, before the temperature.
+
+        Args:
+            prompt_ids: per row; rows of one group (all rows, without ``group_id``) with equal prompts may share its computation.
+            completion_ids: ``[B, T]``, right-padded.
+            completion_mask: ``[B, T]`` bool, true on real tokens; what lies elsewhere in ``completion_ids`` does not matter.
+            group_id: ``[B]``.
+            temperature: divides the logits before the softmax.
+            entropy_grad: let gradients through the entropy.
+
+        Returns:
+            ``[B, T]`` float32 (``scores [B]``, ``logits [B, T, V]``) on the model's device, 0 outside ``completion_mask``.
+
+        Raises:
+            UserError: an empty prompt, a temperature of 0, and as ``prepare``.
+        """
+        if temperature <= 0:
+            raise UserError(
+                f"temperature {temperature:g} has no log-probabilities to train on: set rollout.temperature above 0"
+            )
+        if empty := [row for row, ids in enumerate(prompt_ids) if not len(ids)]:
+            raise UserError(f"the prompt of row {empty[0]} has no tokens: the first completion token needs one before it")
+        mask = completion_mask.bool().cpu()
+        lengths = mask.sum(-1).tolist()
+        if not lengths:
+            return self._nothing(outputs, completion_ids.shape)
+        longest = max(len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True))
+        if longest > self._prepared_for:
+            self.prepare(longest)
+        sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
+        completions = completion_ids.cpu()[mask]
+        compute, layouts = self._lay_out(prompt_ids, completions, lengths, sharing, "scores" in outputs)
+        predicts, last = _places(layouts)
+        mask, targets = mask.to(self.device), completions.to(self.device)
+
+        def read(states: Tensor) -> Tensors:
+            """What the head makes of the hidden states (or logits, where there is no head) of all places."""
+            predicting = states.index_select(0, predicts)
+            if self.scalar is not None:
+                values = {"values": _scalars(self.scalar, predicting)} if "values" in outputs else {}
+                return values | ({"scores": _scalars(self.scalar, states.index_select(0, last))} if "scores" in outputs else {})
+            results = self._logprobs(predicting, targets, temperature, outputs, entropy_grad)
+            if "logits" in outputs:
+                results["logits"] = predicting.float() if self.head is None else self.head(predicting, self.autocast)
+            return results
+
+        results = self._run(lambda: self._read(read, self._states(compute, layouts)))
+        return Outputs(**{name: value if name == "scores" else _spread(value, mask) for name, value in results.items()})
+
+    def _run(self, compute: Callable[[], Tensors]) -> Tensors:
+        return compute() if self._backend is None else self._backend.run_pass(compute)
+
+    def _read(self, read: Callable[[Tensor], Tensors], states: Tensor) -> Tensors:
+        return read(states) if self._backend is None else self._backend.run_head(read, states)
+
+    def _states(self, compute: Any, layouts: Sequence[Layout]) -> Tensor:
+        """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
+        with evaluation(compute), torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            if self.scalar is None and self.head is None:
+                parts = [compute(**layout.inputs(), use_cache=False).logits for layout in layouts]
+            else:
+                parts = [decoder_of(compute)(**layout.inputs(), use_cache=False).last_hidden_state for layout in layouts]
+        return torch.cat([part.flatten(0, 1) for part in parts]) if len(parts) > 1 else parts[0].flatten(0, 1)
+
+    def _hidden(self, compute: nn.Module, layout: Layout) -> Tensor:
+        """``_states`` at the places that predict, then at the last ones, for trials."""
+
+        def run() -> Tensors:
+            at = to_device(layout, self.device)
+            return self._read(lambda states: {"states": states[torch.cat([at.predicts, at.last])]}, self._states(compute, [at]))
+
+        return self._run(run)["states"]
+
+    def _logprobs(
+        self, hidden: Tensor, targets: Tensor, temperature: float, outputs: frozenset[str], entropy_grad: bool
+    ) -> Tensors:
+        if not outputs & {"logprobs", "entropy"}:
+            return {}
+        with_entropy = "entropy" in outputs
+        if self.head is None:
+            logprobs, entropy = logprobs_of_logits(hidden, targets, temperature, with_entropy, entropy_grad)
+        else:
+            logprobs, entropy = token_logprobs(
+                hidden,
+                self.head.weight,
+                self.head.bias,
+                targets,
+                temperature,
+                scale=self.head.scale,
+                softcap=self.head.softcap,
+                compute_dtype=self.autocast,
+                with_entropy=with_entropy,
+                entropy_grad=entropy_grad,
+            )
+        return {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
+
+    def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
+        """For no rows at all."""
+        zeros = torch.zeros(tuple(shape), device=self.device)
+        if self.scalar is not None:
+            return Outputs(values=zeros if "values" in outputs else None, scores=zeros.sum(-1) if "scores" in outputs else None)
+        return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, but for layers that recompute in the backward pass: those look at their training flag."""
+    if model.training:
+        model.eval()
+    recomputing = []
+    if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
+        recomputing = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    for layer in recomputing:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in recomputing:
+            layer.training = False
+
+
+def _places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
+    """``predicts`` and ``last`` over the hidden states of all layouts, one after the other."""
+    if len(layouts) == 1:
+        return layouts[0].predicts, layouts[0].last
+    starts = [0]
+    for layout in layouts:
+        starts.append(starts[-1] + layout.input_ids.numel())
+    predicts = [layout.predicts + start for layout, start in zip(layouts, starts, strict=False)]
+    return torch.cat(predicts), torch.cat([layout.last + start for layout, start in zip(layouts, starts, strict=False)])
+
+
+def _scalars(score: nn.Linear, hidden: Tensor) -> Tensor:
+    bias = None if score.bias is None else score.bias.float()
+    return F.linear(hidden.float(), score.weight.float(), bias).squeeze(-1)
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """``[C, ...]`` → ``[B, T, ...]``, zeros elsewhere."""
+    if values.shape[0] == mask.numel():
+        return values.view(*mask.shape, *values.shape[1:])
+    rows, columns = mask.nonzero(as_tuple=True)
+    return values.new_zeros(*mask.shape, *values.shape[1:]).index_put((rows, columns), values)

@@ -1,0 +1,278 @@
+"""Roles and engines in Ray's processes: who starts where, how weights reach engines, what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlhf_host import __version__
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.loading import find_model
+from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, RuntimeStart, SyncTarget
+from rlhf_host.runtimes.device_phases import DevicePhases
+from rlhf_host.runtimes.engine_pool import EnginePool
+from rlhf_host.runtimes.local_runtime import check_trained
+from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_uneven, shortage
+from rlhf_host.runtimes.ray import Ray
+from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, EngineSetup, WorkerActor, WorkerSetup
+from rlhf_host.runtimes.ray_cluster import RayCluster
+from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
+
+ATTEMPTS = 5
+"""How often a sync is tried again because an engine died in it."""
+START_S = 300.0
+"""For a process to come up, with what ``ray.runtime_env`` has to be installed for it."""
+
+
+class RayRuntime:
+    """
+    Raises:
+        UserError: the placement cannot be had, or something cannot be used over there; nothing is left running.
+    """
+
+    def __init__(self, options: Ray.Options, start: RuntimeStart):
+        self._options, self._tokenizer, self._bring = options, start.tokenizer, start.bring
+        self._trainable = [need.name for need in start.needs.roles if need.trainable]
+        self._engine_traits: EngineTraits = start.engine.build().traits
+        parts = start.backend.build().traits.parts
+        roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
+
+        def plan(kind: Kind = "cpu") -> list[Place]:
+            return plan_places(blocks, roles, per_engine=self._engine_traits.devices, default_kind=kind)
+
+        # What is wrong in itself is said before Ray starts.
+        refuse_uneven(parts, start.backend.name, plan(), start.needs)
+        self.cluster = RayCluster(options)
+        self.cluster.start()
+        try:
+            nodes = self.cluster.nodes()
+            kind: Kind = "gpu" if any(node.gpu for node in nodes) else "cpu"
+            places = plan(kind)
+            remedy = "set --ray.num-cpus to count more" if self.cluster.made and kind == "cpu" else "join a larger cluster"
+            if (problem := shortage(places, nodes, remedy=remedy)) is not None:
+                raise UserError(problem)
+            self._start(start, places, self.cluster.reserve(places), parts)
+        except BaseException:
+            self.cluster.stop()
+            raise
+
+    def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], parts: int) -> None:
+        needs, trains = start.needs, bool(self._trainable)
+        settings = {name: _located(role) for name, role in start.roles.items()}
+        engine = EngineSetup(
+            host_version=__version__,
+            engine=start.engine,
+            kernels=start.kernels,
+            role=settings["actor"],
+            version=NO_WEIGHTS if trains else 0,
+            threads=start.train.threads,
+        )
+        plugins = start.hooks.specs() if trains else []
+        # Every process is asked for before any is waited for: most of a start is imports.
+        groups: list[tuple[WorkerGroup, WorkerSetup]] = []
+        engines: list[tuple[str, Any, EngineSetup]] = []
+        homes: dict[str, Any] = {}
+        looks: dict[str, list[Any]] = {}
+        for place, bundles in zip(places, reserved, strict=True):
+            gpu = place.kind == "gpu"
+            if place.roles:
+                own = [(need, settings[need.name]) for need in needs.roles if need.name in place.roles]
+                actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
+                trainable = tuple(need.name for need, _ in own if need.trainable)
+                split = parts if trainable else 1
+                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, split)
+                setup = WorkerSetup(
+                    host_version=__version__,
+                    roles=own,
+                    needs=needs,
+                    plugins=plugins,
+                    backend=start.backend,
+                    kernels=start.kernels,
+                    train=start.train,
+                    total_updates=start.total_updates,
+                    gpu=gpu,
+                    parts=split,
+                )
+                groups.append((group, setup))
+                looks[group.name] = group.call("look")
+            for devices in place.engines:
+                share = 0 if place.shared else len(devices)
+                actor = _actor(EngineActor, place, bundles, devices[0], share, self._options)
+                # An engine on a worker's GPUs is told which those are; Ray has given it none.
+                seen = [looks["+".join(place.roles)][device] for device in devices] if gpu and place.shared else None
+                gpus: list[str] | None = None if gpu else []
+                if seen is not None:
+                    gpus = [name for look in wait_all(seen, place.name, within_s=START_S) for name in look["gpus"]]
+                homes[str(len(engines))] = bundles
+                engines.append((str(len(engines)), actor, replace(engine, gpus=gpus)))
+        starting = [actor.start.remote(setup) for _, actor, setup in engines]
+        loading = []
+        for group, setup in groups:
+            meeting = wait_all(looks[group.name][:1], group.name, within_s=START_S)[0]
+            ranks = [(setup, rank, group.size, meeting["address"], meeting["port"]) for rank in range(group.size)]
+            loading.append((group, group.call_each("start", ranks)))
+        lengths: dict[str, int] = {}
+        exact = True
+        for group, references in loading:
+            answers = wait_all(references, group.name)
+            lengths |= answers[0][0]
+            exact = exact and all(one for _, one in answers)
+        self.engine = EnginePool(engines, self._engine_traits, wait_s=self._options.wait_s)
+        self.engine.homeless = lambda name: self.cluster.lacks_room(homes[name])
+        infos: list[EngineInfo] = wait_all(starting, "the engines")
+        self.engine.start(infos)
+        self.engine.resync = self._resync
+        if not trains:
+            self.engine.synced(0)
+        self.trainer = RemoteTrainer([group for group, _ in groups], unit_rows=needs.unit_rows)
+        self._phases: DevicePhases | None = None
+        if trains and self._engine_traits.sleeps and any(place.shared for place in places):
+            self._phases = DevicePhases(self.engine, self.trainer.groups)
+            self.trainer.before, self.engine.before_sampling = self._phases.train, self._phases.sample
+        self._actors = [actor for group, _ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
+        self.source = RemoteSource(self.trainer.by_role["actor"])
+        shortest = min(lengths["actor"], *(info.context_length or lengths["actor"] for info in infos))
+        self.context_lengths = {**lengths, "actor": shortest}
+        self.exact = exact and all(info.exact for info in infos)
+        self._lock = asyncio.Lock()
+        self._version = NO_WEIGHTS
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> list[SyncTarget]:
+        """The engines that are up."""
+        return self.engine.targets
+
+    async def sync(self, version: int) -> None:
+        """Bring the actor's weights to the engines as ``version``. An engine that dies meanwhile gets them when it is back."""
+        async with self._lock:
+            self._version = version
+            await self._sync()
+            self.trainer.ahead = False
+
+    async def _resync(self) -> None:
+        async with self._lock:
+            # Between an update and its sync the weights are no version; that sync will reach the new engine too.
+            with self.trainer.still:
+                if not self.trainer.ahead and self._version >= 0:
+                    await self._sync()
+
+    async def _sync(self) -> None:
+        if self._phases is None:
+            return await self._bring_weights()
+        await asyncio.to_thread(self._phases.both)
+        await self._bring_weights()
+        await asyncio.to_thread(self._phases.sample)
+
+    async def _bring_weights(self) -> None:
+        for attempt in range(ATTEMPTS):
+            engines = [target.engine for target in self.targets]
+            try:
+                await self._bring(self.targets, self.source, self._version)
+                break
+            except RunError:
+                if [target.engine for target in self.targets] == engines or attempt + 1 == ATTEMPTS:
+                    raise
+        self.engine.synced(self._version)
+
+    # --- what is kept -----------------------------------------------------------------------------
+
+    def save_role(self, name: str, directory: Path) -> None:
+        self._everywhere(name, "save_role", directory)
+        self._tokenizer.save_pretrained(directory)
+
+    def save_state(self, directory: Path) -> None:
+        for name in self._trainable:
+            (directory / name).mkdir()
+            self._everywhere(name, "save_state", directory / name)
+
+    def load_state(self, directory: Path) -> None:
+        check_trained(directory, self._trainable)
+        for name in self._trainable:
+            self._everywhere(name, "load_state", directory / name)
+
+    def _everywhere(self, role: str, method: str, directory: Path) -> None:
+        group = self.trainer.by_role[role]
+        wait_all(group.call(method, role, str(directory.absolute())), group.name)
+
+    async def close(self) -> None:
+        try:
+            await self.engine.close()
+        finally:
+            await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        self.cluster.stop()
+
+
+class RemoteSource:
+    """The actor's group as sync plugins see it."""
+
+    def __init__(self, group: WorkerGroup):
+        self.group = group
+
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        """``"package.module:function"(weights, **arguments)`` on every rank; the first failure is raised at once."""
+        import ray
+
+        waiting = [asyncio.ensure_future(_wait(reference)) for reference in self.group.call("run", function, arguments)]
+        try:
+            return list(await asyncio.gather(*waiting))
+        except ray.exceptions.RayError as error:
+            raise plain_error(error, f"a worker of {self.group.name}") from error
+        finally:
+            for task in waiting:
+                task.cancel()
+                with contextlib.suppress(BaseException):
+                    await task  # its own failure, seen
+
+
+def _actor(cls: type, place: Place, group: Any, device: int, devices: int, settings: Ray.Options) -> Any:
+    """The actor in the bundle of the place's device number ``device``, taking ``devices`` of its devices."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    engine = cls is EngineActor
+    options: dict[str, Any] = {
+        "num_cpus": devices,
+        "num_gpus": devices if place.kind == "gpu" else 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group,
+            placement_group_bundle_index=place.bundle_of(device),
+            placement_group_capture_child_tasks=True,
+        ),
+        "max_restarts": settings.max_restarts if engine else 0,
+    }
+    if engine:
+        options["max_concurrency"] = 10_000
+    if settings.runtime_env:
+        options["runtime_env"] = dict(settings.runtime_env)
+    return ray.remote(cls).options(**options).remote()
+
+
+def _located(role: RoleConfig) -> RoleConfig:
+    """With the model's own directory, so that workers need neither this working directory nor to build the quickstart model."""
+    source = find_model(role.model)
+    if not source.local:
+        return role
+    directory = Path(source.path).expanduser().absolute()
+    model = str(directory / source.gguf) if source.gguf else str(directory)
+    tokenizer = role.tokenizer
+    if tokenizer is not None and Path(tokenizer).expanduser().exists():
+        tokenizer = str(Path(tokenizer).expanduser().absolute())
+    return role.model_copy(update={"model": model, "tokenizer": tokenizer})
+
+
+async def _wait(reference: Any) -> Any:
+    return await reference

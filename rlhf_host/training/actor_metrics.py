@@ -1,0 +1,49 @@
+"""What every actor update reports: mismatch with the sampler, movement, entropy, corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rlhf_host.functional.kl import kl_estimate
+from rlhf_host.records.tensors import Experience, Metric, Outputs
+
+
+@torch.no_grad()
+def actor_metrics(
+    outputs: Outputs, batch: Experience, corrections: Tensor | None, *, sampled_now: bool, against_sampler: bool
+) -> Iterable[Metric]:
+    """Of one micro-batch.
+
+    Args:
+        sampled_now: the weights are still those that sampled, so the mismatch between sampler and trainer can be measured.
+        against_sampler: ``old_logprobs`` are the sampler's.
+    """
+    assert outputs.logprobs is not None
+    mask, logprobs = batch.action_mask, outputs.logprobs.detach()
+    trainer = logprobs if against_sampler or batch.old_logprobs is None else batch.old_logprobs
+    metrics = []
+    if sampled_now:
+        gap = torch.where(mask, trainer - batch.sampler_logprobs, 0.0)
+        metrics += [
+            Metric("mismatch/mean", gap.abs(), mask),
+            Metric("mismatch/max", gap.abs(), mask, reduce="max"),
+            Metric("mismatch/k3", kl_estimate(batch.sampler_logprobs, trainer, mask, "k3"), mask),
+        ]
+    if batch.old_logprobs is not None:
+        metrics += [
+            Metric("kl/update", kl_estimate(batch.old_logprobs, logprobs, mask, "k3"), mask),
+            Metric("ratio/max_log", torch.where(mask, logprobs - batch.old_logprobs, 0.0).abs(), mask, reduce="max"),
+        ]
+    if outputs.entropy is not None:
+        metrics.append(Metric("entropy", outputs.entropy.detach(), mask))
+    if corrections is not None:
+        metrics += [
+            Metric("correction/mean", corrections, batch.loss_mask),
+            Metric("correction/max", corrections, batch.loss_mask, reduce="max"),
+            Metric("correction/zeroed", (corrections == 0).float(), batch.loss_mask),
+            Metric("correction/ess", corrections, batch.loss_mask, reduce="ess"),
+        ]
+    return metrics

@@ -1,0 +1,165 @@
+"""What a run is made of, from its configuration: data, runtime, stream, collector, evaluation, loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_host.config.schema import DataConfig, EvalConfig, PluginChoice, RolloutConfig, RunConfig
+from rlhf_host.data.sources import GivenRows, TaskSet, load_tasks
+from rlhf_host.models.loading import load_tokenizer, vocabulary_size
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.selection import build, find
+from rlhf_host.plugins.specs import PluginSpec
+from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
+from rlhf_host.records.episodes import Sampling
+from rlhf_host.records.needs import Needs, RoleHandle
+from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.training.evaluate import Evaluation
+from rlhf_host.training.role_handles import TrainerRole
+from rlhf_host.training.role_settings import settings_of_roles
+from rlhf_host.training.trajectories import SavedRollouts, check_vocabulary
+from rlhf_host.weight_sync.bring import Bring
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What is read before anything is written."""
+
+    tokenizer: Any
+    tasks: TaskSet | SavedRollouts
+    held_out: TaskSet | None
+
+    @property
+    def notices(self) -> list[str]:
+        held_out = [f"held out: {line}" for line in self.held_out.report] if self.held_out else []
+        return [*self.tasks.report, *held_out]
+
+
+@dataclass(slots=True)
+class Started:
+    """A runtime that is up, and the roles as plugins see them."""
+
+    runtime: Runtime
+    handles: dict[str, RoleHandle]
+    needs: Needs
+
+    @property
+    def context_length(self) -> int:
+        return self.runtime.context_lengths["actor"]
+
+
+def runtime_plugin(config: RunConfig) -> RuntimePlugin:
+    options = dict(config.runtime.options)
+    if config.runtime.plugin == "ray":
+        options = config.ray.model_dump() | options
+    plugin: Any = build(find("runtime", config.runtime.plugin), options)
+    return plugin
+
+
+def runtime_start(
+    config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any, total_updates: int, models: Mapping[str, Path]
+) -> RuntimeStart:
+    """
+    Args:
+        total_updates: optimizer updates of the whole run; 0: nothing is trained.
+        models: where a role's weights come from instead: a checkpoint.
+    """
+    bring = Bring(manager, config.sync.options.get("verify", "auto"), tokenizer, config.rollout.temperature)
+    return RuntimeStart(
+        roles=settings_of_roles(config.roles, needs, models),
+        needs=needs,
+        engine=_spec("engine", config.engine),
+        backend=_spec("backend", config.backend),
+        kernels=(),
+        hooks=manager,
+        bring=bring,
+        train=config.train,
+        tokenizer=tokenizer,
+        total_updates=total_updates,
+        placement=tuple(config.placement),
+        debug=config.debug,
+    )
+
+
+def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
+    runtime = runtime_plugin(config).start(start)
+    handles: dict[str, RoleHandle] = {
+        name: TrainerRole(
+            runtime.trainer,
+            name,
+            settings,
+            runtime.context_lengths[name],
+            temperature=config.rollout.temperature,
+            threads=not config.debug,
+        )
+        for name, settings in start.roles.items()
+    }
+    bring = start.bring
+    assert isinstance(bring, Bring)
+    bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
+    bring.exact = runtime.exact and not start.needs.rounded_weights
+    return Started(runtime, handles, start.needs)
+
+
+def _spec(kind: str, choice: PluginChoice) -> PluginSpec:
+    return PluginSpec.of(find(kind, choice.plugin), choice.options)
+
+
+def read_inputs(config: RunConfig, rows: GivenRows) -> Inputs:
+    tokenizer = load_tokenizer(config.roles["actor"])
+    if config.from_trajectories is not None:
+        saved = SavedRollouts(config)
+        check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))
+        return Inputs(tokenizer, saved, None)
+    tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows)
+    held_out = None
+    if config.eval.data.sources:
+        held_out = tasks_of(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows)
+    return Inputs(tokenizer, tasks, held_out)
+
+
+def tasks_of(
+    config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, seed: int, rows: GivenRows
+) -> TaskSet:
+    room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
+    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, given=rows)
+
+
+def collector_of(config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any) -> Collector:
+    rollout = config.rollout
+    sampling = _sampling(rollout, rollout)
+    episodes = _episodes(manager, started, tokenizer, config.data, sampling, rollout)
+    return Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
+
+
+def evaluation_of(
+    config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any, held_out: TaskSet, data: DataConfig
+) -> Evaluation:
+    settings, rollout = config.eval, config.rollout
+    sampling = _sampling(settings, rollout)
+    episodes = _episodes(manager, started, tokenizer, data, sampling, rollout)
+    collector = Collector(episodes, manager, rollout, n=settings.n, seed=settings.seed, split="eval")
+    return Evaluation(held_out.tasks, collector, settings, started.handles, tokenizer)
+
+
+def _sampling(drawn: RolloutConfig | EvalConfig, rollout: RolloutConfig) -> Sampling:
+    return Sampling(
+        max_new_tokens=drawn.max_new_tokens or rollout.max_new_tokens,
+        temperature=drawn.temperature,
+        top_p=drawn.top_p,
+        top_k=drawn.top_k,
+        min_p=drawn.min_p,
+        stop=tuple(rollout.stop),
+        stop_token_ids=tuple(rollout.stop_token_ids),
+    )
+
+
+def _episodes(
+    manager: PluginManager, started: Started, tokenizer: Any, data: DataConfig, sampling: Sampling, rollout: RolloutConfig
+) -> Episodes:
+    longest = min(rollout.max_tokens or started.context_length, started.context_length)
+    return Episodes(manager, started.runtime.engine, tokenizer, data, sampling, longest, rollout.episode_retries)

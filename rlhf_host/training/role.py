@@ -1,0 +1,116 @@
+"""A model with its job, and the rows that its passes and hooks see."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.models.passes import Passes
+from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
+from rlhf_host.records.tensors import Experience, Outputs
+
+
+@dataclass(slots=True)
+class Role:
+    """A model with its job; ``backend`` is there when it is trained."""
+
+    name: str
+    passes: Passes
+    backend: Backend | None = None
+    traits: BackendTraits = dataclasses.field(default_factory=BackendTraits)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        model: Any,
+        train: TrainConfig,
+        *,
+        kernels: Kernels | None = None,
+        backend: BackendPlugin | None = None,
+        settings: RoleConfig | None = None,
+        total_updates: int = 0,
+        ranks: Ranks | None = None,
+    ) -> Role:
+        """A role around a loaded model.
+
+        Args:
+            backend: trains it; ``settings``, ``total_updates`` and ``ranks`` are for that.
+        """
+        device = next(model.parameters()).device
+        capable = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        autocast = torch.bfloat16 if train.autocast == "bfloat16" or (train.autocast == "auto" and capable) else None
+        traits = BackendTraits() if backend is None else backend.traits
+        passes = Passes(
+            model, kernels=kernels, shared_prefix=train.shared_prefix, autocast=autocast, even_passes=traits.even_passes
+        )
+        if backend is None:
+            return cls(name, passes)
+        assert settings is not None
+        assert ranks is not None
+        started = backend.start(
+            BackendStart(
+                model=model,
+                compute=passes.compute,
+                head=passes.head_parameters,
+                role=settings,
+                total_updates=total_updates,
+                ranks=ranks,
+            )
+        )
+        if traits.even_passes or traits.sharded:
+            passes.go_through(started, ranks)
+        return cls(name, passes, started, traits)
+
+    @property
+    def prefix(self) -> str:
+        """Of its metrics' names."""
+        return "" if self.name == "actor" else f"{self.name}/"
+
+    @property
+    def device(self) -> torch.device:
+        return self.passes.device
+
+    def forward(self, batch: Experience, outputs: frozenset[str], entropy_grad: bool = False) -> Outputs:
+        return self.passes.forward(
+            batch.prompt_ids,
+            batch.completion_ids,
+            batch.completion_mask,
+            batch.group_id,
+            temperature=batch.temperature,
+            outputs=outputs,
+            entropy_grad=entropy_grad,
+        )
+
+    def blank(self) -> Tensor:
+        """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
+        ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+        outputs = self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"}))
+        return zero_loss(outputs)
+
+
+def zero_loss(outputs: Outputs) -> Tensor:
+    """A loss of 0 with a gradient of zeros."""
+    values = next(item for item in (outputs.logprobs, outputs.values, outputs.scores) if item is not None)
+    return torch.where(torch.isfinite(values), values, 0.0).sum() * 0.0
+
+
+def worker_rows(batch: Experience, rows: Sequence[int], device: torch.device) -> Experience:
+    """The rows on a device, as worker hooks see them: without the records, which other processes do not have."""
+    part = batch.select(rows)
+    part.trajectories = []
+    if device.type == "cpu":
+        return part
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: move(item) for name, item in value.items()}
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    return Experience(**{f.name: move(getattr(part, f.name)) for f in dataclasses.fields(part)})

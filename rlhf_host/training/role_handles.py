@@ -1,0 +1,95 @@
+"""Roles as plugins see them: awaitable forward passes without gradient, on whatever runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.protocols import Trainer
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.tensors import Experience
+
+
+class TrainerRole:
+    """``RoleHandle`` over a trainer.
+
+    Args:
+        temperature: divides logits before the softmax.
+        threads: wait in a thread beside the event loop; without, the loop waits too, where a debugger can follow.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        name: str,
+        settings: RoleConfig,
+        context_length: int,
+        *,
+        temperature: float,
+        threads: bool = True,
+    ):
+        self.name, self.context_length = name, context_length
+        self._trainer, self._settings, self._temperature, self._threads = trainer, settings, temperature, threads
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self._settings)
+
+    async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        return await self._per_token("logprobs", trajectories)
+
+    async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        return await self._per_token("values", trajectories)
+
+    async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        return (await self._outputs("scores", completions(trajectories, self._temperature))).tolist()
+
+    async def _per_token(self, what: Literal["logprobs", "values"], trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        batch = completions(trajectories, self._temperature)
+        outputs = await self._outputs(what, batch)
+        return [row[:length].tolist() for row, length in zip(outputs, batch.lengths.tolist(), strict=True)]
+
+    async def _outputs(self, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
+        if self._threads:
+            return await asyncio.to_thread(self._trainer.outputs, self.name, what, batch)
+        return self._trainer.outputs(self.name, what, batch)
+
+
+def completions(trajectories: Sequence[Trajectory], temperature: float) -> Experience:
+    """Trajectories as rows for a forward pass; nothing of rewards or sampling is filled in."""
+    tokens = [[token for segment in row.completion for token in segment.token_ids] for row in trajectories]
+    shape = (len(tokens), max(1, max(map(len, tokens), default=1)))
+    ids = torch.zeros(shape, dtype=torch.int64)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for i, row in enumerate(tokens):
+        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        mask[i, : len(row)] = True
+    count, zeros = shape[0], torch.zeros(shape)
+    groups: dict[str, int] = {}
+    return Experience(
+        prompt_ids=[row.prompt_ids for row in trajectories],
+        completion_ids=ids,
+        completion_mask=mask,
+        action_mask=mask,
+        loss_mask=mask,
+        turn_ids=torch.zeros(shape, dtype=torch.int64),
+        group_id=torch.tensor([groups.setdefault(row.group_id, len(groups)) for row in trajectories], dtype=torch.int64),
+        episode_id=torch.arange(count),
+        unit_id=torch.arange(count),
+        task_index=torch.tensor([row.task.index for row in trajectories], dtype=torch.int64),
+        truncated=torch.tensor([row.truncated for row in trajectories], dtype=torch.bool),
+        rewards=torch.zeros(count),
+        plugin_rewards=torch.zeros(count, 0),
+        scores=torch.zeros(count),
+        token_rewards=zeros,
+        sampler_logprobs=zeros,
+        versions=torch.zeros(shape, dtype=torch.int64),
+        temperature=temperature,
+    )

@@ -1,0 +1,41 @@
+"""What a run writes at its start: its configuration, its plugins, and the packages to install for running it again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.plan import PROTOCOLS
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.config.yaml_file import save_config
+from rlhf_host.plugins import requirements
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.selection import PYTHON, find
+from rlhf_host.training.records import write_whole
+
+
+def write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    save_config(config, run_dir / "config.yaml")
+    plugins = [_plugin_entry(item) for item in manager.loaded]
+    write_whole(run_dir / "plugins.json", (json.dumps(plugins, indent=1) + "\n").encode())
+    write_whole(run_dir / requirements.FILE, _requirements(config, manager).encode())
+
+
+def _requirements(config: RunConfig, manager: PluginManager) -> str:
+    """Exact versions of what the run stands on."""
+    plugins = [item.info for item in manager.loaded]
+    plugins += [find(kind, getattr(config, kind).plugin) for kind in PROTOCOLS]
+    used = {info.name for info in plugins} | sys.modules.keys()
+    extras = [extra for extra in requirements.extras_of_host() if extra in used]
+    return requirements.pinned([info.distribution for info in plugins], extras)
+
+
+def _plugin_entry(item: Loaded) -> dict[str, Any]:
+    """What reproducing the run needs to know: an installed plugin's distribution, or where a Python object was defined."""
+    given = item.info.distribution == PYTHON
+    installed = {"distribution": item.info.distribution, "version": item.info.version}
+    source = {"distribution": None, "version": None, "object": item.info.value} if given else installed
+    return {"kind": item.kind, "alias": item.alias, "name": item.info.name, **source, "weight": item.weight}

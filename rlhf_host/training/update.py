@@ -1,0 +1,130 @@
+"""One role's part of an optimizer batch: forward and backward over micro-batches, hooks, exact reduction."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from rlhf_host.errors import RunError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import Backend
+from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
+from rlhf_host.training.actor_metrics import actor_metrics
+from rlhf_host.training.corrections import correction_weights
+from rlhf_host.training.reduction import Metrics, Reducer
+from rlhf_host.training.role import Role, worker_rows, zero_loss
+
+
+@dataclass(slots=True)
+class PassResult:
+    """What the passes over all micro-batches gave; the gradients are in the model."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+    loss: float = 0.0
+    terms: int = 0
+    refused: str | None = None
+    failure: Exception | None = None
+    """Of a hook, where passes had to go on because other ranks wait in them."""
+
+
+@dataclass(slots=True)
+class Accumulation:
+    """Everything that stays the same over the micro-batches of one role's update."""
+
+    role: Role
+    backend: Backend
+    hooks: PluginManager
+    reducer: Reducer
+    outputs: frozenset[str]
+    entropy_grad: bool
+    even_passes: bool
+    sampled_now: bool
+    against_sampler: bool
+    """``old_logprobs`` are the sampler's."""
+
+    def run(self, batch: Experience, plan: Sequence[list[int]], places: Sequence[int]) -> tuple[PassResult, float]:
+        """All passes, and the seconds they took.
+
+        Args:
+            batch: this rank's rows of the optimizer batch.
+            plan: rows of each micro-batch; none where only other ranks have some.
+            places: where the rows of ``batch`` are in the whole.
+        """
+        result, compute_s = PassResult(), 0.0
+        for number, rows in enumerate(plan):
+            part = worker_rows(batch, rows, self.role.device) if rows else None
+            started = time.perf_counter()
+            last = number == len(plan) - 1
+            if part is None:
+                self.backend.backward(self.role.blank(), last)
+            elif not self._pass(part, [places[row] for row in rows], result, last):
+                return result, compute_s
+            compute_s += time.perf_counter() - started
+        return result, compute_s
+
+    def _pass(self, part: Experience, places: list[int], result: PassResult, last: bool) -> bool:
+        """One micro-batch; False when the others need not be computed any more."""
+        outputs = self.role.forward(part, self.outputs, self.entropy_grad)
+        loss: Tensor | None = None
+        try:
+            if result.failure is None:
+                loss = self._loss(outputs, part, places, result)
+        except Exception as error:
+            if not self.even_passes:
+                raise
+            result.failure = error
+        if loss is None and self.even_passes:
+            loss = zero_loss(outputs)
+        if loss is None:
+            return True
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            result.refused = f"{self.role.name}: the loss is {value}"
+            if not self.even_passes:
+                return False
+            loss = zero_loss(outputs)
+        result.loss += value
+        self.backend.backward(loss, last)
+        return True
+
+    def _loss(self, outputs: Outputs, part: Experience, places: list[int], result: PassResult) -> Tensor | None:
+        """A micro-batch's share of the loss, by the plugins; what else they say goes to ``result``."""
+        items = flat(self.hooks.each("compute_loss", role=self.role.name, outputs=outputs, batch=part))
+        corrections = correction_weights(self.hooks, outputs, part, gates_only=self.against_sampler)
+        loss: Tensor | None = None
+        for key, item in items:
+            if isinstance(item, Metric):
+                result.metrics.add([item])
+                continue
+            try:
+                reduced = self.reducer.reduce(item, places, corrections)
+            except ValueError as error:
+                raise RunError(f"{key}: {error}") from error
+            result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
+            loss = reduced if loss is None else loss + reduced
+            result.terms += 1
+        if self.role.name == "actor" and outputs.logprobs is not None:
+            result.metrics.add(
+                actor_metrics(outputs, part, corrections, sampled_now=self.sampled_now, against_sampler=self.against_sampler)
+            )
+        return loss
+
+
+def flat(answers: Iterable[tuple[str, Any]]) -> list[tuple[str, LossTerm | Metric]]:
+    """What loss hooks gave, with the plugin that gave it. Raises ``RunError`` for what is no loss term or metric."""
+    items: list[tuple[str, LossTerm | Metric]] = []
+    for key, answer in answers:
+        try:
+            values = list(answer)  # a generator's body runs here, out of the manager's sight
+        except Exception as error:
+            raise RunError(f"{key} failed in a loss hook: {type(error).__name__}: {error}") from error
+        for item in values:
+            if not isinstance(item, LossTerm | Metric):
+                raise RunError(f"{key} returned a {type(item).__name__}; a loss hook gives LossTerm and Metric")
+            items.append((key, item))
+    return items

@@ -1,0 +1,101 @@
+"""The run's way of bringing weights to engines: connect, sync, and prove that they arrived."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_host.errors import LostError, RunError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import NO_WEIGHTS, SyncTarget, WeightSource
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.weight_sync.verify import PROBES, ROUGH_TOLERANCE, RUN_TOLERANCE, probe_prompt, verified_syncs, verify_sync
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Bring:
+    """``await bring(targets, source, version)``, for every runtime the same.
+
+    Each engine is compared with the trainer on a probe after its first syncs, as ``verify`` says. One that came later
+    (because it was started again, say) and fails does not serve, and the run goes on with the others.
+    """
+
+    hooks: PluginManager
+    verify: str | int
+    tokenizer: Any
+    temperature: float
+    logprobs: Callable[[Sequence[Trajectory]], Awaitable[list[list[float]]]] | None = None
+    """The actor's, at ``temperature``; it and what follows are known once the runtime is up."""
+    context_length: int = 0
+    exact: bool = False
+    _connected: list[Any] | None = None
+    _first: list[Any] | None = None
+    """The engines that were there from the beginning."""
+    _proofs: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    """How often each engine was compared; with the engine, so that its number stays its own."""
+
+    async def __call__(self, targets: Sequence[SyncTarget], source: WeightSource, version: int) -> None:
+        """Bring the weights of ``source`` to the engines as ``version``.
+
+        Raises:
+            RunError: the sync failed, or no engine has the trainer's weights.
+        """
+        engines = [target.engine for target in targets]
+        if engines != self._connected:
+            self._connected = None
+            await self._call("sync_connect", targets=targets)
+            self._connected = engines
+        await self._call("sync_weights", source=source, version=version)
+        if self._first is None:
+            self._first = engines
+        await self._prove(targets, version)
+
+    async def _call(self, hook: str, **arguments: Any) -> None:
+        for key in self.hooks.names(hook):
+            await self.hooks.acall(key, hook, **arguments)
+
+    async def _prove(self, targets: Sequence[SyncTarget], version: int) -> None:
+        failed: dict[str, RunError] = {}
+        for target in targets:
+            engine = target.engine
+            _, proofs = self._proofs.get(id(engine), (engine, 0))
+            if proofs >= verified_syncs(self.verify, moved=not target.in_place) or engine.version != version:
+                continue
+            late = all(engine is not one for one in self._first or ())
+            try:
+                gap = await self._compare([target] * (PROBES if late else 1), version)
+            except LostError:
+                raise
+            except RunError as error:
+                if not late:
+                    raise
+                failed[target.name] = error
+                engine.version = NO_WEIGHTS  # whatever it says of itself
+                continue
+            if late and not proofs:
+                log.warning(
+                    "engine %s has the weights of version %d (log-probabilities of a probe within %.1g of the trainer's)",
+                    target.name,
+                    version,
+                    gap,
+                )
+            self._proofs[id(engine)] = engine, proofs + 1
+        if failed and all(target.engine.version != version for target in targets):
+            raise next(iter(failed.values()))
+        for name, problem in failed.items():
+            log.error("engine %s is up again, but cannot serve: %s", name, problem)
+
+    async def _compare(self, targets: Sequence[SyncTarget], version: int) -> float:
+        assert self.logprobs is not None
+        return await verify_sync(
+            targets,
+            self.logprobs,
+            version,
+            probe_prompt(self.tokenizer, self.context_length),
+            temperature=self.temperature,
+            tolerance=RUN_TOLERANCE if self.exact else ROUGH_TOLERANCE,
+        )
