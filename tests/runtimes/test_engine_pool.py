@@ -17,6 +17,7 @@ pytest.importorskip("ray")
 
 from ray.exceptions import ActorUnavailableError
 
+from rlhf_host.protocols import EngineTraits
 from rlhf_host.runtimes import engine_pool
 from rlhf_host.runtimes.engine_pool import AHEAD, EnginePool
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo
@@ -29,7 +30,6 @@ class Gated:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[SampleKey] = field(default_factory=list)
     version: int = 0
-    options: Any = field(default_factory=lambda: SimpleNamespace(max_num_seqs=2))
 
     def expect(self, count: int) -> None:
         pass
@@ -72,8 +72,9 @@ def pool_of(*engines: Gated, actor_class: type[EngineActor] = EngineActor, **set
     for engine in engines:
         actors.append(actor_class())
         actors[-1].engine = engine
-    pool = EnginePool([(str(i), Here(actor), None) for i, actor in enumerate(actors)], **settings)
-    pool.start(EngineInfo(actor.life, 0, False, actor.engine.options.max_num_seqs, None, 0) for actor in actors)
+    traits = EngineTraits(largest_batch=2)
+    pool = EnginePool([(str(i), Here(actor), None) for i, actor in enumerate(actors)], traits, **settings)
+    pool.start(EngineInfo(actor.life, 0, None, True, 0) for actor in actors)
     pool.synced(0)
     return pool
 
