@@ -23,6 +23,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "stop_properly": "rlhf-plugin-dapo",
         "tis": "rlhf-plugin-off-policy",
     },
+    "kernels": {"cpu": "rlhf-kernels-cpu", "liger": "rlhf-kernels-liger"},
     "preset": {
         "cispo": "rlhf-plugin-grpo",
         "dapo": "rlhf-plugin-dapo",

@@ -21,7 +21,7 @@ from rlhf_host.plugins.discovery import PluginInfo, preset_file
 
 DEADLINE_S = 10.0
 
-PROTOCOLS = frozenset({"engine", "backend", "runtime"})
+PROTOCOLS = frozenset({"engine", "backend", "runtime", "kernels"})
 """Kinds that are plain protocols: they have options and no hooks."""
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         agent_contract,
         algorithm_contract,
         extension_contract,
+        kernels_contract,
         reward_contract,
         run_contract,
         tasks_contract,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         weight_sync_contract,
     )
     from rlhf_host.testing.engines import ScriptedEngine
+    from rlhf_host.testing.inputs import model_inputs
     from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
     from rlhf_host.testing.tensors import make_batch
     from rlhf_host.testing.weights import ModuleEngine, module_source
@@ -29,7 +31,9 @@ _HOME = {
     "agent_contract": "contracts",
     "algorithm_contract": "contracts",
     "extension_contract": "contracts",
+    "kernels_contract": "contracts",
     "make_batch": "tensors",
+    "model_inputs": "inputs",
     "module_source": "weights",
     "reward_contract": "contracts",
     "run_contract": "contracts",
@@ -47,7 +51,9 @@ __all__ = [
     "agent_contract",
     "algorithm_contract",
     "extension_contract",
+    "kernels_contract",
     "make_batch",
+    "model_inputs",
     "module_source",
     "reward_contract",
     "run_contract",

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.discovery import GROUPS, discover
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import options_model, read_options
+from rlhf_host.plugins.verify import PROTOCOLS
 from rlhf_host.records.needs import Needs
 from rlhf_host.testing.contracts.exercise import exercise
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
@@ -30,6 +31,9 @@ HEAVY = ("torch", "transformers", "vllm", "ray", "deepspeed")
 
 PATIENCE_S = 5.0
 """How long what a run started may take to end after it."""
+
+HOOKED = tuple(kind for kind in GROUPS if kind not in PROTOCOLS)
+"""Kinds of plugins that have hooks."""
 
 OF_KIND = {
     "algo": (("needs",), ("compute_advantages", "make_rows", "compute_loss"), ("compute_loss",)),
@@ -148,13 +152,13 @@ def unknown_options_are_refused(subject: Subject) -> None:
 # --- hooks --------------------------------------------------------------------------------------
 
 
-@check(stage="hooks")
+@check(kinds=HOOKED, stage="hooks")
 def hooks_are_known(subject: Subject) -> None:
     """Every method marked @hookimpl is a hook of the host, and takes arguments that the hook has."""
     subject.manager().close()
 
 
-@check()
+@check(kinds=HOOKED)
 def hooks_of_its_kind_are_there(subject: Subject) -> None:
     """It implements what a plugin of its kind is selected for."""
     _ = subject.cls  # what cannot be loaded is another check's
@@ -202,7 +206,7 @@ def state_survives_a_checkpoint(subject: Subject) -> None:
     expect(not _differ(found, state), f"after load_state_dict the state is {found}, not {state}")
 
 
-@check()
+@check(kinds=HOOKED)
 def instances_share_nothing(subject: Subject) -> None:
     """Two instances (``--reward a=x --reward b=x``) do not see each other's state."""
     first, second = subject.manager(), subject.manager()
@@ -219,7 +223,7 @@ def instances_share_nothing(subject: Subject) -> None:
         expect(not _differ(second.one("state_dict"), state), "using one instance changes the state of another")
 
 
-@check()
+@check(kinds=HOOKED)
 def nothing_outlives_the_run(subject: Subject) -> None:
     """Once ``run_finished`` was called, no process and no thread that would keep the interpreter alive is left."""
     threads, processes = set(threading.enumerate()), _children()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ class Broken(AssertionError):
 
 
 class Unusable(Exception):
-    """The plugin could not be brought to where a check begins: ``stage`` is ``find``, ``load``, ``options`` or ``hooks``."""
+    """The plugin could not be brought to where a check begins: ``stage`` is ``find``, ``load``, ``options``,
+    ``hooks``, or ``served``: it takes nothing that the check could show it."""
 
     def __init__(self, stage: str, message: str):
         super().__init__(message)
@@ -34,7 +35,7 @@ class Subject:
     """One plugin, with the options its checks run under.
 
     Args:
-        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker`` or ``weight_sync``.
+        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker``, ``weight_sync`` or ``kernels``.
         name: as ``--algo NAME`` would have it; ``distribution:name`` where two provide it.
         options: as a run would give them.
         group_relative: equal rewards in a group must give advantages of 0; ``None``: when it needs groups of two or more.
@@ -42,6 +43,7 @@ class Subject:
         texts: what the policy says to them.
         max_turns: bound on an agent's turns; ``None``: its option of that name, else 64.
         deadline_s: bound on one call of ``score`` and on one episode.
+        models: what kernels are tried on, by name, each a function that makes one; default: tiny ones of several families.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class Subject:
     texts: Sequence[str] = ()
     max_turns: int | None = None
     deadline_s: float = 60.0
+    models: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     @cached_property
     def info(self) -> PluginInfo:

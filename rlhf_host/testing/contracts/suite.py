@@ -13,12 +13,13 @@ from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule. ``hooks``: it applies to plugins that implement one of these; ``stage``: the building step whose failure it
-    reports."""
+    """One rule. ``hooks``: it applies to plugins that implement one of these; ``kinds``: to these alone; ``stage``: the building
+    step whose failure it reports."""
 
     name: str
     function: Callable[[Subject], None]
     hooks: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     stage: str | None = None
 
     @property
@@ -39,14 +40,16 @@ class CheckResult:
 CHECKS: list[Check] = []
 """Every check, in the order of definition."""
 
-_MODULES = ("common", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync")
+_MODULES = ("common", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync", "kernels")
 
 
-def check(*hooks: str, stage: str | None = None) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Mark a function as a check named after it, of plugins that implement one of ``hooks`` (none: of all)."""
+def check(
+    *hooks: str, kinds: tuple[str, ...] = (), stage: str | None = None
+) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Mark a function as a check named after it, of plugins that implement one of ``hooks`` (none: of all) or are of ``kinds``."""
 
     def add(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
-        CHECKS.append(Check(function.__name__, function, hooks, stage))
+        CHECKS.append(Check(function.__name__, function, hooks, kinds, stage))
         return function
 
     return add
@@ -60,15 +63,20 @@ def all_checks() -> list[Check]:
 
 
 def checks_of(subject: Subject) -> list[Check]:
-    """The checks that apply: those of all plugins, and those of the hooks it implements."""
-    return [check for check in all_checks() if not check.hooks or subject.hooks.intersection(check.hooks)]
+    """The checks that apply: those of all plugins, those of its kind, and those of the hooks it implements."""
+
+    def applies(check: Check) -> bool:
+        of_kind = not check.kinds or subject.kind in check.kinds
+        return of_kind and (not check.hooks or bool(subject.hooks.intersection(check.hooks)))
+
+    return [check for check in all_checks() if applies(check)]
 
 
 def run_contract(kind: str, name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> list[CheckResult]:
     """Every check that applies to the installed plugin, none stopping the others. Needs no pytest.
 
     Args:
-        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker`` or ``weight_sync``.
+        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker``, ``weight_sync`` or ``kernels``.
         name: the plugin's name.
         options: its options.
         settings: fields of ``Subject``, such as ``tasks`` and ``texts``.
@@ -86,7 +94,7 @@ def run_check(check: Check, subject: Subject) -> CheckResult:
     except Broken as broken:
         return CheckResult(check.name, False, str(broken))
     except ModuleNotFoundError as error:
-        if error.name in ("hypothesis", "pytest"):
+        if error.name in ("hypothesis", "peft", "pytest"):
             return CheckResult(check.name, None, str(_missing(error)))
         return CheckResult(check.name, False, f"{type(error).__name__}: {error}")
     except (Exception, SystemExit) as error:
@@ -142,6 +150,12 @@ def weight_sync_contract(name: str, options: Mapping[str, Any] | None = None, **
     return _test_class("weight_sync", name, options, **settings)
 
 
+def kernels_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
+    """The same for kernels, on the GPU where there is one; ``models`` (name → function that makes one) are what they are tried on,
+    and what they refuse is not judged."""
+    return _test_class("kernels", name, options, **settings)
+
+
 def _test_class(kind: str, name: str, options: Mapping[str, Any] | None, **settings: Any) -> type:
     for needed in ("pytest", "hypothesis"):
         try:
@@ -163,11 +177,15 @@ def _test(check: Check, subject: Subject) -> Callable[[Any], None]:
         except Unusable as unusable:
             if unusable.stage == check.stage:
                 raise Broken(str(unusable)) from unusable
-            pytest.skip(f"a more basic check fails: {unusable}")
+            pytest.skip(str(unusable) if unusable.stage == "served" else f"a more basic check fails: {unusable}")
+        except ModuleNotFoundError as error:
+            if error.name != "peft":
+                raise
+            pytest.skip(str(_missing(error)))
 
     test.__doc__ = check.rule
     return test
 
 
 def _missing(error: ModuleNotFoundError) -> UserError:
-    return UserError(f"contract suites need {error.name}: pip install 'rlhf-host[testing]'")
+    return UserError(f"contract suites need {error.name}: pip install 'rlhf-host[{'peft' if error.name == 'peft' else 'testing'}]'")

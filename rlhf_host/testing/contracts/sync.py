@@ -82,7 +82,7 @@ def _served(subject: Subject) -> Iterator[_Synced]:
             yield synced
             synced.close()
     if len(refusals) == 2:
-        raise Unusable("engines", f"it serves no engine in this process: {refusals[-1]}")
+        raise Unusable("served", f"it serves no engine in this process: {refusals[-1]}")
 
 
 @check("sync_weights")

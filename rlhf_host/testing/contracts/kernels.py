@@ -1,0 +1,521 @@
+"""Checks of kernels: a twin computes what its model does, around the same parameters, and leaves the model alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlhf_host.protocols import Use
+from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
+from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.inputs import model_inputs
+
+CLOSE = 1e-4
+"""Relative distance in 32 bits; elsewhere as far again as three times what the model itself is away from 32 bits."""
+PRECISIONS = ((torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16))
+"""Types of weights, and of products under autocast."""
+PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [3, 1, 4, 1, 5], [2, 7], [9], [2, 7]]
+COMPLETIONS = [[(5 * place + 11 * length) % 29 + 1 for place in range(length)] for length in (0, 3, 2, 41, 17, 1)]
+"""Shared and single prompts, an empty completion, short rows and long ones."""
+
+
+def tiny_models() -> dict[str, Callable[[], nn.Module]]:
+    """Of several families: biases, a tied head, norms of heads, norms with an offset, a scalar head, layer norms."""
+    import transformers as hf
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    gpt2 = {"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+    return {
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)),
+        "llama with a scalar head": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**sizes, num_labels=1)),
+        "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)),
+        "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes, head_dim=8)),
+        "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**sizes, head_dim=8)),
+        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**gpt2)),
+    }
+
+
+# --- cases --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A model, a use that the plugin takes for it, and the twin."""
+
+    name: str
+    model: Any
+    use: Use
+    twin: Any
+
+    def call(self, module: Any, **inputs: Any) -> Any:
+        with torch.autocast(self.use.device.type, self.use.autocast, enabled=self.use.autocast is not None):
+            return module(**inputs)
+
+    def hidden(self, module: Any, shared: bool = False) -> Tensor:
+        """``[P, H]`` of the places of all rows."""
+        inputs, places = model_inputs(PROMPTS, COMPLETIONS, shared=shared, device=self.use.device)
+        decoder = module.base_model if hasattr(module, "score") else module.get_decoder()
+        return self.call(decoder, **inputs, use_cache=False).last_hidden_state.flatten(0, 1)[places]
+
+    def layouts(self) -> list[tuple[str, bool]]:
+        """Those that the model itself takes, and whether they are shared."""
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError), torch.no_grad():
+            self.hidden(self.model, shared=True)
+            return [("padded rows", False), ("a shared-prefix line", True)]
+        return [("padded rows", False)]
+
+    def compare(self, compute: Compute, what: str) -> None:
+        """Expect that ``compute`` gives for the twin what it gives for the model."""
+        own = compute(self, self.model)
+        try:
+            twins = compute(self, self.twin)
+        except Exception as error:
+            raise Broken(f"{self.name}, {what}: the twin raises {type(error).__name__}: {error}") from error
+        self.expect_close(twins, own, partial(compute, self.in_32_bits(), self.in_32_bits().model), what)
+
+    def in_32_bits(self) -> _Case:
+        use = replace(self.use, dtype=torch.float32, autocast=None)
+        return replace(self, model=copy.deepcopy(self.model).float(), use=use)
+
+    def expect_close(
+        self, values: dict[str, Tensor], own: dict[str, Tensor], exactly: Callable[[], dict[str, Tensor]], what: str
+    ) -> None:
+        """Each of ``values`` is the model's ``own``, but for the rounding that separates this from what ``exactly`` gives."""
+        exact = own if self.use.dtype == torch.float32 and self.use.autocast is None else exactly()
+        expect(values.keys() == own.keys(), f"{self.name}, {what}: the twin gives {sorted(values)}, the model {sorted(own)}")
+        least = 1e-2 * max(float(tensor.double().norm()) for tensor in own.values())
+        for name, tensor in own.items():
+            shape = tuple(values[name].shape)
+            expect(shape == tensor.shape, f"{self.name}, {what}: {name} has shape {shape}, not {tuple(tensor.shape)}")
+            gap, most = _gap(values[name], tensor, least), CLOSE + 3 * _gap(tensor, exact[name], least)
+            expect(gap <= most, f"{self.name}, {what}: {name} differs from the model's by {gap:.1e}, more than {most:.1e}")
+
+
+Compute = Callable[[_Case, Any], dict[str, Tensor]]
+"""What one of a case's modules gives, by name."""
+
+
+def _gap(value: Tensor, own: Tensor, least: float) -> float:
+    gap = (value.double() - own.double()).norm() / max(float(own.double().norm()), least, 1e-12)
+    return float(gap) if gap.isfinite() else float("inf")
+
+
+def _served(
+    subject: Subject,
+    kind: Literal["module", "decoder"],
+    *,
+    every_precision: bool = False,
+    even_passes: bool = False,
+    prepare: Callable[[Any], object] = lambda model: None,
+) -> Iterator[_Case]:
+    """Every model and purpose that suits, in the first precision that does. Raises ``Unusable`` when there is none."""
+    reasons, suited = [], False
+    for name, make in _models(subject).items():
+        for purpose in ("train", "sample") if kind == "module" else ("sample",):
+            for dtype, autocast in PRECISIONS:
+                use = _use(purpose, dtype, autocast, even_passes)
+                plugin, model = subject.build(), _model(make, use)
+                prepare(model)
+                if reason := plugin.unsuited(model, use):  # type: ignore[attr-defined]
+                    reasons.append(reason)
+                    continue
+                twin = plugin.twin(model, use)  # type: ignore[attr-defined]
+                if isinstance(twin, nn.Module) == (kind == "module"):
+                    suited = True
+                    yield _Case(f"{name} ({purpose}, {autocast or dtype})", model, use, twin)
+                if not every_precision:
+                    break
+    if not suited:
+        raise Unusable("served", f"there is no {kind} to check: {'; '.join(dict.fromkeys(reasons)) or 'it makes none'}")
+
+
+def _models(subject: Subject) -> dict[str, Callable[[], nn.Module]]:
+    return dict(subject.models) or tiny_models()
+
+
+def _use(purpose: str, dtype: torch.dtype, autocast: torch.dtype | None, even_passes: bool = False) -> Use:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Use(purpose=purpose, device=device, dtype=dtype, autocast=autocast, even_passes=even_passes)  # type: ignore[arg-type]
+
+
+def _model(make: Callable[[], nn.Module], use: Use) -> Any:
+    """Weights far from uniform, so that a wrong mask, position, activation or norm shows."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = make()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.3 * torch.randn_like(weight)) if weight.dim() == 1 else weight.mul_(5)
+    return model.to(device=use.device, dtype=use.dtype).eval()
+
+
+# --- what is suited -----------------------------------------------------------------------------
+
+
+class _Operators(TorchDispatchMode):
+    """Writes down what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@check(kinds=("kernels",))
+def unsuited_computes_nothing(subject: Subject) -> None:
+    """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
+    plugin: Any = subject.build()
+    for name, make in _models(subject).items():
+        for purpose in ("train", "sample"):
+            use = _use(purpose, torch.float32, None)
+            model = _model(make, use)
+            with _Operators() as operators:
+                answer = plugin.unsuited(model, use)
+            expect(not operators.names, f"{name}: unsuited computes {', '.join(sorted(operators.names))}; look at parts alone")
+            words = isinstance(answer, str) and 0 < len(answer) <= 100 and "\n" not in answer
+            expect(answer is None or words, f"{name}: unsuited gives {answer!r}; give None, or a reason in a few words")
+            expect(plugin.unsuited(model, use) == answer, f"{name}: unsuited gives another answer the second time")
+
+
+# --- what a twin shares with its model ----------------------------------------------------------
+
+
+@check(kinds=("kernels",))
+def twins_hold_the_models_tensors(subject: Subject) -> None:
+    """A twin has exactly the model's ``Parameter`` objects and persistent buffers: an optimizer's steps are seen in both."""
+    for case in _served(subject, "module"):
+        for what in (_parameters, _saved_buffers):
+            own, twins = ({id(tensor): name for name, tensor in what(module)} for module in (case.model, case.twin))
+            missing = sorted(own[number] for number in own.keys() - twins.keys())
+            added = sorted(twins[number] for number in twins.keys() - own.keys())
+            expect(not missing, f"{case.name}: the twin does not use the model's own {', '.join(missing[:3])}")
+            expect(not added, f"{case.name}: {', '.join(added[:3])} of the twin are not the model's")
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+
+
+def _saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    saved = module.state_dict(keep_vars=True)
+    yield from ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
+
+
+@check(kinds=("kernels",))
+def changes_of_the_weights_are_seen(subject: Subject) -> None:
+    """When the model's weights change in place, a twin computes with the new ones at once."""
+    for case in _served(subject, "module"):
+        with torch.no_grad():
+            case.hidden(case.twin)
+            _train(case.model)
+            case.compare(lambda case, module: {"hidden states": case.hidden(module)}, "after a change of the weights")
+
+
+def _train(model: nn.Module) -> None:
+    for number, weight in enumerate(model.parameters()):
+        weight.data.add_(0.05 * (number % 3 - 1) + 0.02)  # as fused optimizers do: no counter of the tensor tells
+
+
+@check(kinds=("kernels",))
+def the_model_is_left_alone(subject: Subject) -> None:
+    """Model, configuration, classes, and torch's and transformers' functions and registries stay as they were: others use them."""
+    before: list[dict[str, Any]] = []
+    for kind in ("module", "decoder"):
+        with contextlib.suppress(Unusable):
+            for case in _served(subject, kind, prepare=lambda model: before.append(_snapshot(model))):  # type: ignore[arg-type]
+                if kind == "module":
+                    case.hidden(case.twin).float().sum().backward()
+                else:
+                    _sample(case, case.twin)
+                case.model.zero_grad()
+                was, now = before[-1], _snapshot(case.model)
+                changed = [name for name in {**was, **now} if not _unchanged(was.get(name), now.get(name))]
+                expect(not changed, f"{case.name}: the twin changes {', '.join(changed[:3])}; change what is the twin's own")
+    expect(before, "it makes no twin")
+
+
+def _snapshot(model: nn.Module) -> dict[str, Any]:
+    """Name → what is there: attributes of modules, contents of tensors and configurations, classes, functions, registries."""
+    held: dict[str, Any] = {}
+    modules = {f"model.{name}" if name else "model": module for name, module in model.named_modules()}
+    for name, module in modules.items():
+        held[f"the class of {name}"] = type(module)
+        for key, value in vars(module).items():
+            held[f"{name}.{key}"] = dict(value) if isinstance(value, dict) else value
+        if "config" in vars(module):
+            held[f"{name}.config"] = copy.deepcopy(vars(module.config))
+    held |= {f"the values of {name}": tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    for cls in {cls for module in modules.values() for cls in type(module).__mro__[:-1]}:
+        for home, members in ((cls.__name__, vars(cls)), (cls.__module__, vars(sys.modules[cls.__module__]))):
+            held |= {f"{home}.{key}": value for key, value in list(members.items()) if callable(value)}
+    held |= {f"torch.nn.functional.{key}": value for key, value in vars(F).items() if callable(value)}
+    for registry in (AttentionInterface, AttentionMaskInterface):
+        held[f"transformers.{registry.__name__}"] = dict(registry._global_mapping)
+    settings = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
+    return held | {"torch's default type, threads or gradient mode": settings, "torch's random state": torch.get_rng_state()}
+
+
+def _unchanged(was: Any, now: Any) -> bool:
+    if isinstance(was, Tensor) and isinstance(now, Tensor):
+        return was is now or (was.dtype == now.dtype and torch.equal(was, now))
+    if isinstance(was, dict) and isinstance(now, dict):
+        return was.keys() == now.keys() and all(_unchanged(was[key], now[key]) for key in was)
+    return was is now or (type(was) is type(now) and not isinstance(was, nn.Module) and bool(was == now))
+
+
+# --- modules ------------------------------------------------------------------------------------
+
+
+@check(kinds=("kernels",))
+def values_are_the_models(subject: Subject) -> None:
+    """A twin's values are the model's, closely: of short and of long rows, in every layout that the model takes."""
+    for case in _served(subject, "module", every_precision=True):
+        for layout, shared in case.layouts():
+            with torch.no_grad():
+                case.compare(lambda case, module, shared=shared: {"hidden states": case.hidden(module, shared)}, layout)
+
+
+@check(kinds=("kernels",))
+def gradients_are_the_models(subject: Subject) -> None:
+    """A pass of a twin leaves on the model's parameters the gradients that autograd finds through the model, and none on those
+    that are frozen."""
+
+    def freeze(model: nn.Module) -> None:
+        for number, weight in enumerate(model.parameters()):
+            weight.requires_grad_(number % 2 == 1)
+
+    def gradients(case: _Case, module: Any, shared: bool) -> dict[str, Tensor]:
+        case.model.zero_grad(set_to_none=True)
+        hidden = case.hidden(module, shared).float()
+        (hidden * torch.arange(hidden.numel(), device=hidden.device).view_as(hidden).sin()).sum().backward()
+        return {name: weight.grad for name, weight in case.model.named_parameters() if weight.grad is not None}
+
+    for prepare in (nn.Module.eval, freeze):
+        for case in _served(subject, "module", every_precision=True, prepare=prepare):
+            if case.use.purpose == "train":
+                for layout, shared in case.layouts():
+                    case.compare(partial(gradients, shared=shared), f"gradients, {layout}")
+
+
+@check(kinds=("kernels",))
+def keywords_are_the_models(subject: Subject) -> None:
+    """A twin takes every keyword that the model takes, and gives the same for it: masks, positions, embeddings, caches."""
+    ids = torch.tensor([[0, 0, 5, 9, 3, 8], [4, 7, 6, 2, 11, 3]])
+    keywords: dict[str, Callable[[_Case, Any, Tensor], Any]] = {
+        "attention_mask": lambda case, module, ids: (ids > 0).long(),
+        "position_ids": lambda case, module, ids: ids.flip(1),
+        "inputs_embeds": lambda case, module, ids: module.get_input_embeddings()(ids),
+        "past_key_values": lambda case, module, ids: case.call(module, input_ids=ids, use_cache=True).past_key_values,
+        "logits_to_keep": lambda case, module, ids: 1,
+        "output_hidden_states": lambda case, module, ids: True,
+    }
+
+    def outputs(case: _Case, module: Any, keyword: str) -> dict[str, Tensor]:
+        here = ids.to(case.use.device)
+        inputs = {} if keyword == "inputs_embeds" else {"input_ids": here}
+        out = case.call(module, **inputs, **{keyword: keywords[keyword](case, module, here)})
+        return {"logits": out.logits[:, -1:]} | dict(zip(("first states", "last states"), out.hidden_states or (), strict=False))
+
+    for case in _served(subject, "module"):
+        for keyword in keywords:
+            compute = partial(outputs, keyword=keyword)
+            with torch.no_grad():
+                try:
+                    compute(case, copy.deepcopy(case.model))
+                except Exception:
+                    continue  # the model does not take it either
+                case.compare(compute, f"called with {keyword}")
+
+
+@check(kinds=("kernels",))
+def passes_repeat_themselves(subject: Subject) -> None:
+    """The same inputs give the same bits, with and without gradients and gradient checkpointing, wherever the model's own do:
+    ratios of log-probabilities computed twice are 1."""
+    for case in _served(subject, "module"):
+        for layout, shared in case.layouts():
+            own, twins = (list(_repetitions(case, module, shared)) for module in (case.model, case.twin))
+            first: dict[str, tuple[Tensor, Tensor]] = {}
+            for (what, way, value), (_, _, twins_value) in zip(own, twins, strict=True):
+                value_once, twins_once = first.setdefault(what, (value, twins_value))
+                repeats = torch.equal(twins_value, twins_once) or not torch.equal(value, value_once)
+                expect(repeats, f"{case.name}, {layout}: the same inputs give other {what} {way}")
+
+
+def _repetitions(case: _Case, module: Any, shared: bool) -> Iterator[tuple[str, str, Tensor]]:
+    """What, in which way, and the value; of each what the first is what the others have to repeat."""
+
+    def values_and_gradients(way: str) -> Iterator[tuple[str, str, Tensor]]:
+        hidden = case.hidden(module, shared)
+        yield "values", way, hidden.detach()
+        if case.use.purpose == "train":
+            found = torch.autograd.grad(hidden.float().square().sum(), list(case.model.parameters()), allow_unused=True)
+            yield "gradients", way, torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+    yield from values_and_gradients("the first time")
+    yield from values_and_gradients("the second time")
+    for way, mode in (("without gradients", torch.no_grad), ("in inference mode", torch.inference_mode)):
+        with mode():
+            value = case.hidden(module, shared)
+        yield "values", way, value
+    if getattr(module, "supports_gradient_checkpointing", False):
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in module.modules():
+            layer.training = isinstance(layer, GradientCheckpointingLayer)
+        yield from values_and_gradients("with gradient checkpointing")
+        module.gradient_checkpointing_disable()
+        module.eval()
+
+
+@check(kinds=("kernels",))
+def even_passes_keep_names_and_order(subject: Subject) -> None:
+    """For ``even_passes`` a twin has the model's ``named_parameters``, and their gradients come in one order, whatever the layout:
+    ranks exchange them as they come, by name."""
+    for case in _served(subject, "module", even_passes=True):
+        own, twins = (list(module.named_parameters()) for module in (case.model, case.twin))
+        names = [name for name, _ in own]
+        expect([name for name, _ in twins] == names, f"{case.name}: the twin's parameters have other names or another order")
+        expect(all(a is b for (_, a), (_, b) in zip(own, twins, strict=True)), f"{case.name}: a name means another parameter")
+        orders = [_order_of_gradients(case, case.twin, shared) for _, shared in case.layouts()]
+        own_orders = [_order_of_gradients(case, case.model, shared) for _, shared in case.layouts()]
+        even = orders[0] == orders[-1] or own_orders[0] != own_orders[-1]
+        expect(even, f"{case.name}: the order in which gradients come depends on the layout")
+
+
+def _order_of_gradients(case: _Case, module: Any, shared: bool) -> list[str]:
+    order: list[str] = []
+    hooks = [
+        weight.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+        for name, weight in case.model.named_parameters()
+    ]
+    case.hidden(module, shared).float().sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return order
+
+
+@check(kinds=("kernels",))
+def adapters_are_switched_in_both(subject: Subject) -> None:
+    """A twin of a model with adapters computes without them once they are switched off in both, and with them again."""
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    def adapt(model: Any) -> None:
+        get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+
+    for case in _served(subject, "module", prepare=adapt):
+        for on in (True, False, True):
+            for module in (case.model, case.twin):
+                for part in module.modules():
+                    if isinstance(part, BaseTunerLayer):
+                        part.enable_adapters(on)
+            with torch.no_grad():
+                words = f"adapters {'on' if on else 'off'}"
+                case.compare(lambda case, module: {"hidden states": case.hidden(module)}, words)
+
+
+# --- decoders -----------------------------------------------------------------------------------
+
+
+@check(kinds=("kernels",))
+def decoders_sample_from_the_model(subject: Subject) -> None:
+    """A decoder's logits are those of the model's full pass over each row, closely: of prompts that rows share, of rows that leave,
+    of long completions."""
+    for case in _served(subject, "decoder", every_precision=True):
+        for leaving in (False, True):
+            case.compare(partial(_logits, leaving=leaving), "rows that leave" if leaving else "all rows")
+
+
+@check(kinds=("kernels",))
+def decoders_follow_refresh(subject: Subject) -> None:
+    """After ``refresh`` a decoder samples from the model's weights as they are now, also from the next step of a batch on."""
+    for case in _served(subject, "decoder"):
+        with torch.inference_mode():
+            first, last = case.twin.prefill([[3, 1, 4]]), 5
+            case.twin.start(torch.zeros(2, dtype=torch.int64, device=case.use.device), 4)
+            case.twin.step(torch.full((2,), last, device=case.use.device))
+            case.model.get_output_embeddings().weight.data.zero_()
+            case.twin.refresh()
+            uniform = case.twin.step(torch.full((2,), last, device=case.use.device))
+        expect(_gap(uniform, torch.zeros_like(uniform), float(first.norm())) <= CLOSE, f"{case.name}: the old head is in use")
+        _train(case.model)
+        case.twin.refresh()
+        case.compare(partial(_logits, leaving=False), "after a change of the weights")
+
+
+@check(kinds=("kernels",))
+def decoders_begin_anew(subject: Subject) -> None:
+    """A batch gives the same bits whatever was decoded before it, to its end or not: a resumed run has not decoded it."""
+    for case in _served(subject, "decoder"):
+        alone = _sample(case, case.twin)
+        with torch.inference_mode():
+            case.twin.prefill([[8, 8, 8, 8, 8, 8, 8, 8]])
+            case.twin.start(torch.zeros(3, dtype=torch.int64, device=case.use.device), 100)
+            case.twin.step(torch.tensor([1, 2, 3], device=case.use.device))
+        again = _sample(case, case.twin)
+        same = all(torch.equal(alone[name], again[name]) for name in alone)
+        expect(same, f"{case.name}: a batch gives other bits after another one")
+
+
+def _logits(case: _Case, module: Any, leaving: bool) -> dict[str, Tensor]:
+    """Of every row and each of its tokens, from a decoder step by step or from a module in one pass per row."""
+    if not isinstance(module, nn.Module):
+        return _sample(case, module, leaving)
+    rows = {}
+    with torch.no_grad():
+        for row, (prompt, tokens) in _rows(case, leaving).items():
+            ids = torch.tensor([[*prompt, *tokens]], device=case.use.device)
+            rows[f"logits of row {row}"] = case.call(module, input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
+    return rows
+
+
+def _rows(case: _Case, leaving: bool) -> dict[int, tuple[list[int], list[int]]]:
+    """Prompt and completion by row; equally long prompts for a decoder that is not ragged."""
+    prompts = [[3, 1, 4], [2, 7, 1, 8, 2, 8], [9], [7] * 70] if case.twin.ragged else [[3, 1, 4], [2, 7, 1]]
+    owners = [0, 0, 0, 1, 2, 2, 3][: 7 if case.twin.ragged else 4]
+    lengths = [(70, 4, 9, 70, 30, 9, 9)[row] if leaving else 5 for row in range(len(owners))]
+    return {
+        row: (prompts[owner], [(5 * place + 3 * row) % 29 + 1 for place in range(lengths[row])])
+        for row, owner in enumerate(owners)
+    }
+
+
+@torch.inference_mode()
+def _sample(case: _Case, decoder: Any, leaving: bool = True) -> dict[str, Tensor]:
+    rows = _rows(case, leaving)
+    prompts = [list(prompt) for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in rows.values())]
+    owners = torch.tensor([prompts.index(prompt) for prompt, _ in rows.values()], device=case.use.device)
+    with torch.autocast(case.use.device.type, case.use.autocast, enabled=case.use.autocast is not None):
+        logits = decoder.prefill(prompts)
+        shape = (len(prompts), case.model.config.get_text_config().vocab_size)
+        expect(logits.shape == shape, f"{case.name}: prefill gives logits {tuple(logits.shape)}, not {shape}")
+        steps: dict[int, list[Tensor]] = {row: [logits[owners[row]].float()] for row in rows}
+        longest = max(len(tokens) for _, tokens in rows.values())
+        decoder.start(owners, longest)
+        alive = list(rows)
+        for place in range(longest):
+            going = [row for row in alive if place < len(rows[row][1])]
+            if going != alive:
+                decoder.keep(torch.tensor([alive.index(row) for row in going], device=case.use.device))
+                alive = going
+            logits = decoder.step(torch.tensor([rows[row][1][place] for row in alive], device=case.use.device))
+            for row, one in zip(alive, logits.float(), strict=True):
+                steps[row].append(one)
+    return {f"logits of row {row}": torch.stack(one) for row, one in steps.items()}
