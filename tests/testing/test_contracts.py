@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_host import UserError
 from rlhf_host.testing import algorithm_contract, run_contract
-from rlhf_host.testing.contracts import common
+from rlhf_host.testing.contracts import common, kernels
 from rlhf_host.testing.contracts.suite import all_checks
 
 HEAD = '''"""A plugin for tests."""
@@ -253,6 +253,80 @@ SYNC = (
 """
 )
 
+KERNELS = '''"""A plugin for tests."""
+import types
+from pydantic import BaseModel, ConfigDict
+from rlhf_host import functional
+from rlhf_host.protocols import Traits
+
+
+class Plugin:
+    """What the tests are about."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    traits = Traits()
+
+    def __init__(self, options):
+        self.options = options
+
+    def unsuited(self, model, use):
+        return None if model.config.model_type == "llama" else "it is for Llamas"
+
+    def twin(self, model, use):
+        if use.purpose == "sample" and hasattr(model, "lm_head"):
+            return Whole(model)
+        twin = functional.twin(model)
+        for part in twin.modules():
+            if hasattr(part, "variance_epsilon"):
+                part.forward = types.MethodType(norm, part)
+        return twin
+
+
+def norm(self, x):
+    import torch
+
+    y = torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+    return y
+
+
+class Whole:
+    """Computes whole rows at every step."""
+
+    ragged = True
+
+    def __init__(self, model):
+        self.model = model
+        self.refresh()
+
+    def refresh(self):
+        self.head = self.model.lm_head.weight.detach().clone()
+
+    def prefill(self, prompts):
+        self.rows = [list(prompt) for prompt in prompts]
+        return self.logits()
+
+    def start(self, prompt_of_row, longest):
+        self.rows = [list(self.rows[number]) for number in prompt_of_row.tolist()]
+
+    def step(self, tokens):
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            row.append(token)
+        return self.logits()
+
+    def keep(self, rows):
+        self.rows = [self.rows[number] for number in rows.tolist()]
+
+    def logits(self):
+        import torch
+
+        last = torch.tensor([len(row) - 1 for row in self.rows])
+        ids = torch.tensor([row + [0] * (int(last.max()) + 1 - len(row)) for row in self.rows])
+        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden[torch.arange(len(last)), last] @ self.head.t()
+'''
+
 GOOD = {
     "algorithm": ("algo", ALGO),
     "reward": ("reward", REWARD),
@@ -266,6 +340,7 @@ GOOD = {
     "tasks": ("tasks", SOURCE),
     "tracker": ("tracker", TRACKER),
     "weight sync": ("weight_sync", SYNC),
+    "kernels": ("kernels", KERNELS),
 }
 
 
@@ -281,7 +356,16 @@ class Breaks:
     settings: dict = field(default_factory=dict)
 
 
+def small_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, pad_token_id=0, **sizes))
+
+
 def breaks(check, plugin, old, new, *also, **settings):
+    if plugin == "kernels":
+        settings = {"models": {"llama": small_llama}}
     return Breaks(check, GOOD[plugin], old, new, frozenset(also), settings)
 
 
@@ -289,6 +373,9 @@ LEVEL = "advantages = F.on_actions(level, mask)"
 LAST = "        return Advantages(advantages)"
 VALUES = '        yield Metric("gap"'
 JUDGE = "        right = float(label in text)"
+
+NORM = "    return y\n"
+TWIN = "        return twin\n"
 
 TABLE = [
     # --- any plugin -----------------------------------------------------------------------------
@@ -608,6 +695,107 @@ TABLE = [
         "    def sync_close(self):\n        self.targets = ()",
         "    def sync_close(self):\n        del self.targets",
     ),
+    # --- kernels --------------------------------------------------------------------------------
+    breaks("unsuited_computes_nothing", "kernels", "return None if", "return None if next(model.parameters()).sum() and"),
+    breaks("unsuited_computes_nothing", "kernels", '== "llama" else', '== "llama" and use.purpose == "sample" else 7 or'),
+    breaks("the_model_is_left_alone", "kernels", TWIN, f"        model.model.norm.train()\n{TWIN}"),
+    breaks("the_model_is_left_alone", "kernels", TWIN, f"        model.config.rms_norm_eps = 0.5\n{TWIN}"),
+    breaks("the_model_is_left_alone", "kernels", TWIN, f"        type(part).made_up = norm\n{TWIN}"),
+    breaks(
+        "the_model_is_left_alone",
+        "kernels",
+        TWIN,
+        f"        import transformers\n        transformers.AttentionInterface.register('made_up', norm)\n{TWIN}",
+    ),
+    breaks("the_model_is_left_alone", "kernels", NORM, f"    torch.rand(1)\n{NORM}"),
+    breaks(
+        "the_model_is_left_alone",
+        "kernels",
+        "        self.rows = [list(p",
+        "        self.model.asked = 1\n        self.rows = [list(p",
+    ),
+    breaks(
+        "twins_hold_the_models_tensors",
+        "kernels",
+        TWIN,
+        "        import torch\n        twin.model.register_parameter('more', torch.nn.Parameter(torch.ones(1)))\n" + TWIN,
+        "even_passes_keep_names_and_order",
+    ),
+    breaks(
+        "twins_hold_the_models_tensors",
+        "kernels",
+        "functional.twin(model)",
+        "__import__('copy').deepcopy(model)",
+        "changes_of_the_weights_are_seen",
+        "gradients_are_the_models",
+        "passes_repeat_themselves",
+        "even_passes_keep_names_and_order",
+    ),
+    breaks(
+        "changes_of_the_weights_are_seen",
+        "kernels",
+        NORM,
+        "    first = self.__dict__.setdefault('first', self.weight.detach().clone())\n"
+        "    return y * (first / self.weight.detach())\n",
+    ),
+    breaks(
+        "values_are_the_models",
+        "kernels",
+        NORM,
+        "    return y * (1.01 if x.shape[1] > 9 else 1)\n",
+        "gradients_are_the_models",
+        "changes_of_the_weights_are_seen",
+        "adapters_are_switched_in_both",
+    ),
+    breaks("gradients_are_the_models", "kernels", NORM, "    return y + 0.1 * (x - x.detach())\n"),
+    breaks("the_model_is_left_alone", "kernels", TWIN, f"        twin.requires_grad_(True)\n{TWIN}"),
+    breaks(
+        "keywords_are_the_models",
+        "kernels",
+        TWIN,
+        f"        inner = twin.forward\n        twin.forward = lambda position_ids=None, **others: inner(**others)\n{TWIN}",
+    ),
+    breaks(
+        "keywords_are_the_models",
+        "kernels",
+        TWIN,
+        f"        inner = twin.forward\n        twin.forward = lambda input_ids, **others: inner(input_ids, **others)\n{TWIN}",
+    ),
+    breaks(
+        "passes_repeat_themselves",
+        "kernels",
+        NORM,
+        "    self.calls = getattr(self, 'calls', 0) + 1\n    return y * (1 + 1e-6 * (self.calls % 2))\n",
+    ),
+    breaks("passes_repeat_themselves", "kernels", NORM, "    return y * (1 + 1e-6 * torch.is_grad_enabled())\n"),
+    breaks(
+        "even_passes_keep_names_and_order",
+        "kernels",
+        TWIN,
+        f"        import torch\n        twin.model.norm = torch.nn.Sequential(twin.model.norm)\n{TWIN}",
+    ),
+    breaks(
+        "adapters_are_switched_in_both",
+        "kernels",
+        TWIN,
+        f"        for part in twin.modules():\n            part.enable_adapters = lambda enabled=True: None\n{TWIN}",
+    ),
+    breaks(
+        "decoders_sample_from_the_model", "kernels", "[self.rows[number] for number in rows.tolist()]", "self.rows[: len(rows)]"
+    ),
+    breaks(
+        "decoders_follow_refresh",
+        "kernels",
+        "        self.head = ",
+        "        self.head = self.head if hasattr(self, 'head') else ",
+    ),
+    breaks(
+        "decoders_begin_anew",
+        "kernels",
+        "        return self.logits()\n\n    def start",
+        "        self.batches = getattr(self, 'batches', 0) + 1\n"
+        "        return self.logits() + 1e-6 * self.batches\n\n    def start",
+    ),
 ]
 
 INSTALLED_APART = {"entry_point_is_unique", "host_dependency_is_bounded", "has_a_summary"}
@@ -642,6 +830,7 @@ def test_a_good_plugin_passes_every_check(name, install):
 def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, install, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # one of them writes where it was started
     monkeypatch.setattr(common, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(kernels, "PRECISIONS", kernels.PRECISIONS[:1])
     install(case.plugin[0], broken_source(case))
     results = run_contract(case.plugin[0], "made_up", **case.settings)
     assert failed(results) == {case.check, *case.also}

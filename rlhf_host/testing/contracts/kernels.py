@@ -86,24 +86,19 @@ class _Case:
             twins = compute(self, self.twin)
         except Exception as error:
             raise Broken(f"{self.name}, {what}: the twin raises {type(error).__name__}: {error}") from error
-        self.expect_close(twins, own, partial(compute, self.in_32_bits(), self.in_32_bits().model), what)
-
-    def in_32_bits(self) -> _Case:
-        use = replace(self.use, dtype=torch.float32, autocast=None)
-        return replace(self, model=copy.deepcopy(self.model).float(), use=use)
-
-    def expect_close(
-        self, values: dict[str, Tensor], own: dict[str, Tensor], exactly: Callable[[], dict[str, Tensor]], what: str
-    ) -> None:
-        """Each of ``values`` is the model's ``own``, but for the rounding that separates this from what ``exactly`` gives."""
-        exact = own if self.use.dtype == torch.float32 and self.use.autocast is None else exactly()
-        expect(values.keys() == own.keys(), f"{self.name}, {what}: the twin gives {sorted(values)}, the model {sorted(own)}")
+        exact = own if self.use.dtype == torch.float32 and self.use.autocast is None else self._in_32_bits(compute)
+        expect(twins.keys() == own.keys(), f"{self.name}, {what}: the twin gives {sorted(twins)}, the model {sorted(own)}")
         least = 1e-2 * max(float(tensor.double().norm()) for tensor in own.values())
         for name, tensor in own.items():
-            shape = tuple(values[name].shape)
+            shape = tuple(twins[name].shape)
             expect(shape == tensor.shape, f"{self.name}, {what}: {name} has shape {shape}, not {tuple(tensor.shape)}")
-            gap, most = _gap(values[name], tensor, least), CLOSE + 3 * _gap(tensor, exact[name], least)
+            gap, most = _gap(twins[name], tensor, least), CLOSE + 3 * _gap(tensor, exact[name], least)
             expect(gap <= most, f"{self.name}, {what}: {name} differs from the model's by {gap:.1e}, more than {most:.1e}")
+
+    def _in_32_bits(self, compute: Compute) -> dict[str, Tensor]:
+        use = replace(self.use, dtype=torch.float32, autocast=None)
+        case = replace(self, model=copy.deepcopy(self.model).float(), use=use)
+        return compute(case, case.model)
 
 
 Compute = Callable[[_Case, Any], dict[str, Tensor]]
@@ -141,7 +136,9 @@ def _served(
                 if not every_precision:
                     break
     if not suited:
-        raise Unusable("served", f"there is no {kind} to check: {'; '.join(dict.fromkeys(reasons)) or 'it makes none'}")
+        raise Unusable(
+            "served", f"there is no {kind} to check: {'; '.join(dict.fromkeys(map(str, reasons))) or 'it makes none'}"
+        )
 
 
 def _models(subject: Subject) -> dict[str, Callable[[], nn.Module]]:
@@ -195,6 +192,62 @@ def unsuited_computes_nothing(subject: Subject) -> None:
             expect(plugin.unsuited(model, use) == answer, f"{name}: unsuited gives another answer the second time")
 
 
+# --- what is left alone -------------------------------------------------------------------------
+
+
+@check(kinds=("kernels",))
+def the_model_is_left_alone(subject: Subject) -> None:
+    """Model, configuration, classes, and torch's and transformers' functions and registries stay as they were: others use them."""
+    before: list[dict[str, Any]] = []
+
+    def prepare(model: Any) -> None:
+        model.get_input_embeddings().weight.requires_grad_(False)
+        before.append(_snapshot(model))
+
+    for kind in ("module", "decoder"):
+        with contextlib.suppress(Unusable):
+            for case in _served(subject, kind, prepare=prepare):  # type: ignore[arg-type]
+                if kind == "module":
+                    case.hidden(case.twin).float().sum().backward()
+                else:
+                    _sample(case, case.twin)
+                case.model.zero_grad()
+                was, now = before[-1], _snapshot(case.model)
+                changed = [name for name in {**was, **now} if not _unchanged(was.get(name), now.get(name))]
+                expect(not changed, f"{case.name}: the twin changes {', '.join(changed[:3])}; change what is the twin's own")
+    expect(before, "it makes no twin")
+
+
+def _snapshot(model: nn.Module) -> dict[str, Any]:
+    """Name → what is there: attributes of modules, contents of tensors and configurations, classes, functions, registries."""
+    held: dict[str, Any] = {}
+    modules = {f"model.{name}" if name else "model": module for name, module in model.named_modules()}
+    for name, module in modules.items():
+        held[f"the class of {name}"] = type(module)
+        for key, value in vars(module).items():
+            held[f"{name}.{key}"] = dict(value) if isinstance(value, dict) else value
+        if "config" in vars(module):
+            held[f"{name}.config"] = copy.deepcopy(vars(module.config))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        held |= {f"the values of {name}": tensor.clone(), f"requires_grad of {name}": tensor.requires_grad}
+    for cls in {cls for module in modules.values() for cls in type(module).__mro__[:-1]}:
+        for home, members in ((cls.__name__, vars(cls)), (cls.__module__, vars(sys.modules[cls.__module__]))):
+            held |= {f"{home}.{key}": value for key, value in list(members.items()) if callable(value)}
+    held |= {f"torch.nn.functional.{key}": value for key, value in vars(F).items() if callable(value)}
+    for registry in (AttentionInterface, AttentionMaskInterface):
+        held[f"transformers.{registry.__name__}"] = dict(registry._global_mapping)
+    settings = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
+    return held | {"torch's default type, threads or gradient mode": settings, "torch's random state": torch.get_rng_state()}
+
+
+def _unchanged(was: Any, now: Any) -> bool:
+    if isinstance(was, Tensor) and isinstance(now, Tensor):
+        return was is now or (was.dtype == now.dtype and torch.equal(was, now))
+    if isinstance(was, dict) and isinstance(now, dict):
+        return was.keys() == now.keys() and all(_unchanged(was[key], now[key]) for key in was)
+    return was is now or (type(was) is type(now) and not isinstance(was, nn.Module) and bool(was == now))
+
+
 # --- what a twin shares with its model ----------------------------------------------------------
 
 
@@ -232,53 +285,6 @@ def changes_of_the_weights_are_seen(subject: Subject) -> None:
 def _train(model: nn.Module) -> None:
     for number, weight in enumerate(model.parameters()):
         weight.data.add_(0.05 * (number % 3 - 1) + 0.02)  # as fused optimizers do: no counter of the tensor tells
-
-
-@check(kinds=("kernels",))
-def the_model_is_left_alone(subject: Subject) -> None:
-    """Model, configuration, classes, and torch's and transformers' functions and registries stay as they were: others use them."""
-    before: list[dict[str, Any]] = []
-    for kind in ("module", "decoder"):
-        with contextlib.suppress(Unusable):
-            for case in _served(subject, kind, prepare=lambda model: before.append(_snapshot(model))):  # type: ignore[arg-type]
-                if kind == "module":
-                    case.hidden(case.twin).float().sum().backward()
-                else:
-                    _sample(case, case.twin)
-                case.model.zero_grad()
-                was, now = before[-1], _snapshot(case.model)
-                changed = [name for name in {**was, **now} if not _unchanged(was.get(name), now.get(name))]
-                expect(not changed, f"{case.name}: the twin changes {', '.join(changed[:3])}; change what is the twin's own")
-    expect(before, "it makes no twin")
-
-
-def _snapshot(model: nn.Module) -> dict[str, Any]:
-    """Name → what is there: attributes of modules, contents of tensors and configurations, classes, functions, registries."""
-    held: dict[str, Any] = {}
-    modules = {f"model.{name}" if name else "model": module for name, module in model.named_modules()}
-    for name, module in modules.items():
-        held[f"the class of {name}"] = type(module)
-        for key, value in vars(module).items():
-            held[f"{name}.{key}"] = dict(value) if isinstance(value, dict) else value
-        if "config" in vars(module):
-            held[f"{name}.config"] = copy.deepcopy(vars(module.config))
-    held |= {f"the values of {name}": tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    for cls in {cls for module in modules.values() for cls in type(module).__mro__[:-1]}:
-        for home, members in ((cls.__name__, vars(cls)), (cls.__module__, vars(sys.modules[cls.__module__]))):
-            held |= {f"{home}.{key}": value for key, value in list(members.items()) if callable(value)}
-    held |= {f"torch.nn.functional.{key}": value for key, value in vars(F).items() if callable(value)}
-    for registry in (AttentionInterface, AttentionMaskInterface):
-        held[f"transformers.{registry.__name__}"] = dict(registry._global_mapping)
-    settings = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
-    return held | {"torch's default type, threads or gradient mode": settings, "torch's random state": torch.get_rng_state()}
-
-
-def _unchanged(was: Any, now: Any) -> bool:
-    if isinstance(was, Tensor) and isinstance(now, Tensor):
-        return was is now or (was.dtype == now.dtype and torch.equal(was, now))
-    if isinstance(was, dict) and isinstance(now, dict):
-        return was.keys() == now.keys() and all(_unchanged(was[key], now[key]) for key in was)
-    return was is now or (type(was) is type(now) and not isinstance(was, nn.Module) and bool(was == now))
 
 
 # --- modules ------------------------------------------------------------------------------------
@@ -332,7 +338,9 @@ def keywords_are_the_models(subject: Subject) -> None:
         here = ids.to(case.use.device)
         inputs = {} if keyword == "inputs_embeds" else {"input_ids": here}
         out = case.call(module, **inputs, **{keyword: keywords[keyword](case, module, here)})
-        return {"logits": out.logits[:, -1:]} | dict(zip(("first states", "last states"), out.hidden_states or (), strict=False))
+        return {"logits": out.logits[:, -1:]} | dict(
+            zip(("first states", "last states"), out.hidden_states or (), strict=False)
+        )
 
     for case in _served(subject, "module"):
         for keyword in keywords:
@@ -482,7 +490,9 @@ def _logits(case: _Case, module: Any, leaving: bool) -> dict[str, Tensor]:
     with torch.no_grad():
         for row, (prompt, tokens) in _rows(case, leaving).items():
             ids = torch.tensor([[*prompt, *tokens]], device=case.use.device)
-            rows[f"logits of row {row}"] = case.call(module, input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
+            rows[f"logits of row {row}"] = (
+                case.call(module, input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
+            )
     return rows
 
 
@@ -490,7 +500,7 @@ def _rows(case: _Case, leaving: bool) -> dict[int, tuple[list[int], list[int]]]:
     """Prompt and completion by row; equally long prompts for a decoder that is not ragged."""
     prompts = [[3, 1, 4], [2, 7, 1, 8, 2, 8], [9], [7] * 70] if case.twin.ragged else [[3, 1, 4], [2, 7, 1]]
     owners = [0, 0, 0, 1, 2, 2, 3][: 7 if case.twin.ragged else 4]
-    lengths = [(70, 4, 9, 70, 30, 9, 9)[row] if leaving else 5 for row in range(len(owners))]
+    lengths = [(20, 4, 9, 20, 15, 9, 9)[row] if leaving else 5 for row in range(len(owners))]
     return {
         row: (prompts[owner], [(5 * place + 3 * row) % 29 + 1 for place in range(lengths[row])])
         for row, owner in enumerate(owners)

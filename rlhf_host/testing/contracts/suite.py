@@ -188,4 +188,6 @@ def _test(check: Check, subject: Subject) -> Callable[[Any], None]:
 
 
 def _missing(error: ModuleNotFoundError) -> UserError:
-    return UserError(f"contract suites need {error.name}: pip install 'rlhf-host[{'peft' if error.name == 'peft' else 'testing'}]'")
+    return UserError(
+        f"contract suites need {error.name}: pip install 'rlhf-host[{'peft' if error.name == 'peft' else 'testing'}]'"
+    )

@@ -206,7 +206,9 @@ class FusedBlock(nn.Module):
     def _attend_rows_normed(self, x: Tensor, rows: SharedRows, cos: Tensor, sin: Tensor) -> Tensor:
         """The same where queries and keys have norms of their own, which nothing can be folded through."""
         attention, flat = self.self_attn, self.input_layernorm(x)
-        q, k, v = (one(flat).unflatten(-1, (-1, attention.head_dim)) for one in (attention.q_proj, attention.k_proj, attention.v_proj))
+        q, k, v = (
+            one(flat).unflatten(-1, (-1, attention.head_dim)) for one in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
         q, k = (_rotate(one, cos[0, :, None], sin[0, :, None]) for one in (attention.q_norm(q), attention.k_norm(k)))
         return x + attention.o_proj(RowAttention.apply(q, k, v, self._blocks_of(rows), attention.scaling).flatten(1))
 

@@ -216,5 +216,7 @@ def _folded(norm: Any) -> Tensor:
 def _windows(config: Any) -> list[int | None]:
     """The sliding window of each layer."""
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    kinds = (
+        getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    )
     return [window if kind == "sliding_attention" else None for kind in kinds]
