@@ -101,8 +101,10 @@ def given_options(texts: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def with_hooks(name: str, kind: str | None, options: dict[str, Any]) -> list[PluginInfo]:
-    """The plugins that ``name`` means and that can be called; presets beside them.
+def with_hooks(
+    name: str, kind: str | None, options: dict[str, Any], kinds_without: Iterable[str] = ()
+) -> list[PluginInfo]:
+    """The plugins that ``name`` means and that have hooks or are of ``kinds_without`` them; presets beside them.
 
     Raises:
         UserError: there is none, or the options could be meant for several.
@@ -111,7 +113,7 @@ def with_hooks(name: str, kind: str | None, options: dict[str, Any]) -> list[Plu
     from rlhf_host.plugins.verify import PROTOCOLS
 
     found = find_all(name, [info for info in discover() if kind in (None, info.kind)])
-    called = [info for info in found if info.kind not in PROTOCOLS]
+    called = [info for info in found if info.kind not in PROTOCOLS or info.kind in kinds_without]
     if not called:
         raise UserError(f"{found[0].kind} {name!r} has no hooks to call: rlhf plugins show {name} looks inside")
     several = [info for info in called if info.kind != "preset"]

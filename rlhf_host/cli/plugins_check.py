@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -19,6 +20,8 @@ from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PluginInfo
 
 DEADLINE_S = 300.0
+WITHOUT_HOOKS = ("kernels",)
+"""Kinds without hooks that have a suite."""
 SHOWN = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
@@ -49,7 +52,7 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
     """
     options, reports = given_options(option), []
     width = min(shutil.get_terminal_size().columns, 120)
-    for position, info in enumerate(with_hooks(name, kind, options)):
+    for position, info in enumerate(with_hooks(name, kind, options, WITHOUT_HOOKS)):
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
         found = []
@@ -103,6 +106,7 @@ def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if job["kind"] == "preset":
         yield from _preset(job["name"])
         return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; the suites' models gain nothing from more
     from rlhf_host.testing.contracts.subject import Subject, Unusable
     from rlhf_host.testing.contracts.suite import checks_of, run_check
 

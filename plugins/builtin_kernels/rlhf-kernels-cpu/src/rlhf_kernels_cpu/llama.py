@@ -44,9 +44,9 @@ def _reasons(model: Any, use: Use) -> Iterator[str]:
         yield "the model is not made as Llama is"
     if decoder.config._attn_implementation != "sdpa":
         yield f"attention is {decoder.config._attn_implementation}, not sdpa"
-    for name, module in model.named_modules():
+    for name, module in decoder.layers.named_modules():
         if _is_changed(module):
-            yield f"{name or 'the model'} has hooks or a forward of its own"
+            yield f"layers.{name} has hooks or a forward of its own"
     for number, layer in enumerate(decoder.layers):
         if part := _foreign_part(layer):
             yield f"the {part} of layer {number} is not Llama's"
@@ -66,6 +66,9 @@ def _why_not_sample(model: Any, decoder: Any) -> Iterator[str]:
     if not _is_written_as(model, "ForCausalLM") or not _is_written_as(decoder, "Model"):
         yield "the model is not a Llama for causal language modelling"
     head, embedding = model.get_output_embeddings(), decoder.embed_tokens
+    # Gradient checkpointing leaves a hook on the embedding, which changes no value.
+    if any(map(_is_changed, (model, decoder, decoder.norm, head))):
+        yield "the model has hooks or a forward of its own"
     if type(head) is not nn.Linear or head.bias is not None or type(embedding) is not nn.Embedding or embedding.max_norm:
         yield "its head is not a plain product, or its embedding not a plain table"
     if decoder.rotary_emb.rope_type not in FIXED_ROTATIONS:
