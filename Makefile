@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-wheels lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test test-wheels test-liger lint docs smollm2 oracles learning-matrix results clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
@@ -47,6 +47,16 @@ test: lint setup-distributed ## check everything: linters, types, import floors,
 
 test-wheels: setup ## install each distribution alone with the host, from wheels, and run its own tests: minutes
 	RLHF_TEST_WHEELS=all HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/packaging/test_alone.py
+
+# Beside .venv, not in it: Triton beside a torch for CPUs disturbs other libraries.
+build/triton: | $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps --target $@.unfinished \
+		liger-kernel triton==3.9.0
+	@mv $@.unfinished $@
+
+test-liger: setup build/triton ## run Liger's kernels on the CPU, in Triton's interpreter: a gigabyte the first time
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=build/triton $(VENV)/bin/python -m pytest \
+		plugins/builtin_kernels/rlhf-kernels-liger
 
 lint: setup ## ruff, mypy and the import floors only
 	$(VENV)/bin/ruff check .

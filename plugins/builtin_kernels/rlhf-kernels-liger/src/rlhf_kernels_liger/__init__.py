@@ -1,0 +1,46 @@
+"""Liger's root-mean-square norms, SwiGLU and GEGLU on GPUs, in a twin of the model; nothing of transformers is replaced."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from rlhf_host import functional
+from rlhf_host.protocols import Traits, Use
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Options(BaseModel):
+    """There is nothing to choose."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LigerKernels:
+    """Models with root-mean-square norms and gated MLPs, on CUDA."""
+
+    Options = Options
+    traits = Traits(libraries=("liger_kernel", "triton"))
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def unsuited(self, model: nn.Module, use: Use) -> str | None:
+        from rlhf_kernels_liger.parts import is_gated_mlp, is_norm
+
+        # Triton's interpreter runs kernels without a GPU, for tests.
+        if use.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "Triton needs CUDA"
+        if not any(is_norm(part) or is_gated_mlp(part) for part in model.modules()):
+            return "it has no root-mean-square norm and no gated MLP"
+        return None
+
+    def twin(self, model: nn.Module, use: Use) -> nn.Module:
+        """The model's modules around its parameters, of which norms and MLPs run Liger's kernels."""
+        from rlhf_kernels_liger.parts import bind_parts
+
+        return bind_parts(functional.twin(model))

@@ -1,0 +1,89 @@
+"""Which parts of a model Liger has kernels for, told by what they are made of and by what they compute."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NORMS = ((0.0, "llama"), (1.0, "gemma"), (0.0, "gemma"))
+"""What is added to a norm's weight, and where it rounds: before the weight as Llama's does, or at the end as Gemma's."""
+MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+def is_norm(part: nn.Module) -> bool:
+    """Whether it has the parts of a root-mean-square norm: a weight and an epsilon, and takes nothing but its input."""
+    names = [name for name, _ in (*part.named_parameters(), *part.named_buffers(), *part.named_children())]
+    arguments = inspect.signature(type(part).forward).parameters
+    return names == ["weight"] and _epsilon(part) is not None and len(arguments) == 2 and "forward" not in vars(part)
+
+
+def is_gated_mlp(part: nn.Module) -> bool:
+    """Whether it has the parts of ``down(act(gate(x)) · up(x))``."""
+    own = [name for name, _ in part.named_parameters(recurse=False)]
+    return {name for name, _ in part.named_children()} == MLP and not own and "forward" not in vars(part)
+
+
+def bind_parts(twin: nn.Module) -> nn.Module:
+    """Give Liger's kernels to the parts of a twin, whose modules are nobody else's, that compute just that. Returns the twin."""
+    for part in twin.modules():
+        forward = _norm_forward(part) if is_norm(part) else _mlp_forward(part) if is_gated_mlp(part) else None
+        if forward is not None:
+            part.forward = MethodType(forward, part)  # type: ignore[method-assign]
+    return twin
+
+
+def _epsilon(part: nn.Module) -> float | None:
+    for name in ("variance_epsilon", "eps"):
+        if isinstance(value := vars(part).get(name), float):
+            return value
+    return None
+
+
+def _wave(like: Tensor, *shape: int) -> Tensor:
+    """Made-up values between -1 and 1; torch's random state is the run's."""
+    count = torch.Size(shape).numel()
+    return torch.arange(1, count + 1, device=like.device, dtype=torch.float32).mul(7.3).sin().view(shape)
+
+
+@torch.no_grad()
+def _norm_forward(norm: Any) -> Callable[[Any, Tensor], Tensor] | None:
+    """Liger's norm with the settings under which it rounds as this one does, tried in half precision; ``None``: there are none."""
+    from liger_kernel.transformers.functional import liger_rms_norm
+
+    epsilon, width = _epsilon(norm), len(norm.weight)
+    tried = copy.deepcopy(norm).half()
+    tried.weight.copy_(_wave(norm.weight, width))
+    x = _wave(norm.weight, 16, width).flip(0).mul(3).half()
+    own = tried(x)
+
+    def differ(offset: float, casting: str) -> float:
+        return float((liger_rms_norm(x, tried.weight, epsilon, offset, casting, False) != own).float().mean())
+
+    offset, casting = min(NORMS, key=lambda settings: differ(*settings))
+    if differ(offset, casting) > 0.05:
+        return None
+    # Not in place: the gradient that would be written over may be that of a residual too.
+    return lambda self, x: liger_rms_norm(x, self.weight, epsilon, offset, casting, False)
+
+
+@torch.no_grad()
+def _mlp_forward(mlp: Any) -> Callable[[Any, Tensor], Tensor] | None:
+    from liger_kernel.transformers.functional import liger_geglu, liger_swiglu
+
+    weight, values = mlp.gate_proj.weight, torch.linspace(-6, 6, 97)
+    x = _wave(weight, 2, mlp.gate_proj.in_features).to(weight.dtype)
+    own, written_out = mlp(x), mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+    if not torch.allclose(own, written_out):
+        return None
+    opened = mlp.act_fn(values.to(weight.device)).cpu()
+    for plain, fused in ((F.silu(values), liger_swiglu), (F.gelu(values, approximate="tanh"), liger_geglu)):
+        if torch.allclose(opened, plain, rtol=1e-5, atol=1e-6):
+            return lambda self, x, fused=fused: self.down_proj(fused(self.gate_proj(x), self.up_proj(x)))
+    return None
