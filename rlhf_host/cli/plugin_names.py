@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.errors import UserError, near_matches
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, PROTOCOLS, PluginInfo, discover
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -101,16 +101,13 @@ def given_options(texts: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def with_hooks(
-    name: str, kind: str | None, options: dict[str, Any], kinds_without: Iterable[str] = ()
-) -> list[PluginInfo]:
+def with_hooks(name: str, kind: str | None, options: dict[str, Any], kinds_without: Iterable[str] = ()) -> list[PluginInfo]:
     """The plugins that ``name`` means and that have hooks or are of ``kinds_without`` them; presets beside them.
 
     Raises:
         UserError: there is none, or the options could be meant for several.
     """
     from rlhf_host.plugins.selection import find_all
-    from rlhf_host.plugins.verify import PROTOCOLS
 
     found = find_all(name, [info for info in discover() if kind in (None, info.kind)])
     called = [info for info in found if info.kind not in PROTOCOLS or info.kind in kinds_without]

@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.discovery import PluginInfo, preset_file
+from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo, preset_file
 
 DEADLINE_S = 10.0
-
-PROTOCOLS = frozenset({"engine", "backend", "runtime", "kernels"})
-"""Kinds that are plain protocols: they have options and no hooks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.models.layouts import enable_shared_rows, padded_layout, shared_layout, sharing_of, to_device
+from rlhf_host.models import attention
+from rlhf_host.models.layouts import padded_layout, shared_layout, sharing_of, to_device
 
 
 def model_inputs(
@@ -30,8 +31,8 @@ def model_inputs(
     """
     tokens = torch.tensor([token for ids in completions for token in ids], dtype=torch.int64)
     lengths = [len(ids) for ids in completions]
+    attention.enable()
     if shared:
-        enable_shared_rows()
         layout = shared_layout(prompts, tokens, lengths, sharing_of(prompts))
     else:
         layout = padded_layout(prompts, tokens, lengths)

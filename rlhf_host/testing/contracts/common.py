@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.discovery import GROUPS, discover
+from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, discover
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import options_model, read_options
-from rlhf_host.plugins.verify import PROTOCOLS
 from rlhf_host.records.needs import Needs
 from rlhf_host.testing.contracts.exercise import exercise
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect

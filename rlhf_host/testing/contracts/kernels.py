@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhf_host.models.heads import decoder_of
 from rlhf_host.protocols import Use
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
@@ -26,6 +27,7 @@ CLOSE = 1e-4
 """Relative distance in 32 bits; elsewhere as far again as three times what the model itself is away from 32 bits."""
 PRECISIONS = ((torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16))
 """Types of weights, and of products under autocast."""
+PURPOSES: tuple[Literal["train", "sample"], ...] = ("train", "sample")
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [3, 1, 4, 1, 5], [2, 7], [9], [2, 7]]
 COMPLETIONS = [[(5 * place + 11 * length) % 29 + 1 for place in range(length)] for length in (0, 3, 2, 41, 17, 1)]
 """Shared and single prompts, an empty completion, short rows and long ones."""
@@ -39,10 +41,10 @@ def tiny_models() -> dict[str, Callable[[], nn.Module]]:
         "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    gpt2 = {"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+    gpt2: dict[str, Any] = {"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
     return {
         "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)),
-        "llama with a scalar head": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**sizes, num_labels=1)),
+        "llama with a scalar head": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**sizes | {"num_labels": 1})),
         "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)),
         "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes, head_dim=8)),
         "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**sizes, head_dim=8)),
@@ -69,8 +71,7 @@ class _Case:
     def hidden(self, module: Any, shared: bool = False) -> Tensor:
         """``[P, H]`` of the places of all rows."""
         inputs, places = model_inputs(PROMPTS, COMPLETIONS, shared=shared, device=self.use.device)
-        decoder = module.base_model if hasattr(module, "score") else module.get_decoder()
-        return self.call(decoder, **inputs, use_cache=False).last_hidden_state.flatten(0, 1)[places]
+        return self.call(decoder_of(module), **inputs, use_cache=False).last_hidden_state.flatten(0, 1)[places]
 
     def layouts(self) -> list[tuple[str, bool]]:
         """Those that the model itself takes, and whether they are shared."""
@@ -105,6 +106,10 @@ Compute = Callable[[_Case, Any], dict[str, Tensor]]
 """What one of a case's modules gives, by name."""
 
 
+def _hidden_states(case: _Case, module: Any, shared: bool = False) -> dict[str, Tensor]:
+    return {"hidden states": case.hidden(module, shared)}
+
+
 def _gap(value: Tensor, own: Tensor, least: float) -> float:
     gap = (value.double() - own.double()).norm() / max(float(own.double().norm()), least, 1e-12)
     return float(gap) if gap.isfinite() else float("inf")
@@ -112,32 +117,35 @@ def _gap(value: Tensor, own: Tensor, least: float) -> float:
 
 def _served(
     subject: Subject,
-    kind: Literal["module", "decoder"],
+    purpose: Literal["train", "sample"],
     *,
     every_precision: bool = False,
     even_passes: bool = False,
-    prepare: Callable[[Any], object] = lambda model: None,
+    prepare: Callable[[Any], object] = nn.Module.eval,
 ) -> Iterator[_Case]:
-    """Every model and purpose that suits, in the first precision that does. Raises ``Unusable`` when there is none."""
+    """Every model that suits, with a module to train or a decoder to sample, in the first precision that suits or in every one.
+
+    Raises ``Unusable`` when there is none.
+    """
     reasons, suited = [], False
     for name, make in _models(subject).items():
-        for purpose in ("train", "sample") if kind == "module" else ("sample",):
-            for dtype, autocast in PRECISIONS:
-                use = _use(purpose, dtype, autocast, even_passes)
-                plugin, model = subject.build(), _model(make, use)
-                prepare(model)
-                if reason := plugin.unsuited(model, use):  # type: ignore[attr-defined]
-                    reasons.append(reason)
-                    continue
-                twin = plugin.twin(model, use)  # type: ignore[attr-defined]
-                if isinstance(twin, nn.Module) == (kind == "module"):
-                    suited = True
-                    yield _Case(f"{name} ({purpose}, {autocast or dtype})", model, use, twin)
-                if not every_precision:
-                    break
+        for dtype, autocast in PRECISIONS:
+            use = _use(purpose, dtype, autocast, even_passes)
+            plugin: Any = subject.build()
+            model = _model(make, use)
+            prepare(model)
+            if reason := plugin.unsuited(model, use):
+                reasons.append(str(reason))
+                continue
+            twin = plugin.twin(model, use)
+            if isinstance(twin, nn.Module) == (purpose == "train"):
+                suited = True
+                yield _Case(f"{name}, {autocast or dtype}", model, use, twin)
+            if not every_precision:
+                break
     if not suited:
         raise Unusable(
-            "served", f"there is no {kind} to check: {'; '.join(dict.fromkeys(map(str, reasons))) or 'it makes none'}"
+            "served", f"there is nothing to {purpose} with: {'; '.join(dict.fromkeys(reasons)) or 'it makes no decoder'}"
         )
 
 
@@ -145,9 +153,11 @@ def _models(subject: Subject) -> dict[str, Callable[[], nn.Module]]:
     return dict(subject.models) or tiny_models()
 
 
-def _use(purpose: str, dtype: torch.dtype, autocast: torch.dtype | None, even_passes: bool = False) -> Use:
+def _use(
+    purpose: Literal["train", "sample"], dtype: torch.dtype, autocast: torch.dtype | None, even_passes: bool = False
+) -> Use:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Use(purpose=purpose, device=device, dtype=dtype, autocast=autocast, even_passes=even_passes)  # type: ignore[arg-type]
+    return Use(purpose=purpose, device=device, dtype=dtype, autocast=autocast, even_passes=even_passes)
 
 
 def _model(make: Callable[[], nn.Module], use: Use) -> Any:
@@ -181,7 +191,7 @@ def unsuited_computes_nothing(subject: Subject) -> None:
     """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
     plugin: Any = subject.build()
     for name, make in _models(subject).items():
-        for purpose in ("train", "sample"):
+        for purpose in PURPOSES:
             use = _use(purpose, torch.float32, None)
             model = _model(make, use)
             with _Operators() as operators:
@@ -204,10 +214,10 @@ def the_model_is_left_alone(subject: Subject) -> None:
         model.get_input_embeddings().weight.requires_grad_(False)
         before.append(_snapshot(model))
 
-    for kind in ("module", "decoder"):
+    for purpose in PURPOSES:
         with contextlib.suppress(Unusable):
-            for case in _served(subject, kind, prepare=prepare):  # type: ignore[arg-type]
-                if kind == "module":
+            for case in _served(subject, purpose, prepare=prepare):
+                if purpose == "train":
                     case.hidden(case.twin).float().sum().backward()
                 else:
                     _sample(case, case.twin)
@@ -254,7 +264,7 @@ def _unchanged(was: Any, now: Any) -> bool:
 @check(kinds=("kernels",))
 def twins_hold_the_models_tensors(subject: Subject) -> None:
     """A twin has exactly the model's ``Parameter`` objects and persistent buffers: an optimizer's steps are seen in both."""
-    for case in _served(subject, "module"):
+    for case in _served(subject, "train"):
         for what in (_parameters, _saved_buffers):
             own, twins = ({id(tensor): name for name, tensor in what(module)} for module in (case.model, case.twin))
             missing = sorted(own[number] for number in own.keys() - twins.keys())
@@ -275,11 +285,11 @@ def _saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @check(kinds=("kernels",))
 def changes_of_the_weights_are_seen(subject: Subject) -> None:
     """When the model's weights change in place, a twin computes with the new ones at once."""
-    for case in _served(subject, "module"):
+    for case in _served(subject, "train"):
         with torch.no_grad():
             case.hidden(case.twin)
             _train(case.model)
-            case.compare(lambda case, module: {"hidden states": case.hidden(module)}, "after a change of the weights")
+            case.compare(_hidden_states, "after a change of the weights")
 
 
 def _train(model: nn.Module) -> None:
@@ -293,10 +303,10 @@ def _train(model: nn.Module) -> None:
 @check(kinds=("kernels",))
 def values_are_the_models(subject: Subject) -> None:
     """A twin's values are the model's, closely: of short and of long rows, in every layout that the model takes."""
-    for case in _served(subject, "module", every_precision=True):
+    for case in _served(subject, "train", every_precision=True):
         for layout, shared in case.layouts():
             with torch.no_grad():
-                case.compare(lambda case, module, shared=shared: {"hidden states": case.hidden(module, shared)}, layout)
+                case.compare(partial(_hidden_states, shared=shared), layout)
 
 
 @check(kinds=("kernels",))
@@ -315,10 +325,9 @@ def gradients_are_the_models(subject: Subject) -> None:
         return {name: weight.grad for name, weight in case.model.named_parameters() if weight.grad is not None}
 
     for prepare in (nn.Module.eval, freeze):
-        for case in _served(subject, "module", every_precision=True, prepare=prepare):
-            if case.use.purpose == "train":
-                for layout, shared in case.layouts():
-                    case.compare(partial(gradients, shared=shared), f"gradients, {layout}")
+        for case in _served(subject, "train", every_precision=True, prepare=prepare):
+            for layout, shared in case.layouts():
+                case.compare(partial(gradients, shared=shared), f"gradients, {layout}")
 
 
 @check(kinds=("kernels",))
@@ -342,7 +351,7 @@ def keywords_are_the_models(subject: Subject) -> None:
             zip(("first states", "last states"), out.hidden_states or (), strict=False)
         )
 
-    for case in _served(subject, "module"):
+    for case in _served(subject, "train"):
         for keyword in keywords:
             compute = partial(outputs, keyword=keyword)
             with torch.no_grad():
@@ -357,7 +366,7 @@ def keywords_are_the_models(subject: Subject) -> None:
 def passes_repeat_themselves(subject: Subject) -> None:
     """The same inputs give the same bits, with and without gradients and gradient checkpointing, wherever the model's own do:
     ratios of log-probabilities computed twice are 1."""
-    for case in _served(subject, "module"):
+    for case in _served(subject, "train"):
         for layout, shared in case.layouts():
             own, twins = (list(_repetitions(case, module, shared)) for module in (case.model, case.twin))
             first: dict[str, tuple[Tensor, Tensor]] = {}
@@ -373,9 +382,8 @@ def _repetitions(case: _Case, module: Any, shared: bool) -> Iterator[tuple[str, 
     def values_and_gradients(way: str) -> Iterator[tuple[str, str, Tensor]]:
         hidden = case.hidden(module, shared)
         yield "values", way, hidden.detach()
-        if case.use.purpose == "train":
-            found = torch.autograd.grad(hidden.float().square().sum(), list(case.model.parameters()), allow_unused=True)
-            yield "gradients", way, torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+        found = torch.autograd.grad(hidden.float().square().sum(), list(case.model.parameters()), allow_unused=True)
+        yield "gradients", way, torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
     yield from values_and_gradients("the first time")
     yield from values_and_gradients("the second time")
@@ -396,7 +404,7 @@ def _repetitions(case: _Case, module: Any, shared: bool) -> Iterator[tuple[str, 
 def even_passes_keep_names_and_order(subject: Subject) -> None:
     """For ``even_passes`` a twin has the model's ``named_parameters``, and their gradients come in one order, whatever the layout:
     ranks exchange them as they come, by name."""
-    for case in _served(subject, "module", even_passes=True):
+    for case in _served(subject, "train", even_passes=True):
         own, twins = (list(module.named_parameters()) for module in (case.model, case.twin))
         names = [name for name, _ in own]
         expect([name for name, _ in twins] == names, f"{case.name}: the twin's parameters have other names or another order")
@@ -428,7 +436,7 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
     def adapt(model: Any) -> None:
         get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
 
-    for case in _served(subject, "module", prepare=adapt):
+    for case in _served(subject, "train", prepare=adapt):
         for on in (True, False, True):
             for module in (case.model, case.twin):
                 for part in module.modules():
@@ -436,7 +444,7 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
                         part.enable_adapters(on)
             with torch.no_grad():
                 words = f"adapters {'on' if on else 'off'}"
-                case.compare(lambda case, module: {"hidden states": case.hidden(module)}, words)
+                case.compare(_hidden_states, words)
 
 
 # --- decoders -----------------------------------------------------------------------------------
@@ -446,7 +454,7 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
 def decoders_sample_from_the_model(subject: Subject) -> None:
     """A decoder's logits are those of the model's full pass over each row, closely: of prompts that rows share, of rows that leave,
     of long completions."""
-    for case in _served(subject, "decoder", every_precision=True):
+    for case in _served(subject, "sample", every_precision=True):
         for leaving in (False, True):
             case.compare(partial(_logits, leaving=leaving), "rows that leave" if leaving else "all rows")
 
@@ -454,7 +462,7 @@ def decoders_sample_from_the_model(subject: Subject) -> None:
 @check(kinds=("kernels",))
 def decoders_follow_refresh(subject: Subject) -> None:
     """After ``refresh`` a decoder samples from the model's weights as they are now, also from the next step of a batch on."""
-    for case in _served(subject, "decoder"):
+    for case in _served(subject, "sample"):
         with torch.inference_mode():
             first, last = case.twin.prefill([[3, 1, 4]]), 5
             case.twin.start(torch.zeros(2, dtype=torch.int64, device=case.use.device), 4)
@@ -471,7 +479,7 @@ def decoders_follow_refresh(subject: Subject) -> None:
 @check(kinds=("kernels",))
 def decoders_begin_anew(subject: Subject) -> None:
     """A batch gives the same bits whatever was decoded before it, to its end or not: a resumed run has not decoded it."""
-    for case in _served(subject, "decoder"):
+    for case in _served(subject, "sample"):
         alone = _sample(case, case.twin)
         with torch.inference_mode():
             case.twin.prefill([[8, 8, 8, 8, 8, 8, 8, 8]])

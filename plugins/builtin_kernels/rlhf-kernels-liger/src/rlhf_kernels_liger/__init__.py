@@ -32,6 +32,8 @@ class LigerKernels:
     def unsuited(self, model: nn.Module, use: Use) -> str | None:
         from rlhf_kernels_liger.parts import is_gated_mlp, is_norm
 
+        if use.purpose == "sample":
+            return "it makes no decoder"
         # Triton's interpreter runs kernels without a GPU, for tests.
         if use.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return "Triton needs CUDA"
