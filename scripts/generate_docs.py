@@ -46,6 +46,7 @@ FLAGS = {
     "engine": "--engine",
     "backend": "--backend",
     "runtime": "--runtime",
+    "kernels": "--kernels",
 }
 """Kind → the flag that selects it."""
 
@@ -61,9 +62,10 @@ KINDS = {
     "engine": "Engines",
     "backend": "Backends",
     "runtime": "Runtimes",
+    "kernels": "Kernels",
 }
 
-PLAIN = ("engine", "backend", "runtime")
+PLAIN = ("engine", "backend", "runtime", "kernels")
 """Kinds that are described by their class: its module tells of more than it."""
 
 

@@ -22,8 +22,9 @@ KIND_OF = {
     "tracker": "tracker",
     "weight-sync": "weight_sync",
     "preset": "preset",
+    "kernels": "kernels",
 }
-PAGES = {name: DOCS / "plugins" / f"{name}.md" for name in KIND_OF}
+PAGES = {name: DOCS / "plugins" / f"{name}.md" for name in KIND_OF} | {"kernels": DOCS / "kernels.md"}
 
 SMALL = {
     "--rollout.n": "2",
@@ -70,7 +71,7 @@ def test_the_plugins_own_tests_pass(kind, install):
     assert "passed" in done.stdout
 
 
-@pytest.mark.parametrize("kind", KIND_OF)
+@pytest.mark.parametrize("kind", RUNS)
 def test_a_run_with_the_plugin_trains(kind, install, rlhf_here, monkeypatch, tiny_model, prompts, tmp_path):
     monkeypatch.syspath_prepend(str(install(PAGES[kind]).site))
     given = [*RUNS[kind], "--actor.model", tiny_model, "--run-dir", tmp_path / "run"]

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of
 from rlhf_host.protocols import Use
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
@@ -162,6 +163,7 @@ def _use(
 
 def _model(make: Callable[[], nn.Module], use: Use) -> Any:
     """Weights far from uniform, so that a wrong mask, position, activation or norm shows."""
+    attention.enable()
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = make()
