@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_kernels_cpu.prefix_cache import PrefixCache, attend_next, attend_prompts
 from rlhf_kernels_cpu.products import has_onednn, pack, packed_product
@@ -30,13 +30,13 @@ class LlamaDecoder:
 
     ragged = True
 
-    def __init__(self, model: nn.Module) -> None:
-        decoder, head = model.base_model, model.get_output_embeddings()  # type: ignore[operator]
-        windows = _windows(decoder.config)  # type: ignore[union-attr]
-        self._embedding: Tensor = decoder.embed_tokens.weight  # type: ignore[union-attr,assignment]
-        self._rotary = copy.deepcopy(decoder.rotary_emb)  # type: ignore[union-attr]
+    def __init__(self, model: Any) -> None:
+        decoder, head = model.base_model, model.get_output_embeddings()
+        windows = _windows(decoder.config)
+        self._embedding: Tensor = decoder.embed_tokens.weight
+        self._rotary = copy.deepcopy(decoder.rotary_emb)
         self._least = _least_length(decoder.norm)
-        self._blocks = [_Block(block, window) for block, window in zip(decoder.layers, windows, strict=True)]  # type: ignore[union-attr,arg-type]
+        self._blocks = [_Block(block, window) for block, window in zip(decoder.layers, windows, strict=True)]
         self._head = _Product(lambda: head.weight * _folded(decoder.norm))
         self._turns = torch.empty(0, dtype=torch.complex64)
         self.refresh()
@@ -92,7 +92,7 @@ class LlamaDecoder:
     def _rotations(self, positions: int) -> Tensor:
         """``[positions or more, D / 2]`` complex: the rotation of each pair at each position."""
         if len(self._turns) < positions:
-            cos, sin = self._rotary(self._embedding[:1], torch.arange(positions)[None])  # type: ignore[operator]
+            cos, sin = self._rotary(self._embedding[:1], torch.arange(positions)[None])
             half = cos.shape[-1] // 2
             self._turns = torch.complex(cos[0, :, :half], sin[0, :, :half])
         return self._turns

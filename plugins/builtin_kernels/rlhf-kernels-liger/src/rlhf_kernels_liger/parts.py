@@ -35,7 +35,7 @@ def bind_parts(twin: nn.Module) -> nn.Module:
     for part in twin.modules():
         forward = _norm_forward(part) if is_norm(part) else _mlp_forward(part) if is_gated_mlp(part) else None
         if forward is not None:
-            part.forward = MethodType(forward, part)  # type: ignore[method-assign]
+            part.forward = MethodType(forward, part)
     return twin
 
 
