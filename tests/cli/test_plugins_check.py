@@ -138,3 +138,14 @@ def test_what_has_no_hooks_and_what_is_not_there_are_refused(site):
         2,
         "Error: no plugin named 'math_verifer' is installed; did you mean 'math_verifier'?\n",
     )
+
+
+def test_kernels_have_no_hooks_and_are_checked_all_the_same(site):
+    """Without a GPU these suit nothing; what they refuse is not judged."""
+    done = site.rlhf("plugins", "check", "liger", "--json")
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)
+    results = {check["name"]: check["result"] for check in report["checks"]}
+    assert results["unsuited_computes_nothing"] == "passed"
+    assert results["gradients_are_the_models"] in ("passed", "skipped")
+    assert "hooks_are_known" not in results
