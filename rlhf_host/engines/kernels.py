@@ -14,7 +14,7 @@ from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder
 from rlhf_host.errors import UserError
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
-from rlhf_host.models.layouts import Layout
+from rlhf_host.models.layouts import Layout, to_device
 from rlhf_host.models.passes import evaluation
 from rlhf_host.models.trial import EXACT, FAILURES, ROUGH, distance, same_gradients, structure
 from rlhf_host.protocols import Decoder, KernelsPlugin, Use
@@ -164,6 +164,7 @@ class _WholeRows:
 
 
 def _states(module: nn.Module, layout: Layout) -> Tensor:
+    layout = to_device(layout, next(module.parameters()).device)
     with evaluation(module):
         states = decoder_of(module)(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
     return states[torch.cat([layout.predicts, layout.last])]
