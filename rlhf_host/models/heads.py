@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,12 @@ def scalar_head(model: Any) -> nn.Linear | None:
 
 def decoder_of(model: Any) -> Any:
     """The part that turns tokens into hidden states."""
-    return model.get_decoder() if scalar_head(model) is None else model.base_model
+    if scalar_head(model) is not None:
+        return model.base_model
+    decoder = model.get_decoder()
+    if decoder is model or not isinstance(decoder, PreTrainedModel):  # or the head, where that is called ``decoder``
+        return next((part for part in model.children() if isinstance(part, PreTrainedModel)), decoder)
+    return decoder
 
 
 def find_head(model: Any) -> Head | None:
@@ -58,9 +64,9 @@ def find_head(model: Any) -> Head | None:
     config = model.config.get_text_config()
     probe = torch.tensor([[1, 3, 2, 4, 1, 5]], device=linear.weight.device) % config.vocab_size
     logits = model(input_ids=probe, use_cache=False).logits.float()
-    if logits.shape[-1] != linear.out_features:
-        return None
     hidden = decoder_of(model)(input_ids=probe, use_cache=False).last_hidden_state
+    if (hidden.shape[-1], logits.shape[-1]) != (linear.in_features, linear.out_features):
+        return None
     softcaps = (None, getattr(config, "final_logit_softcapping", None))
     candidates = [Head(linear, scale, softcap) for scale in _scales(model, config) for softcap in dict.fromkeys(softcaps)]
     gaps = [float((head(hidden) - logits).abs().max()) for head in candidates]

@@ -24,7 +24,7 @@ EXACT = 1e-4
 ROUGH = 5e-2
 """Largest mean of it in 16 bits, where rounding may send a token to another expert."""
 
-FAILURES = (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, NotImplementedError)
+FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, StopIteration)
 """What models raise for input that they do not take."""
 
 Hidden = Callable[[nn.Module, Layout], Tensor]

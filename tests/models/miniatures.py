@@ -5,47 +5,133 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 VOCABULARY = 61
 WINDOW = 16
-"""Of sliding and chunked attention; rows of the tests are longer."""
+"""Of sliding, chunked and sparse attention: some rows of the tests are longer, some are not."""
 
 WIDTH, HEADS, HEAD = 32, 4, 8
 
 SMALL: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "dim", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "emb_dim", "word_embed_proj_dim"), WIDTH),
+    **dict.fromkeys(("embedding_dim", "embedding_size", "hidden_size_global", "lru_width"), WIDTH),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim"), 48),
-    **dict.fromkeys(("decoder_ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size"), 16),
-    **dict.fromkeys(("expert_ffn_hidden_size", "ffn_hidden_size", "moe_shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("decoder_ffn_dim", "dff", "dim_ff", "d_inner", "feed_forward_size", "mlp_dim", "shared_intermediate_size"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "dense_intermediate_size", "intermediate_size_mlp"), 16),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads"), HEADS),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "num_blocks", "depth", "num_layers_per_stack"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), HEADS),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), HEADS),
+    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "multi_query_group_num"), 2),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
-    **dict.fromkeys(("sliding_window", "attention_chunk_size", "attention_window", "local_window_size"), WINDOW),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "index_head_dim"), HEAD),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "index_topk"), WINDOW),
+    **dict.fromkeys(("local_attention", "sliding_window_size", "keep_window_size"), WINDOW),
+    **dict.fromkeys(("head_dim", "dim_head", "d_head", "attention_head_size", "index_head_dim", "kv_channels"), HEAD),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "o_lora_rank"), HEAD),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_head"), HEAD),
+    "rotary_dim": 4,
+    "index_n_heads": 8,
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_dt_rank", "time_step_rank"), 4),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"), 128),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD),
-    "head_dim": HEAD,
-    "index_topk": 4,
-    "index_n_heads": 2,
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "block_size"), 8),
+    **dict.fromkeys(("image_size", "patch_size", "output_channels"), 8),
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "hidden_size_per_layer_input": 8,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
     "first_k_dense_replace": 1,
     "is_decoder": True,
 }
 """By the names that configurations have for sizes."""
 
-SPECIAL: dict[str, dict[str, Any]] = {}
+SLIDING, LINEAR = ({"layer_types": [kind, "full_attention"]} for kind in ("sliding_attention", "linear_attention"))
+LATER_SLIDING = {"use_sliding_window": True, "max_window_layers": 1}
+ZAMBA = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "gemma3_text", "laguna"), SLIDING),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), SLIDING | {"global_head_dim": 2 * HEAD}),
+    "gemma4_vision": {"position_embedding_size": 64},
+    "gemma4_unified_vision": {"mm_embed_dim": WIDTH, "mm_posemb_size": 16, "output_proj_dims": WIDTH},
+    "phi4_multimodal_audio": {"nemo_conv_channels": 8, "ext_pw_out_channel": WIDTH, "depthwise_separable_out_channel": WIDTH},
+    **dict.fromkeys(("mellum", "ministral", "olmo3"), SLIDING),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "smollm3"), LATER_SLIDING),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"), LINEAR),
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "cohere_compass_text": SLIDING
+    | {"rope_parameters": dict.fromkeys(SLIDING["layer_types"], {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]})},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 1.0}, "ffn_config": {"ffn_hidden_size": 48, "moe_top_k": 2}},
+    "deepseek_v4": {
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "num_hidden_layers": 3,
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "index_topk": 4,
+        "partial_rotary_factor": 0.5,
+        "o_groups": 2,
+    },
+    "dots1": SLIDING | {"n_shared_experts": 1},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
+    "gemma3n_text": SLIDING | {"num_kv_shared_layers": 0, "laurel_rank": 4, "num_hidden_layers": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": MAMBA | LINEAR,
+    "inkling_text": {
+        "layer_types": ["hybrid_sliding", "hybrid"],
+        "swa_num_attention_heads": HEADS,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": HEAD,
+        "rel_extent": 32,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": LINEAR,
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "llama4_text": {"no_rope_layers": [1, 0], "moe_layers": [1], "floor_scale": 8},
+    "longcat_flash": {"zero_expert_num": 2},
+    "mamba2": {"num_heads": 8, "n_groups": 2},
+    "minimax_m3_vl_text": {
+        "layer_types": ["minimax_m3_sparse", "full_attention"],
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+    },
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2},
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "hc_lowrank": 4,
+        "ple_layer_ids": [1],
+        "ngram_vocab_size_base": 100,
+        "split_ngram_parts": 1,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD,
+        "indexer_budget": WINDOW,
+        "indexer_compress_ratio": 2,
+    },
+    "reformer": {"axial_pos_shape": [16, 8], "axial_pos_embds_dim": [16, 16], "attn_layers": ["local", "lsh"]},
+    "rembert": {"input_embedding_size": 16, "output_embedding_size": 24},
+    "roc_bert": {
+        "pronunciation_embed_dim": 16,
+        "pronunciation_vocab_size": VOCABULARY,
+        "shape_embed_dim": 16,
+        "shape_vocab_size": VOCABULARY,
+    },
+    "xlm": {"causal": True},
+    "xmod": {"default_language": "en_XX"},
+    **dict.fromkeys(("zamba", "zamba2"), ZAMBA),
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"], "router_hidden_size": 8},
+}
 """What single families need beside: sizes that have to fit each other."""
 
 
@@ -56,16 +142,26 @@ def families() -> dict[str, type[PreTrainedConfig]]:
 
 def miniature(model_type: str, **changes: Any) -> PreTrainedModel:
     """A model of the family with weights that make every part matter."""
-    cls = families()[model_type]
-    named = {name: value for name, value in SMALL.items() if name in _fields(cls)}
-    config = cls(**{**named, **SPECIAL.get(model_type, {}), **changes})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).eval()
+        model = AutoModelForCausalLM.from_config(small(families()[model_type], **changes)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model
+
+
+def small(cls: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
+    fields = _fields(cls)
+    named = {name: value for name, value in SMALL.items() if name in fields}
+    if "kv_lora_rank" in fields:
+        named["num_key_value_heads"] = HEADS
+    for name, part in cls.sub_configs.items():
+        if part is AutoConfig:
+            part = type(getattr(cls(), name))
+        if part is not type(None):
+            named[name] = small(part)
+    return cls(**{**named, **SPECIAL.get(cls.model_type, {}), **changes})
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
