@@ -32,8 +32,8 @@ class RoleConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights in memory; auto: float32 for trainable roles, the checkpoint's own for frozen ones"
     )
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = Field(
-        "sdpa", description="attention kernel"
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = Field(
+        "auto", description="attention kernel; auto: sdpa, or eager where sdpa would leave out a part of the model"
     )
     gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
     trust_remote_code: bool = Field(False, description="allow code from the model repository to run")

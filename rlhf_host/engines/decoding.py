@@ -72,6 +72,8 @@ class RowCache(Cache):
     # A batch: prefill, start, steps, keep.
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
+        if not self._layers:
+            raise ValueError("it keeps no keys and values")
         self.places, self._longest = None, longest
         self.lengths, self.filled = self.lengths[prompt_of_row], self.width
         self.shortest = int(self.lengths.min())
@@ -182,7 +184,7 @@ class PlainDecoder:
 
     def _seen(self, window: int | None) -> Tensor | None:
         mask = self._cache.seen(window)
-        if mask is None or self.model.config._attn_implementation != "eager":
+        if mask is None or self.model.config.get_text_config()._attn_implementation != "eager":
             return mask
         dtype = next(self.model.parameters()).dtype  # eager attention adds its mask to the scores
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
@@ -197,20 +199,26 @@ class GenericDecoder:
 
     ragged = False
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, positions: bool = True):
+        """``positions``: say them where the model takes them; some count their own otherwise than from 0, some wrongly."""
         self.model, self._device = model, next(model.parameters()).device
         takes = inspect.signature(model.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._positions = positions and "position_ids" in takes
 
     def refresh(self) -> None:
         torch.clear_autocast_cache()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        return self._forward(torch.tensor(prompts, device=self._device), None)
+        self._prompts, self._length = torch.tensor(prompts, device=self._device), 0
+        return self._forward(self._prompts, None)
 
     def _forward(self, ids: Tensor, cache: Cache | None) -> Tensor:
-        out = self.model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **self._last)
+        start, self._length = self._length, self._length + ids.shape[1]
+        places = torch.arange(start, self._length, device=self._device).expand_as(ids)
+        inputs = {self._cache_name: cache} | self._last | ({"position_ids": places} if self._positions else {})
+        out = self.model(input_ids=ids, use_cache=True, **inputs)
         self._cache = out.get(self._cache_name)
         if not isinstance(self._cache, Cache):
             raise UserError(f"{type(self.model).__name__} returns no key-value cache, so it cannot generate")
@@ -225,3 +233,19 @@ class GenericDecoder:
     def keep(self, rows: Tensor) -> None:
         assert self._cache is not None
         self._cache.reorder_cache(rows)
+
+
+class RepeatingDecoder(GenericDecoder):
+    """For caches whose rows cannot be picked: every row computes its prompt, and finished rows are computed on."""
+
+    def start(self, prompt_of_row: Tensor, longest: int) -> None:
+        self._length, self._rows = 0, torch.arange(len(prompt_of_row), device=self._device)
+        self._tokens = torch.zeros_like(self._rows)
+        self._forward(self._prompts[prompt_of_row], None)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self._tokens[self._rows] = tokens
+        return self._forward(self._tokens[:, None], self._cache)[self._rows]
+
+    def keep(self, rows: Tensor) -> None:
+        self._rows = self._rows[rows]

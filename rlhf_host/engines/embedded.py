@@ -17,6 +17,7 @@ from rlhf_host.engines.transformers import Transformers
 from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.loading import context_length
 from rlhf_host.models.passes import evaluation
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
@@ -43,8 +44,7 @@ class EmbeddedEngine:
         self._waves = Waves(self._run, start.compute, options.max_wait_s)
         self._threads = Threads(4)
         self._loader = ModuleLoader("transformers", model, self._load)
-        config = model.config.get_text_config()
-        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.context_length = context_length(model)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._eos = _eos_ids(model, start.tokenizer)
 
@@ -102,7 +102,7 @@ class EmbeddedEngine:
         ids, sampling = request.token_ids, request.sampling
         if not ids:
             raise UserError("engine transformers: an empty prompt; give at least one token")
-        if self.context_length is not None and len(ids) >= self.context_length:
+        if len(ids) >= self.context_length:
             raise UserError(
                 f"engine transformers: a prompt of {len(ids)} tokens leaves no room in the model's {self.context_length} "
                 "positions; set data.max_prompt_tokens or rollout.max_tokens lower"
@@ -119,8 +119,7 @@ class EmbeddedEngine:
 
     def _limit(self, request: Request) -> int:
         """New tokens at most: what was asked for, or what the model has positions for."""
-        asked = request.sampling.max_new_tokens
-        return asked if self.context_length is None else min(asked, self.context_length - len(request.token_ids))
+        return min(request.sampling.max_new_tokens, self.context_length - len(request.token_ids))
 
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
         started = time.perf_counter()

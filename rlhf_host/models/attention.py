@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch.nn.functional as F
@@ -35,6 +36,8 @@ def attend(
     Raises:
         ValueError: the model brings a mask of its own to a shared-prefix line, whose rows that mask cannot describe.
     """
+    if kwargs.get("softcap") is not None:
+        warnings.warn(f"sdpa leaves out the softcap of {type(module).__name__}: set attn_implementation to eager", stacklevel=2)
     if shared_rows is not None:
         return _attend_rows(module, query, key, value, attention_mask, shared_rows, **kwargs), None
     if query.shape[2] == 1 and query.shape[1] > key.shape[1] and _is_plain(attention_mask, kwargs):

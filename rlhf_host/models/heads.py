@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names that configurations have for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -67,7 +70,7 @@ def find_head(model: Any) -> Head | None:
     hidden = decoder_of(model)(input_ids=probe, use_cache=False).last_hidden_state
     if (hidden.shape[-1], logits.shape[-1]) != (linear.in_features, linear.out_features):
         return None
-    softcaps = (None, getattr(config, "final_logit_softcapping", None))
+    softcaps = (None, *(getattr(config, name, None) for name in SOFTCAPS))
     candidates = [Head(linear, scale, softcap) for scale in _scales(model, config) for softcap in dict.fromkeys(softcaps)]
     gaps = [float((head(hidden) - logits).abs().max()) for head in candidates]
     # The best, not the first within tolerance: on small logits a softcap hardly shows.

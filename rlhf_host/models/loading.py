@@ -81,7 +81,8 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
 
 def context_length(model: Any) -> int:
     """Longest row of tokens that the model has positions for."""
-    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    return length if length > 0 else 2**31
 
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
@@ -183,7 +184,7 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         source.path,
         config=config,
         dtype=_dtype(role, trainable),
-        attn_implementation=role.attn_implementation,
+        attn_implementation=_attention(role, config),
         use_safetensors=True,
         output_loading_info=True,
         **options,
@@ -211,13 +212,20 @@ def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> 
     dtype = _dtype(role, trainable)
     made = _model_class(head, config)
     make = getattr(made, "from_config", None) or made._from_config
-    model = make(config, attn_implementation=role.attn_implementation)
+    model = make(config, attn_implementation=_attention(role, config))
     model.load_state_dict(quantized.state_dict(), strict=head == "lm")
     if head == "scalar":
         _new_head(model, role, trainable)
     else:
         model.generation_config = quantized.generation_config
     return model.to(torch.float32 if dtype == "auto" else dtype)
+
+
+def _attention(role: RoleConfig, config: PreTrainedConfig) -> str | None:
+    """What the role says; else eager where the model caps its attention scores, which sdpa leaves out, or transformers' choice."""
+    if role.attn_implementation != "auto":
+        return role.attn_implementation
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def _model_class(head: str, config: PreTrainedConfig) -> Any:

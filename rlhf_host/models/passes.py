@@ -169,6 +169,7 @@ class Passes:
     ) -> tuple[nn.Module, list[Layout]]:
         """What computes, and the inputs it gets one after the other. ``whole``: each row's last token too."""
         assert self._verdict is not None
+        whole = whole or self.one_by_one  # where a row's length matters
         held = lengths if whole else [max(0, length - 1) for length in lengths]
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.errors import UserError
+from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
+from rlhf_host.models.loading import context_length
 
 EXACT = 1e-4
 """Largest relative distance of a position's hidden state, where everything is computed in 32 bits."""
@@ -42,7 +44,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Three rows, two of which share a prompt."""
+    """Three rows, two of which share a prompt. The third is always short: what changes with a row's length shows beside it."""
 
     prompt_ids: list[list[int]]
     completions: Tensor
@@ -50,13 +52,13 @@ class Sample:
     sharing: list[int] = field(default_factory=lambda: [0, 0, 1])
 
     @classmethod
-    def of(cls, length: int, vocabulary: int) -> Sample:
+    def of(cls, length: int, config: Any) -> Sample:
         """The longest row has ``length`` tokens."""
         generator = torch.Generator().manual_seed(length)
-        sizes = [length - length // 2, max(1, length // 3)]
-        lengths = [length // 2, max(1, length // 4), max(1, length // 5)]
-        first, second = (torch.randint(vocabulary, (size,), generator=generator).tolist() for size in sizes)
-        return cls([first, first, second], torch.randint(vocabulary, (sum(lengths),), generator=generator), lengths)
+        sizes = [length - length // 2, max(1, min(8, length // 3))]
+        lengths = [length // 2, max(1, length // 4), max(1, min(8, length // 5))]
+        first, second = (random_text(config, size, generator) for size in sizes)
+        return cls([first, first, second], torch.tensor(random_text(config, sum(lengths), generator)), lengths)
 
     def alone(self) -> list[Layout]:
         parts = self.completions.split(self.lengths)
@@ -67,6 +69,13 @@ class Sample:
 
     def shared(self) -> Layout:
         return shared_layout(self.prompt_ids, self.completions, self.lengths, self.sharing)
+
+
+def random_text(config: Any, length: int, generator: torch.Generator) -> list[int]:
+    """Tokens, the padding token among them: it may end turns too, and some models skip it."""
+    tokens = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+    tokens[length // 2] = (getattr(config, "pad_token_id", None) or 0) % config.vocab_size
+    return tokens
 
 
 @torch.no_grad()
@@ -81,11 +90,11 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
         with_shared: try the shared layout too.
 
     Raises:
-        UserError: the model does not run over rows without padding and mask.
+        UserError: the model does not run over rows without padding and mask, or it sees what comes after a token.
     """
     config, name = model.config.get_text_config(), type(model).__name__
-    length = min(length, getattr(config, "max_position_embeddings", None) or length)
-    sample = Sample.of(length, config.vocab_size)
+    length = min(length, context_length(model))
+    sample = Sample.of(length, config)
     try:
         expected = _expected(partial(hidden, model), sample)
     except FAILURES as error:
@@ -98,7 +107,7 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     layouts = {"padded": sample.padded} | ({"shared": sample.shared} if with_shared else {})
     for layout, make in layouts.items():
         chosen[layout] = None
-        if layout == "shared" and (kernel := model.config._attn_implementation) != "sdpa":
+        if layout == "shared" and (kernel := config._attn_implementation) != "sdpa":
             problems.append(f"attn_implementation {kernel} cannot share prompts, sdpa can")
             break
         for module in modules:
@@ -115,6 +124,10 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
                 break
             problems.append(f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {gap:.1e})")
     if chosen["padded"] is None:
+        if scalar_head(model) is None and _looks_ahead(partial(hidden, model), sample.alone()[0], exact):
+            raise UserError(
+                f"{name} sees tokens that come later, so it is no causal language model (of an encoder, set is_decoder)"
+            )
         problems.append(f"rows of {name} run one by one, because rows beside each other change each other")
     elif with_shared and chosen["shared"] is None:
         problems.append(f"a group's prompt is computed for every completion of {name}")
@@ -124,6 +137,14 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
 def _expected(hidden: Callable[[Layout], Tensor], sample: Sample) -> Tensor:
     rows = [hidden(layout) for layout in sample.alone()]
     return torch.cat([row[:-1] for row in rows] + [row[-1:] for row in rows])
+
+
+def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -> bool:
+    """Whether a row's last token changes what is before it."""
+    other = row.input_ids.clone()
+    other[0, -1] = 1 - other[0, -1].clamp(max=1)
+    before, changed = hidden(row)[:-1], hidden(replace(row, input_ids=other))[:-1]
+    return not distance(changed, before, exact) <= (EXACT if exact else ROUGH)
 
 
 def distance(values: Tensor, expected: Tensor, exact: bool) -> float:
@@ -144,7 +165,7 @@ def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: 
     parameters = list(dict.fromkeys(one for part in parts for one in part.parameters() if one.requires_grad))
     if not parameters:
         return None
-    sample = Sample.of(length, model.config.get_text_config().vocab_size)  # type: ignore[operator,union-attr]
+    sample = Sample.of(length, model.config.get_text_config())  # type: ignore[operator,union-attr]
     for layout in (sample.padded(), sample.shared()):
         gradients = []
         for module in (model, twin):

@@ -60,6 +60,8 @@ def run_into(future: Future[Any], work: Callable[[], Any]) -> None:
         return
     try:
         result = work()
+    except StopIteration as error:  # in asyncio's futures there is no room for it: who awaits it would wait forever
+        future.set_exception(RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__))
     except BaseException as error:
         future.set_exception(error)
         if not isinstance(error, Exception):

@@ -16,8 +16,8 @@ from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
 
-PLAIN = ["llama", "qwen2", "qwen3", "mistral_window", "gemma2", "gemma3", "gpt2", "phi3", "mixtral", "opt"]
-GENERIC = ["bloom", "gpt_oss", "mamba"]
+PLAIN = ["llama", "qwen2", "qwen3", "mistral_window", "gemma2", "gemma3", "gpt2", "phi3", "mixtral", "opt", "gpt_oss"]
+GENERIC = ["bloom", "mamba"]
 PROMPTS = [(3, 5, 7), (4, 9, 8, 3, 11, 20, 7), (3, 4), (5,), (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)]
 
 

@@ -17,7 +17,9 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "emb_dim", "word_embed_proj_dim"), WIDTH),
     **dict.fromkeys(("embedding_dim", "embedding_size", "hidden_size_global", "lru_width"), WIDTH),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim"), 48),
-    **dict.fromkeys(("decoder_ffn_dim", "dff", "dim_ff", "d_inner", "feed_forward_size", "mlp_dim", "shared_intermediate_size"), 48),
+    **dict.fromkeys(
+        ("decoder_ffn_dim", "dff", "dim_ff", "d_inner", "feed_forward_size", "mlp_dim", "shared_intermediate_size"), 48
+    ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "dense_intermediate_size", "intermediate_size_mlp"), 16),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"), 2),
@@ -35,7 +37,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "o_lora_rank"), HEAD),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_head"), HEAD),
     "rotary_dim": 4,
-    "index_n_heads": 8,
+    "index_n_heads": 16,
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_dt_rank", "time_step_rank"), 4),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"), 128),
@@ -59,20 +61,36 @@ LATER_SLIDING = {"use_sliding_window": True, "max_window_layers": 1}
 ZAMBA = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 
+LONG_ROPE = {
+    "sliding_window": None,
+    "original_max_position_embeddings": WINDOW,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": WINDOW,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 5.0, 8.0],
+    },
+}
+
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "gemma3_text", "laguna"), SLIDING),
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), SLIDING | {"global_head_dim": 2 * HEAD}),
+    "gemma4_text": SLIDING | {"global_head_dim": 2 * HEAD, "enable_moe_block": True, "top_k_experts": 2},
+    "gemma4_unified_text": SLIDING | {"global_head_dim": 2 * HEAD},
     "gemma4_vision": {"position_embedding_size": 64},
     "gemma4_unified_vision": {"mm_embed_dim": WIDTH, "mm_posemb_size": 16, "output_proj_dims": WIDTH},
     "phi4_multimodal_audio": {"nemo_conv_channels": 8, "ext_pw_out_channel": WIDTH, "depthwise_separable_out_channel": WIDTH},
     **dict.fromkeys(("mellum", "ministral", "olmo3"), SLIDING),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "smollm3"), LATER_SLIDING),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), LATER_SLIDING),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"), LINEAR),
     "bamba": MAMBA | {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "cohere_compass_text": SLIDING
-    | {"rope_parameters": dict.fromkeys(SLIDING["layer_types"], {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]})},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 1.0}, "ffn_config": {"ffn_hidden_size": 48, "moe_top_k": 2}},
+    | {"rope_parameters": {kind: {"rope_theta": 1e4, "mrope_section": [1, 1, 2]} for kind in SLIDING["layer_types"]}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 1.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_top_k": 2},
+    },
     "deepseek_v4": {
         "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
         "mlp_layer_types": ["hash_moe", "moe", "moe"],
@@ -103,6 +121,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "n_groups": 2},
     "minimax_m3_vl_text": {
         "layer_types": ["minimax_m3_sparse", "full_attention"],
+        "index_n_heads": 2,
         "index_block_size": 4,
         "index_topk_blocks": 2,
     },
@@ -127,12 +146,31 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "shape_embed_dim": 16,
         "shape_vocab_size": VOCABULARY,
     },
-    "xlm": {"causal": True},
+    "smollm3": {"use_sliding_window": True, "no_rope_layers": [1, 0]},
     "xmod": {"default_language": "en_XX"},
     **dict.fromkeys(("zamba", "zamba2"), ZAMBA),
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"], "router_hidden_size": 8},
 }
 """What single families need beside: sizes that have to fit each other."""
+
+OUTSIDE = {
+    "gemma3n": "its vision tower needs timm; its text part is gemma3n_text",
+    "gemma4_assistant": "drafts from another model's hidden states",
+    "gemma4_unified_assistant": "drafts from another model's hidden states",
+    "musicgen": "several streams of audio tokens",
+    "musicgen_melody": "several streams of audio tokens",
+    "xlm": "hides as many of a row's last tokens as there are padding tokens anywhere in it",
+    "reformer": "has gradients in training mode alone, where its hashing is random",
+}
+"""Families that are no language model over text alone, and why."""
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert-bidirectional": ("bert", {"is_decoder": False}),
+    "doge-moe": ("doge", {"is_moe": True}),  # its router mixes up a row's tokens
+    "gemma2-eager": ("gemma2", {"attn_implementation": "eager"}),
+    "phi3-long-rope": ("phi3", LONG_ROPE),
+}
+"""Settings of a family that change what is computed: name → family, what is set."""
 
 
 def families() -> dict[str, type[PreTrainedConfig]]:
@@ -140,8 +178,9 @@ def families() -> dict[str, type[PreTrainedConfig]]:
     return {cls.model_type: cls for cls in MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
-def miniature(model_type: str, **changes: Any) -> PreTrainedModel:
-    """A model of the family with weights that make every part matter."""
+def miniature(name: str) -> PreTrainedModel:
+    """A model of the family or variant with weights that make every part matter."""
+    model_type, changes = VARIANTS.get(name, (name, {}))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(small(families()[model_type], **changes)).eval()

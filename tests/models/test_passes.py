@@ -30,7 +30,9 @@ SHARING = {
     "llama-tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
     "qwen2": transformers.Qwen2Config(**SIZES),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=8),
-    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=64, final_logit_softcapping=0.5),
+    "gemma2": transformers.Gemma2Config(
+        **SIZES, head_dim=8, sliding_window=64, final_logit_softcapping=0.5, attn_logit_softcapping=None
+    ),
     "cohere": transformers.CohereConfig(**SIZES, logit_scale=0.25),
     "granite": transformers.GraniteConfig(**SIZES, logits_scaling=4.0),
     "phi-bias": transformers.PhiConfig(**SIZES),

@@ -1,5 +1,6 @@
 """The one thread that computes: order, errors, and how many threads its operators use."""
 
+import asyncio
 import threading
 
 import pytest
@@ -61,3 +62,11 @@ def test_inline_work_is_done_here_and_an_interrupt_passes_through():
 
     with pytest.raises(KeyboardInterrupt):
         Inline().submit(interrupt)
+
+
+def test_whoever_awaits_work_that_stops_an_iteration_hears_of_it():
+    async def work():
+        await asyncio.wait_for(asyncio.wrap_future(Inline().submit(lambda: next(iter(())))), 5)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(work())
