@@ -200,7 +200,7 @@ class GenericDecoder:
     ragged = False
 
     def __init__(self, model: Any, positions: bool = True):
-        """``positions``: say them where the model takes them; some count their own otherwise than from 0, some wrongly."""
+        """``positions``: give them to a model that takes them. Some models count them wrongly, some not from 0."""
         self.model, self._device = model, next(model.parameters()).device
         takes = inspect.signature(model.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
@@ -236,7 +236,7 @@ class GenericDecoder:
 
 
 class RepeatingDecoder(GenericDecoder):
-    """For caches whose rows cannot be picked: every row computes its prompt, and finished rows are computed on."""
+    """For caches whose rows cannot be selected: each row computes its prompt, and finished rows are computed to the end."""
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         self._length, self._rows = 0, torch.arange(len(prompt_of_row), device=self._device)

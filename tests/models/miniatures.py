@@ -13,51 +13,45 @@ WINDOW = 16
 
 WIDTH, HEADS, HEAD = 32, 4, 8
 
-SMALL: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "emb_dim", "word_embed_proj_dim"), WIDTH),
-    **dict.fromkeys(("embedding_dim", "embedding_size", "hidden_size_global", "lru_width"), WIDTH),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim"), 48),
-    **dict.fromkeys(
-        ("decoder_ffn_dim", "dff", "dim_ff", "d_inner", "feed_forward_size", "mlp_dim", "shared_intermediate_size"), 48
-    ),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
-    **dict.fromkeys(("moe_shared_expert_intermediate_size", "dense_intermediate_size", "intermediate_size_mlp"), 16),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "num_blocks", "depth", "num_layers_per_stack"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), HEADS),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), HEADS),
-    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), HEADS),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "multi_query_group_num"), 2),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
-    **dict.fromkeys(("sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "index_topk"), WINDOW),
-    **dict.fromkeys(("local_attention", "sliding_window_size", "keep_window_size"), WINDOW),
-    **dict.fromkeys(("head_dim", "dim_head", "d_head", "attention_head_size", "index_head_dim", "kv_channels"), HEAD),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "o_lora_rank"), HEAD),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_head"), HEAD),
-    "rotary_dim": 4,
-    "index_n_heads": 16,
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), 2),
-    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "mamba_dt_rank", "time_step_rank"), 4),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"), 128),
-    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "block_size"), 8),
-    **dict.fromkeys(("image_size", "patch_size", "output_channels"), 8),
-    "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
-    "hidden_size_per_layer_input": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-    "forced_eos_token_id": None,
-    "first_k_dense_replace": 1,
-    "is_decoder": True,
-}
+SIZES = (
+    (WIDTH, "hidden_size n_embd d_model embed_dim emb_dim embedding_dim embedding_size word_embed_proj_dim lru_width"),
+    (WIDTH, "hidden_size_global"),
+    (48, "intermediate_size ffn_dim d_ff n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim dff dim_ff d_inner"),
+    (48, "feed_forward_size mlp_dim shared_intermediate_size"),
+    (16, "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size dense_intermediate_size"),
+    (16, "moe_shared_expert_intermediate_size intermediate_size_mlp"),
+    (2, "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers"),
+    (2, "num_decoder_layers num_blocks depth num_layers_per_stack"),
+    (HEADS, "num_attention_heads n_head num_heads n_heads attention_heads encoder_attention_heads decoder_attention_heads"),
+    (HEADS, "num_encoder_attention_heads num_decoder_attention_heads"),
+    (2, "num_key_value_heads num_kv_heads multi_query_group_num linear_num_key_heads linear_num_value_heads linear_num_heads"),
+    (HEAD, "head_dim dim_head d_head attention_head_size index_head_dim kv_channels q_lora_rank kv_lora_rank o_lora_rank"),
+    (HEAD, "qk_nope_head_dim qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim"),
+    (HEAD, "mamba_d_head query_pre_attn_scalar hidden_size_per_layer_input"),
+    (4, "rotary_dim mamba_d_state state_size ssm_state_size mamba_dt_rank time_step_rank"),
+    (4, "num_experts num_local_experts n_routed_experts moe_num_experts"),
+    (2, "num_experts_per_tok num_experts_per_token moe_k moe_topk moe_top_k top_k_experts"),
+    (1, "n_group topk_group num_expert_group first_k_dense_replace"),
+    (WINDOW, "sliding_window attention_chunk_size attention_window_size window_size local_attention sliding_window_size"),
+    (WINDOW, "keep_window_size index_topk"),
+    (16, "index_n_heads"),  # so many that no two tokens are worth exactly nothing to all of them
+    (128, "max_position_embeddings n_positions max_seq_len n_ctx max_target_positions"),
+    (8, "mamba_chunk_size chunk_size block_size image_size patch_size output_channels"),
+    (0.5, "final_logit_softcapping logits_soft_cap output_logit_soft_cap residual_multiplier lm_head_multiplier"),
+    (0.1, "attn_logit_softcapping"),
+    (2.0, "logits_scaling embedding_multiplier attention_multiplier"),
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    (0, "pad_token_id"),
+    (1, "bos_token_id decoder_start_token_id"),
+    (2, "eos_token_id"),
+    (None, "forced_eos_token_id"),
+    (True, "is_decoder"),
+)
 """By the names that configurations have for sizes."""
 
 SLIDING, LINEAR = ({"layer_types": [kind, "full_attention"]} for kind in ("sliding_attention", "linear_attention"))
 LATER_SLIDING = {"use_sliding_window": True, "max_window_layers": 1}
+SHARED_KEYS = {"layer_types": 2 * SLIDING["layer_types"], "num_hidden_layers": 4, "num_kv_shared_layers": 2}
 ZAMBA = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 
@@ -75,7 +69,7 @@ LONG_ROPE = {
 
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "gemma3_text", "laguna"), SLIDING),
-    "gemma4_text": SLIDING | {"global_head_dim": 2 * HEAD, "enable_moe_block": True, "top_k_experts": 2},
+    "gemma4_text": SHARED_KEYS | {"global_head_dim": 2 * HEAD, "enable_moe_block": True},
     "gemma4_unified_text": SLIDING | {"global_head_dim": 2 * HEAD},
     "gemma4_vision": {"position_embedding_size": 64},
     "gemma4_unified_vision": {"mm_embed_dim": WIDTH, "mm_posemb_size": 16, "output_proj_dims": WIDTH},
@@ -102,7 +96,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "dots1": SLIDING | {"n_shared_experts": 1},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
-    "gemma3n_text": SLIDING | {"num_kv_shared_layers": 0, "laurel_rank": 4, "num_hidden_layers": 2},
+    "gemma3n_text": SHARED_KEYS | {"laurel_rank": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": MAMBA | LINEAR,
     "inkling_text": {
@@ -192,7 +186,7 @@ def miniature(name: str) -> PreTrainedModel:
 
 def small(cls: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
     fields = _fields(cls)
-    named = {name: value for name, value in SMALL.items() if name in fields}
+    named = {name: value for value, names in SIZES for name in names.split() if name in fields}
     if "kv_lora_rank" in fields:
         named["num_key_value_heads"] = HEADS
     for name, part in cls.sub_configs.items():

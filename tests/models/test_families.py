@@ -104,7 +104,7 @@ def gradients(model, loss: Tensor) -> Tensor:
 
 def state(model) -> dict[Any, Any]:
     """Everything that the model's modules hold."""
-    held: dict[Any, Any] = {"config": model.config.to_dict()}
+    held: dict[Any, Any] = {"config": model.config.to_dict(), "attention": model.config._attn_implementation}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
             parts = value.items() if isinstance(value, dict) else [("", value)]
