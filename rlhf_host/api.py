@@ -219,6 +219,7 @@ def evaluate(
         config = require_run(run_of(Path(checkpoint)))
     ready, manager = asked.build("evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     try:
+        check_evaluation(ready, manager)
         manager.require("score", "nothing judges the answers; give rewards")
         from rlhf_host.training.run import evaluate_only
 
@@ -421,8 +422,6 @@ class _Asked:
         if use == "evaluate":
             config = with_defaults(config, checkpoint)
         ready = complete(config, loaded.origins, use, self.given)
-        if use == "evaluate":
-            check_evaluation(ready)
         away = ready.runtime.plugin.rpartition(":")[2] != RunConfig().runtime.plugin
         elsewhere = [name for kind, name in self._own if kind in ("algo", "extension")]
         if away and elsewhere:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.needs import Needs
-from rlhf_host.records.tensors import Experience
+from rlhf_host.records.tensors import Batch, TopK
 
 if TYPE_CHECKING:
     import torch
@@ -468,11 +468,17 @@ class Trainer(Protocol):
     def compute_s(self) -> float:
         """Seconds spent in forward, backward and optimizer steps so far."""
 
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
+    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
         """Without gradient, in training's layout and precision: ``[B, T]`` (``scores``: ``[B]``) float32 on the CPU."""
 
-    def update(self, batch: Experience, *, sampled_now: bool) -> Update:
+    def topk(self, role: str, k: int, batch: Batch) -> TopK:
+        """The role's ``k`` likeliest tokens at every completion token, on the CPU; otherwise as ``outputs``."""
+
+    def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         """One optimizer batch. ``sampled_now``: the weights are still those that sampled it."""
+
+    def adjust(self, role: str, *, lr: float) -> None:
+        """Another peak learning rate for a trained role, from the next update on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

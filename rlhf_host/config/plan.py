@@ -261,12 +261,19 @@ def merge_needs(manager: PluginManager) -> Needs:
         merged = Needs(
             data=merged.data or needs.data,
             min_group_size=max(merged.min_group_size, needs.min_group_size),
-            outputs=merged.outputs | needs.outputs,
+            outputs=tuple(dict.fromkeys(merged.outputs + needs.outputs)),
+            forbids=tuple(dict.fromkeys(merged.forbids + needs.forbids)),
+            rewards=merged.rewards and needs.rewards,
+            on_policy=merged.on_policy or needs.on_policy,
             unit_rows=merged.unit_rows or needs.unit_rows,
-            forbids=merged.forbids | needs.forbids,
             in_place=merged.in_place if needs.in_place is None else needs.in_place,
             rounded_weights=merged.rounded_weights or needs.rounded_weights,
         )
+    for output in merged.outputs:
+        same = [other for other in merged.outputs if (other.what, other.role) == (output.what, output.role)]
+        if len(same) > 1:
+            tops = f"top {same[0].top} and top {same[1].top}"
+            raise PluginError(f"two plugins want different distributions of the role {output.role!r}: {tops}")
     return replace(merged, roles=tuple(need for _, need in roles.values()))
 
 

@@ -15,7 +15,7 @@ from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import context_length, load_model, quiet_transformers
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, SyncTarget, Update
-from rlhf_host.records.tensors import Experience
+from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
@@ -32,11 +32,17 @@ class LocalTrainer:
     def compute_s(self) -> float:
         return self.worker.compute_s
 
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
+    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
         return self._compute.submit(partial(self.worker.outputs, role, what, batch)).result()
 
-    def update(self, batch: Experience, *, sampled_now: bool) -> Update:
+    def topk(self, role: str, k: int, batch: Batch) -> TopK:
+        return self._compute.submit(partial(self.worker.topk, role, k, batch)).result()
+
+    def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         return self._compute.submit(partial(self.worker.update, batch, sampled_now=sampled_now)).result()
+
+    def adjust(self, role: str, *, lr: float) -> None:
+        self._compute.submit(partial(self.worker.adjust, role, lr=lr)).result()
 
 
 class LocalRuntime:

@@ -171,17 +171,22 @@ class WorkerActor:
         return {name: context_length(role.passes.model) for name, role in roles.items()}, exact
 
     @_plainly
-    def compute(self, what: str, role: str, shard: Shard) -> tuple[Any, float]:
-        """``logprobs``, ``values`` or ``scores`` of the shard's rows as an array, and the seconds it took."""
+    def compute(self, method: str, role: str, arguments: tuple[Any, ...], shard: Shard) -> tuple[Any, float]:
+        """``outputs`` or ``topk`` of the shard's rows as arrays, and the seconds it took."""
         before = self.worker.compute_s
-        outputs = self.worker.outputs(role, what, shard.experience())  # type: ignore[arg-type]
-        return outputs.numpy(), self.worker.compute_s - before
+        results = getattr(self.worker, method)(role, *arguments, shard.batch())
+        arrays = [tensor.numpy() for tensor in (results if isinstance(results, tuple) else (results,))]
+        return arrays, self.worker.compute_s - before
+
+    @_plainly
+    def adjust(self, role: str, lr: float) -> None:
+        self.worker.adjust(role, lr=lr)
 
     @_plainly
     def update(self, shard: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
         """This rank's part of one optimizer batch: its ``Update`` and the seconds it took."""
         before = self.worker.compute_s
-        update = self.worker.update(shard.experience(), sampled_now=sampled_now, whole=whole, rows=shard.rows)
+        update = self.worker.update(shard.batch(), sampled_now=sampled_now, whole=whole, rows=shard.rows)
         return update, self.worker.compute_s - before
 
     @_plainly

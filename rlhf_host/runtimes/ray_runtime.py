@@ -17,7 +17,7 @@ from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, RuntimeStart, SyncTarg
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.local_runtime import check_trained
-from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_uneven, shortage
+from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_apart, refuse_uneven, shortage
 from rlhf_host.runtimes.ray import Ray
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, EngineSetup, WorkerActor, WorkerSetup
 from rlhf_host.runtimes.ray_cluster import RayCluster
@@ -47,6 +47,7 @@ class RayRuntime:
 
         # What is wrong in itself is said before Ray starts.
         refuse_uneven(parts, start.backend.name, plan(), start.needs)
+        refuse_apart(plan(), start.needs)
         self.cluster = RayCluster(options)
         self.cluster.start()
         try:

@@ -62,13 +62,15 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
         row["full_text"] = trajectory.full_text
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
+    if trajectory.row or trajectory.parent is not None:
+        row["tree"] = {"row": trajectory.row, "parent": trajectory.parent, "branch": trajectory.branch}
     return row
 
 
 def _verdict(reward: Reward) -> dict[str, Any]:
     fields = {name: getattr(reward, name) for name in ("value", "turns", "tokens", "score")}
     given = {name: value for name, value in fields.items() if value is not None}
-    return given | ({"metrics": reward.metrics} if reward.metrics else {})
+    return given | {name: value for name, value in (("metrics", reward.metrics), ("parts", reward.parts)) if value}
 
 
 def provenance(config: Mapping[str, Any], split: str) -> dict[str, Any]:

@@ -133,6 +133,13 @@ class _Verdict(_Strict):
     tokens: list[float] | None = None
     score: float | None = None
     metrics: dict[str, float | None] = {}
+    parts: dict[str, float] = {}
+
+
+class _Tree(_Strict):
+    row: int = 0
+    parent: int | None = None
+    branch: int = 0
 
 
 class _Given(_Strict):
@@ -165,6 +172,7 @@ class _Row(_Strict):
     advantage: float | None = None
     unjudged: str | None = None
     row: _Given | None = None
+    tree: _Tree = _Tree()
     weights: dict[str, float] = {}
     sampling: dict[str, int | float] = {}
 
@@ -267,6 +275,10 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
     )
     if not verdicts and row.reward is not None:
         verdicts = {"reward": _Verdict(value=row.reward)}
+    try:
+        rewards = {name: None if one is None else _reward(one) for name, one in verdicts.items()}
+    except ValueError as error:
+        raise UserError(f"{where}: verdicts: {error}") from error
     return Trajectory(
         episode_id=row.episode_id,
         group_id=row.group_id,
@@ -274,10 +286,7 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         segments=[Segment(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments],
         finish_reason=row.finish_reason,
         sample=row.sample,
-        rewards={
-            name: None if one is None else Reward(one.value, one.turns, one.tokens, one.score, _numbers(one.metrics))
-            for name, one in verdicts.items()
-        },
+        rewards=rewards,
         agent_rewards=row.agent_rewards,
         reward=row.reward,
         score=row.score,
@@ -285,7 +294,12 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         advantage=row.advantage,
         unjudged_reason=row.unjudged,
         decode=_reader(row, where),
+        **row.tree.model_dump(),
     )
+
+
+def _reward(one: _Verdict) -> Reward:
+    return Reward(one.value, one.turns, one.tokens, one.score, _numbers(one.metrics), one.parts)
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:

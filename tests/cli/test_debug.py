@@ -98,7 +98,7 @@ def stopping(tmp_path_factory) -> Path:
     about = root / "stopping-1.0.dist-info"
     about.mkdir()
     (root / "stopping.py").write_text(PLUGINS)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=1,<2\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     return root
 

@@ -19,7 +19,7 @@ from rlhf_host.plugins.catalogue import CATALOGUE
 HOST = f"rlhf-host=={rlhf_host.__version__}"
 
 
-def wheel(folder, name, requires="rlhf-host>=1,<2"):
+def wheel(folder, name, requires="rlhf-host>=0.9,<0.10"):
     """A plugin distribution as a wheel."""
     module = name.replace("-", "_")
     path = folder / f"{module}-1.0-py3-none-any.whl"

@@ -36,7 +36,7 @@ def test_every_kind_has_its_group(here, kind):
 @pytest.mark.parametrize(
     ("requires", "api", "status"),
     [
-        (["rlhf-host>=1,<2"], ">=1,<2", "ok"),
+        (["rlhf-host>=0.9,<0.10"], ">=1,<2", "ok"),
         (["rlhf_host (>=1, <2)"], ">=1,<2", "ok"),
         (["rlhf-host<2,>=1"], ">=1,<2", "ok"),
         (["numpy", "RLHF.Host[ray] ~=1.0"], "~=1.0", "ok"),

@@ -86,14 +86,14 @@ def import_is_light(subject: Subject) -> None:
 
 @check()
 def host_dependency_is_bounded(subject: Subject) -> None:
-    """The distribution requires rlhf-host with an upper bound: the next major version may change a hook."""
+    """The distribution requires rlhf-host with an upper bound: a later version may change a hook."""
     from packaging.specifiers import SpecifierSet
 
     info = subject.info
     bounded = info.api not in ("any", "unstated", "unreadable") and any(
         one.operator in ("<", "<=", "==", "~=") for one in SpecifierSet(info.api)
     )
-    expect(bounded, f"{info.distribution} depends on rlhf-host {info.api}; write 'rlhf-host>=1,<2' in its dependencies")
+    expect(bounded, f"{info.distribution} depends on rlhf-host {info.api}; write 'rlhf-host>=0.9,<0.10' in its dependencies")
 
 
 @check()
@@ -174,7 +174,6 @@ def needs_are_pure(subject: Subject) -> None:
     expect(isinstance(first, Needs), f"needs() gave a {type(first).__name__}, not a Needs")
     names = [role.name for role in first.roles]
     expect(len(set(names)) == len(names), f"needs() names a role twice: {names}")
-    expect(all(isinstance(output, str) for output in first.outputs | first.forbids), "needs(): outputs and forbids are names")
     expect(manager.one("needs") == first, "needs() changes from one call to the next")
     expect(subject.manager().one("needs") == first, "needs() differs between two instances with the same options")
 

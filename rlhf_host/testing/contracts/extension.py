@@ -195,16 +195,20 @@ def _correction_batch(subject: Subject) -> Experience:
 
 
 def _weigh(subject: Subject, grad: bool = False) -> Call:
+    """The weights as ``[B, T]``, whichever shape they have."""
+
     def call(batch: Experience) -> Any:
         assert batch.old_logprobs is not None
-        return weights_of(subject.manager(), batch.old_logprobs.clone().requires_grad_(grad), batch)
+        found = weights_of(subject.manager(), batch, batch.old_logprobs.clone().requires_grad_(grad))
+        whole = isinstance(found, Tensor) and found.shape == batch.action_mask.shape[:1]
+        return found.unsqueeze(-1).expand(batch.action_mask.shape) if whole else found
 
     return call
 
 
 @check("importance_weights")
 def importance_weights_have_shape(subject: Subject) -> None:
-    """``[B, T]``, finite everywhere (a NaN outside the mask spoils gradients) and never negative."""
+    """``[B, T]`` or ``[B]``, finite everywhere (a NaN outside the mask spoils gradients) and never negative."""
     batch = _correction_batch(subject)
     found = _weigh(subject)(batch)
     _is_tensor(found, batch.action_mask.shape, "importance_weights")
