@@ -29,7 +29,8 @@ from rlhf_host.config.schema import DataConfig, PluginChoice, RayConfig, RoleCon
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
 from rlhf_host.records.episodes import Sampling, Task
 from rlhf_host.records.needs import ScoreContext
-from rlhf_host.rollouts.collect import Collector, Draw
+from rlhf_host.data.stream import Draw
+from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.engines import ScriptedEngine
@@ -69,7 +70,7 @@ def main() -> None:
         def step(size: int) -> dict[str, float]:
             drawn = cycle(tasks)
             computed, started = time.process_time(), time.perf_counter()
-            collected = events.run(collector.fill(lambda: Draw(next(drawn), 0), size // SAMPLES, ScoreContext()))
+            collected = events.run(collector.fill(lambda count: [Draw(next(drawn), 0) for _ in range(count)], size // SAMPLES, ScoreContext()))
             rolled = time.perf_counter()
             experience = make_experience(collected.groups, {"math_verifier": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
             made = time.perf_counter()

@@ -65,6 +65,17 @@ KINDS = {
     "kernels": "Kernels",
 }
 
+CALLS = {
+    "one": "one",
+    "each": "each counts by itself",
+    "all": "all are told",
+    "chained": "chained in the order of selection",
+    "summed": "summed",
+    "and": "all must agree",
+    "multiplied": "multiplied",
+}
+"""A rule of ``hookspecs`` in words."""
+
 PLAIN = ("engine", "backend", "runtime", "kernels")
 """Kinds that are described by their class: its module tells of more than it."""
 
@@ -121,7 +132,9 @@ def hooks_page() -> str:
     for section, names in sections.items():
         parts.append(f"## {section}")
         for name in names:
-            parts += [f"### `{name}` {{ #{name} }}", f"```python\n{signature(name)}\n```", _explained(name)]
+            where, calls = _where(name)
+            rule = f"{where.capitalize()}, {calls}."
+            parts += [f"### `{name}` {{ #{name} }}", f"```python\n{signature(name)}\n```", _explained(name), rule]
     return "\n\n".join(parts)
 
 
@@ -145,9 +158,8 @@ def _sections(source: str) -> dict[str, list[str]]:
 
 def _where(hook: str) -> tuple[str, str]:
     """Controller or worker, and how many implementations there may be and what becomes of their results."""
-    doc = inspect.getdoc(getattr(hookspecs, hook)) or ""
-    place, how = re.findall(r"(Controller or worker|Controller|Worker)(?:, ([^.]+))?\.", doc)[-1]
-    return place.lower(), how or "each"
+    rule = hookspecs.RULES[hook]
+    return rule.where, "one per agent name" if rule.per == "agent" else CALLS[rule.calls]
 
 
 def _explained(hook: str) -> str:
@@ -177,6 +189,9 @@ def records_page() -> str:
 
 def _record(node: ast.ClassDef) -> Iterator[str]:
     yield prose(ast.get_docstring(node) or "")
+    for base in map(ast.unparse, node.bases):
+        if base in ("Batch", "Mask"):
+            yield f"Everything of a [`{base}`](#{base}), and:"
     fields, members = [], []
     for item, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):

@@ -89,6 +89,9 @@ class TaskSet:
         """All of those that can be counted."""
         return [task for source in self.sources.values() if not isinstance(source, ReadTasks) for task in source]
 
+    def __len__(self) -> int:
+        return len(self.tasks)
+
 
 Choose: TypeAlias = Callable[[Sequence[Task], int, int], Sequence[int | Task]]
 """``choose(tasks, count, step)``, as the hook ``draw_tasks``."""

@@ -47,7 +47,7 @@ def token_logprobs(
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
     plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens, with_entropy, entropy_grad)
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets.reshape(len(targets), -1), plan)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, _columns(targets), plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
 
 
@@ -85,7 +85,7 @@ def logprobs_of_logits(
     if with_entropy:
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(every.exp() * every).sum(-1)
-    return every.gather(-1, targets.reshape(len(targets), -1)).reshape(targets.shape), entropy
+    return every.gather(-1, _columns(targets)).reshape(targets.shape), entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,11 @@ class _Plan:
         slope = logits.mul_(self.scale / self.softcap).tanh_()
         every = F.log_softmax(slope * (self.softcap / self.temperature), dim=-1)
         return every, slope.square_().neg_().add_(1.0)
+
+
+def _columns(targets: Tensor) -> Tensor:
+    """``[N]`` → ``[N, 1]``; ``[N, K]`` as it is."""
+    return targets.unsqueeze(-1) if targets.dim() == 1 else targets
 
 
 def _plan(

@@ -275,5 +275,7 @@ class Policy(Protocol):
 
     base_url: str | None
     """Provisional: no run serves the policy over HTTP yet, so it is always ``None``."""
+    sampling: Sampling
+    """The run's own, for this split."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation: ...

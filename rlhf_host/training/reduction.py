@@ -31,7 +31,7 @@ class Denominators:
                     masks[f"{alias}.{name}"] = value
         return cls(masks, batch.group_id, batch.episode_id)
 
-    def mask(self, mask: Mask, alias: str) -> Tensor:
+    def mask(self, mask: Mask, alias: str = "") -> Tensor:
         """Raises ``ValueError`` when the plugin ``alias`` has no such mask."""
         name = f"{alias}.{mask.name}" if isinstance(mask, Extra) else mask.name
         if name not in self.masks:

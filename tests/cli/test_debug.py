@@ -11,7 +11,7 @@ import pytest
 PLUGINS = '''"""Plugins that say on which thread they are called, or stop in a debugger."""
 import asyncio, json, os, threading
 from pydantic import BaseModel
-from rlhf_host import Advantages, LossTerm, Needs, RoleNeed, Step, hookimpl
+from rlhf_host import Advantages, LossTerm, Needs, Output, RoleNeed, Step, hookimpl
 
 def seen(hook):
     with open(os.environ["SEEN"], "a") as file:
@@ -29,7 +29,7 @@ class Plugin:
 class Watch(Plugin):
     @hookimpl
     def needs(self):
-        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), outputs=frozenset({"actor.logprobs"}))
+        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), outputs=(Output("logprobs", role="actor"),))
     @hookimpl
     def run_started(self, context):
         seen("run_started")
@@ -42,7 +42,7 @@ class Watch(Plugin):
         seen("compute_loss")
         yield LossTerm("watch", -batch.advantages * outputs.logprobs)
     @hookimpl
-    def step_finished(self, metrics):
+    def step_finished(self, step, metrics):
         seen("step_finished")
 
 class Look(Plugin):

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 PLUGINS = '''"""Plugins with every sort of option and need."""
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_host import Needs, RoleNeed, hookimpl
+from rlhf_host import Forbid, Needs, RoleNeed, hookimpl
 
 class Plugin:
     class Options(BaseModel):
@@ -38,7 +38,7 @@ class Picky(Toy):
     @hookimpl
     def needs(self):
         roles = (RoleNeed("critic", head="scalar", trainable=True, source=None),)
-        return Needs(data="prompts", roles=roles, min_group_size=4, forbids=frozenset({"old_logprobs=sampler", "rollout.n=16"}))
+        return Needs(data="prompts", roles=roles, min_group_size=4, forbids=(Forbid("train.old_logprobs", "sampler", "made up"), Forbid("rollout.n", 16, "made up")))
 
 class Pairs(Plugin):
     @hookimpl

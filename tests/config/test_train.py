@@ -180,11 +180,11 @@ REFUSALS = {
     ),
     "forbidden settings": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
-        "algo:picky does not work with train.old_logprobs sampler: set --train.old-logprobs to something else",
+        "algo:picky does not work with train.old_logprobs sampler (made up): set --train.old-logprobs to something else",
     ),
     "forbidden numbers": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--rollout.n", "16"],
-        "algo:picky does not work with rollout.n 16: set --rollout.n to something else",
+        "algo:picky does not work with rollout.n 16 (made up): set --rollout.n to something else",
     ),
     "roles without a model": (
         ["--algo", "picky", "--reward", "length"],

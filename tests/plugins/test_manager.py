@@ -23,7 +23,7 @@ def manager(**plugins):
     loaded = []
     for name, plugin in plugins.items():
         kind, _, alias = name.partition("_")
-        info = PluginInfo(kind, alias, f"dist-{alias}", "1.0", ">=1,<2", "ok", "", "m:X")
+        info = PluginInfo(kind, alias, f"dist-{alias}", "1.0", ">=0.9,<0.10", "ok", "", "m:X")
         loaded.append(Loaded(kind, alias, info, plugin))
     return PluginManager(loaded)
 
@@ -254,6 +254,36 @@ def test_an_argument_the_hook_does_not_have_is_named(argument, hint):
     plugin.score = hookimpl(scope["score"])
     with refuses(f"reward:a (dist-a 1.0): score() takes {argument!r}, which is no argument of score{hint}"):
         manager(reward_a=plugin())
+
+
+def test_an_argument_that_moved_says_where_to():
+    class Old:
+        @hookimpl
+        def importance_weights(self, logprobs, sampler_logprobs, current_logprobs, mask): ...
+
+    moved = "which is `logprobs` now, and what was `logprobs` is `old_logprobs`"
+    with refuses(f"algo:a (dist-a 1.0): importance_weights() takes 'current_logprobs', {moved}"):
+        manager(algo_a=Old())
+
+
+def test_plugins_that_join_later_are_called_after_the_others_and_alone():
+    class Adds:
+        def __init__(self, value):
+            self.value = value
+
+        @hookimpl
+        def transform_rewards(self, rewards):
+            return self.value
+
+    found = manager(extension_a=Adds(1))
+    assert found.call("extension:a", "transform_rewards", experience=None, rewards=None) == 1
+    other = manager(extension_b=Adds(2)).loaded[0]
+    found.add(other)
+    assert found.call("extension:a", "transform_rewards", experience=None, rewards=None) == 1
+    assert found.each("transform_rewards", experience=None, rewards=None) == [("extension:a", 1), ("extension:b", 2)]
+    assert found.loaded[1] is other
+    with pytest.raises(PluginError, match="two plugins are called extension:b"):
+        found.add(other)
 
 
 def test_a_hook_implemented_twice_in_one_plugin_is_refused():
