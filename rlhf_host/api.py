@@ -220,7 +220,6 @@ def evaluate(
     ready, manager = asked.build("evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     try:
         check_evaluation(ready, manager)
-        manager.require("score", "nothing judges the answers; give rewards")
         from rlhf_host.training.run import evaluate_only
 
         return evaluate_only(ready, manager, rows=asked.rows)

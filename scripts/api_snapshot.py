@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,21 @@ SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
 MODULES = (episodes, needs, tensors, protocols)
 
-HOST_MADE = frozenset({"Batch", "Distribution", "TopK", "Experience", "Outputs", "RunContext", "ScoreContext", "SyncTarget", "Outcome", "Episode", "Group"})
+HOST_MADE = frozenset(
+    {
+        "Batch",
+        "Distribution",
+        "TopK",
+        "Experience",
+        "Outputs",
+        "RunContext",
+        "ScoreContext",
+        "SyncTarget",
+        "Outcome",
+        "Episode",
+        "Group",
+    }
+)
 """Nouns that plugins only ever receive: their new fields may stand anywhere. All others are made by plugins, by position too."""
 
 
@@ -76,7 +91,7 @@ def _provisional() -> Iterator[str]:
     for module in MODULES:
         for node in ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8")).body:
             body = node.body if isinstance(node, ast.ClassDef) else []
-            for item, after in zip(body, body[1:], strict=False):
+            for item, after in itertools.pairwise(body):
                 text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
                 if isinstance(item, ast.AnnAssign) and str(text).startswith("Provisional:"):
                     yield f"{node.name}.{ast.unparse(item.target)}"  # type: ignore[attr-defined]

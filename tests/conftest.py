@@ -97,7 +97,9 @@ def reward_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = root / "test_rewards-1.0.dist-info"
     about.mkdir()
     (root / "test_rewards.py").write_text(REWARDS)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: test-rewards\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: test-rewards\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+    )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (about / "RECORD").write_text("test_rewards.py,,\n")
     return root

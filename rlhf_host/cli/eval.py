@@ -63,7 +63,6 @@ def evaluate(ctx: click.Context, argv: Sequence[str]) -> None:
     manager = build_plugins(config, "evaluate")
     try:
         check_evaluation(config, manager)
-        manager.require("score", "nothing judges the answers; give --reward NAME")
         from rlhf_host.training.evaluate import evaluate as run
 
         metrics = run(config, manager)

@@ -36,6 +36,7 @@ def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
         lines.append("no evaluation data: give --eval.data PATH or --data PATH")
     if not (config.eval.reward or config.reward or _brings_rewards(manager)):
         lines.append("nothing judges the answers: give --reward NAME")
+    lines += [f"{item} has no score hook, so it judges nothing" for item in _judging_nothing(manager)]
     fail(lines)
 
 

@@ -144,10 +144,9 @@ class TaskStream:
         self.epoch = (self._chosen - 1) // len(self._all)
         if isinstance(one, Task):
             return Draw(one, self._chosen)
-        try:
-            return Draw(self._all[operator.index(one)], self._chosen)
-        except (TypeError, IndexError):
-            raise RunError(f"draw_tasks gave {one!r}, expected a Task or a number below {len(self._all)}") from None
+        if not hasattr(one, "__index__") or not 0 <= operator.index(one) < len(self._all):
+            raise RunError(f"draw_tasks gave {one!r}, expected a Task or a number below {len(self._all)}")
+        return Draw(self._all[operator.index(one)], self._chosen)
 
     def _next(self) -> Draw:
         passed = 0

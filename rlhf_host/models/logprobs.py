@@ -46,7 +46,8 @@ def token_logprobs(
     Returns:
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
-    plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens, with_entropy, entropy_grad)
+    chunk = chunk_tokens or _chunk(hidden, weight)
+    plan = _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk, with_entropy, entropy_grad)
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, _columns(targets), plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
 
@@ -65,7 +66,7 @@ def top_logprobs(
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` largest of the same log-probabilities at each place, and their tokens: ``[N, k]`` each, the largest first."""
-    plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens)
+    plan = _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk_tokens or _chunk(hidden, weight))
     logprobs = torch.empty((len(hidden), k), dtype=plan.result, device=hidden.device)
     ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -95,8 +96,8 @@ class _Plan:
     softcap: float | None
     matmul: torch.dtype
     chunk: int
-    with_entropy: bool
-    entropy_grad: bool
+    with_entropy: bool = False
+    entropy_grad: bool = False
 
     @property
     def result(self) -> torch.dtype:
@@ -119,20 +120,8 @@ def _columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(-1) if targets.dim() == 1 else targets
 
 
-def _plan(
-    hidden: Tensor,
-    weight: Tensor,
-    temperature: float,
-    scale: float,
-    softcap: float | None,
-    compute_dtype: torch.dtype | None,
-    chunk_tokens: int | None,
-    with_entropy: bool = False,
-    entropy_grad: bool = False,
-) -> _Plan:
-    elements = CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"]
-    chunk = chunk_tokens or max(1, elements // weight.shape[0])
-    return _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk, with_entropy, entropy_grad)
+def _chunk(hidden: Tensor, weight: Tensor) -> int:
+    return max(1, CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"] // weight.shape[0])
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -65,7 +65,7 @@ class HookFailed(RunError):
 
 
 class PluginManager:
-    """Calls hooks of the plugins of one run. Usable from any thread; ``acall`` and ``aone`` belong on the run's event loop.
+    """Calls hooks of the plugins of one run. Usable from any thread; ``acall`` belongs on the run's event loop.
 
     Raises ``PluginError`` at once when a plugin implements a hook that does not exist, names arguments a hook does not have, or
     when two plugins implement a hook that has one implementation. Without ``threads`` every hook runs on its caller's thread.
@@ -135,12 +135,6 @@ class PluginManager:
     def has(self, hook: str) -> bool:
         return bool(self._parts[hook])
 
-    def require(self, hook: str, why: str) -> None:
-        """Raises ``PluginError`` when nobody implements ``hook``; ``why`` says who needs it and what to do."""
-        if not self.has(hook):
-            selected = ", ".join(self.by_key) or "none"
-            raise PluginError(f"no selected plugin implements {hook}: {why} (selected: {selected})")
-
     def call(self, key: str, hook: str, **kwargs: Any) -> Any:
         """One plugin's result; ``None`` also when it does not implement ``hook``.
 
@@ -179,11 +173,6 @@ class PluginManager:
             except (Exception, SystemExit) as error:
                 self._raise_named(error, key, hook)
         return result
-
-    async def aone(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
-        """As ``one``, by ``acall``."""
-        key = self._only(hook, kind)
-        return None if key is None else await self.acall(key, hook, **kwargs)
 
     def close(self) -> None:
         """Let the thread pool end."""

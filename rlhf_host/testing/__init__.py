@@ -44,25 +44,7 @@ _HOME = {
     "write_tiny_model": "models",
 }
 
-__all__ = [
-    "CheckResult",
-    "ModuleEngine",
-    "ScriptedEngine",
-    "agent_contract",
-    "algorithm_contract",
-    "extension_contract",
-    "kernels_contract",
-    "make_batch",
-    "model_inputs",
-    "module_source",
-    "reward_contract",
-    "run_contract",
-    "tasks_contract",
-    "tiny_tokenizer",
-    "tracker_contract",
-    "weight_sync_contract",
-    "write_tiny_model",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ import torch
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
-from rlhf_host.records.needs import Output
-from rlhf_host.records.tensors import Batch, Distribution, Experience, LossTerm, Outputs
+from rlhf_host.records.tensors import Batch, Experience, LossTerm, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, WEIGHTS, advantages_by, make_batch, noise
 from rlhf_host.testing.contracts.session import TASKS, TEXTS, Session, said
 from rlhf_host.testing.contracts.subject import Broken, Subject
-from rlhf_host.testing.contracts.training import items_of, online, trainable
+from rlhf_host.testing.contracts.training import Bigram, items_of, online, trainable
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.update import ask
@@ -184,8 +183,8 @@ class _Calls:
         apply_rewards(batch, self.manager)
         return batch
 
-    def _learned(self) -> Experience:
-        """The batch as it is trained on."""
+    def _learned(self) -> Batch:
+        """The batch as workers get it."""
         if not online(self.subject):
             raise _Unfit(f"trains on {self.subject.needs.data} data, of which there is none here")
         batch = make_batch(self.subject, self.groups)
@@ -197,15 +196,15 @@ class _Calls:
         batch.old_logprobs = torch.where(batch.action_mask, batch.sampler_logprobs + 0.1 * noise(batch, 72), 0.0)
         for key, given in self.manager.each("prepare_batch", experience=batch):
             batch.extra[self.manager.by_key[key].alias] = given
-        return batch
+        return batch.batch()
 
     def _worker(self, hook: str) -> Iterator[tuple[str, str, Call]]:
         batch = self._learned()
         for role, head in trainable(self.subject).items():
-            made = _outputs(batch, head, self.subject.needs.outputs)
+            model = Bigram()
 
-            def prepare(made: Outputs = made) -> tuple[Batch, Outputs]:
-                return _copy(batch.batch()), _with_gradient(made)
+            def prepare(head: str = head, model: Bigram = model) -> tuple[Batch, Outputs]:
+                return _copy(batch), model(head, batch, self.subject.needs.outputs)
 
             if hook == "batch_statistics":
 
@@ -348,29 +347,3 @@ def _copy(batch: Batch) -> Batch:
     return dataclasses.replace(
         batch, logprobs=dict(batch.logprobs), values=dict(batch.values), stats=dict(batch.stats), extra=dict(batch.extra)
     )
-
-
-def _outputs(batch: Experience, head: str, wanted: Sequence[Output]) -> Outputs:
-    mask = batch.completion_mask
-    if head == "scalar":
-        values = torch.where(mask, noise(batch, 80), 0.0)
-        return Outputs(values=values, scores=values[:, 0].clone())
-    logprobs = torch.where(mask, batch.sampler_logprobs + 0.1 * noise(batch, 81), 0.0)
-    logits = torch.randn(*mask.shape, VOCABULARY) if Output("logits") in wanted else None
-    others = {}
-    for one in wanted:
-        if one.what == "distribution":
-            values = torch.randn(*mask.shape, one.top or VOCABULARY).log_softmax(-1)
-            others[one.role] = Distribution(values, values.flip(-1), torch.zeros(values.shape, dtype=torch.int64))
-    return Outputs(logprobs, torch.where(mask, noise(batch, 82).abs(), 0.0), logits=logits, others=others)
-
-
-def _with_gradient(outputs: Outputs) -> Outputs:
-    def leaf(value: torch.Tensor | None) -> torch.Tensor | None:
-        return None if value is None else value.detach().clone().requires_grad_()
-
-    others = {
-        name: Distribution(one.logprobs, one.own.clone().requires_grad_(), one.ids) for name, one in outputs.others.items()
-    }
-    leaves = {name: leaf(getattr(outputs, name)) for name in ("logprobs", "entropy", "values", "scores", "logits")}
-    return Outputs(**leaves, others=others)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def all_tests():
 
 def test_there_are_hooks():
     assert len(HOOKS) >= 29
-    assert HOOKS == list(hookspecs.RULES)
+    assert list(hookspecs.RULES) == HOOKS
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -346,7 +346,11 @@ def test_hook_step_finished_may_stop_the_run_after_its_step(run):
     assert [row["step"] for row in record.metrics] == [0, 1]
     assert "eval/reward/mean" in record.metrics[-1], "the evaluation of the end, in the row of the step"
     (call,) = record.of("run_finished")
-    assert (call["outcome"].status, call["outcome"].step, call["outcome"].reason) == ("finished", 1, "extension:recorder: enough")
+    assert (call["outcome"].status, call["outcome"].step, call["outcome"].reason) == (
+        "finished",
+        1,
+        "extension:recorder: enough",
+    )
     assert (record.run_dir / "model/config.json").exists()
     assert (record.run_dir / "checkpoints/step-000001").is_dir()
     assert "Finished after step 1 (extension:recorder: enough)." in record.output

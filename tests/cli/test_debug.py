@@ -29,7 +29,8 @@ class Plugin:
 class Watch(Plugin):
     @hookimpl
     def needs(self):
-        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), outputs=(Output("logprobs", role="actor"),))
+        actor = RoleNeed("actor", trainable=True, source=None)
+        return Needs(data="prompts", roles=(actor,), outputs=(Output("logprobs", role="actor"),))
     @hookimpl
     def run_started(self, context):
         seen("run_started")
@@ -98,7 +99,9 @@ def stopping(tmp_path_factory) -> Path:
     about = root / "stopping-1.0.dist-info"
     about.mkdir()
     (root / "stopping.py").write_text(PLUGINS)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+    )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     return root
 

@@ -38,7 +38,8 @@ class Picky(Toy):
     @hookimpl
     def needs(self):
         roles = (RoleNeed("critic", head="scalar", trainable=True, source=None),)
-        return Needs(data="prompts", roles=roles, min_group_size=4, forbids=(Forbid("train.old_logprobs", "sampler", "made up"), Forbid("rollout.n", 16, "made up")))
+        forbids = (Forbid("train.old_logprobs", "sampler", "made up"), Forbid("rollout.n", 16, "made up"))
+        return Needs(data="prompts", roles=roles, min_group_size=4, forbids=forbids)
 
 class Pairs(Plugin):
     @hookimpl

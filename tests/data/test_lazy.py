@@ -92,18 +92,18 @@ def numbers(stream, count):
     return [int(drawn.task.ground_truth) for drawn in stream.draw(count, 1)]
 
 
-def test_a_sequence_is_indexed_as_tasks_are_drawn(load, lazy):
+def test_a_sequence_is_indexed_as_tasks_are_drawn(load, lazy, plain):
     taskset = load("indexed")
     assert isinstance(taskset.sources["indexed"], IndexedTasks)
     assert lazy.MADE == []
     assert "1000 tasks" in taskset.report[0]
     stream = TaskStream(taskset, seed=3)
     drawn = numbers(stream, 5)
-    assert lazy.MADE == drawn
+    assert drawn == lazy.MADE
     assert drawn != sorted(drawn), "shuffled, as a list is"
     assert numbers(TaskStream(load("indexed"), seed=3, shuffle=False), 3) == [0, 1, 2]
     (first,) = TaskStream(load("indexed"), seed=3).draw(1, 1)
-    assert first.task.prompt_ids == tuple(first.task.prompt.encode())
+    assert plain.decode(first.task.prompt_ids) == first.task.prompt
     assert (first.task.index, first.task.source) == (drawn[0], "indexed")
 
 
@@ -156,13 +156,13 @@ def test_evaluation_and_bounds_read_what_they_need(load, lazy):
     assert lazy.MADE[3:] == [0, 1, 2, 3, 4]
 
 
-def test_prompts_that_are_too_long_are_passed_over_or_cut_when_they_are_drawn(load):
+def test_prompts_that_are_too_long_are_passed_over_or_cut_when_they_are_drawn(load, plain):
     kept = [number for number in range(20) if 1 + number % 7 + len(str(number)) <= 4]
     for name in ("endless", "indexed"):
         stream = TaskStream(load(name, max_prompt_tokens=4), shuffle=False)
         assert numbers(stream, len(kept)) == kept
     (cut,) = islice(TaskStream(load("endless", max_prompt_tokens=4, long_prompts="truncate")).draw(6, 1), 5, 6)
-    assert bytes(cut.task.prompt_ids) == b"aaa5"
+    assert plain.decode(cut.task.prompt_ids) == "aaa5"
     with pytest.raises(UserError, match="no prompt of indexed is short enough"):
         TaskStream(load("indexed", max_prompt_tokens=1)).draw(1, 1)
 
@@ -207,6 +207,7 @@ def test_a_plugin_chooses_by_number_over_all_sources_or_gives_its_own():
         ([0], "draw_tasks gave 1 tasks at step 1, expected 2"),
         (None, "draw_tasks gave 0 tasks"),
         ([0, 5], "draw_tasks gave 5, expected a Task or a number below 5"),
+        ([0, -1], "draw_tasks gave -1, expected a Task"),
         ([0, "a0"], "draw_tasks gave 'a0', expected a Task"),
     ],
 )

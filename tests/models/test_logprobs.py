@@ -173,7 +173,9 @@ def test_several_tokens_at_a_place_have_the_values_and_gradients_of_the_full_log
 @pytest.mark.parametrize("head", HEADS, ids=str)
 def test_the_likeliest_tokens_are_those_of_the_full_logits(parts, head, chunk_tokens):
     hidden, weight, bias, _ = parts
-    every = torch.stack([naive(hidden, weight, bias, torch.full((TOKENS,), token), **head)[0] for token in range(VOCABULARY)], -1)
+    every = torch.stack(
+        [naive(hidden, weight, bias, torch.full((TOKENS,), token), **head)[0] for token in range(VOCABULARY)], -1
+    )
     logprobs, ids = top_logprobs(hidden, weight, bias, 7, chunk_tokens=chunk_tokens, **head)
     expected = every.topk(7)
     torch.testing.assert_close(logprobs, expected.values)

@@ -22,7 +22,9 @@ def only(distribution):
 def test_a_plugin_is_described_by_its_metadata_and_not_imported(here):
     here.install("disc-a", REWARD, {"disc_mod.py": "raise SystemExit('imported')"}, version="0.3", summary="Judges things.")
     info = only("disc-a")
-    assert info == discovery.PluginInfo("reward", "r", "disc-a", "0.3", ">=0.9,<0.10", "ok", "Judges things.", "disc_mod:Reward")
+    assert info == discovery.PluginInfo(
+        "reward", "r", "disc-a", "0.3", ">=0.9,<0.10", "ok", "Judges things.", "disc_mod:Reward"
+    )
     assert (info.module, info.attribute, info.source) == ("disc_mod", "Reward", "disc-a 0.3")
     assert "disc_mod" not in sys.modules
 

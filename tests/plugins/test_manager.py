@@ -100,15 +100,6 @@ def test_one_is_none_without_an_implementation_and_refuses_to_pick():
         manager(reward_a=Scores(1), reward_b=Scores(2)).one("score", **GIVEN)
 
 
-def test_require_says_who_needs_it_and_what_is_selected():
-    plugins = manager(reward_a=Scores([1.0]))
-    plugins.require("score", "training needs a reward; choose one with --reward")
-    with refuses("no selected plugin implements make_rows: choose one with --algo (selected: reward:a)"):
-        plugins.require("make_rows", "choose one with --algo")
-    assert plugins.has("score")
-    assert not plugins.has("make_rows")
-
-
 def test_equal_and_unhashable_plugins_are_still_two():
     @dataclasses.dataclass
     class Constant:
@@ -374,7 +365,7 @@ def test_synchronous_agent_and_score_hooks_run_in_threads_and_the_loop_stays_fre
         return await asyncio.gather(*(plugins.acall("reward:a", "score", **GIVEN) for _ in range(8)))
 
     assert run(many()) == [[True]] * 8
-    assert run(plugins.aone("agent_step", episode=None, action=None)).startswith("rlhf-hook-")
+    assert run(plugins.acall(plugins.names("agent_step")[0], "agent_step", episode=None, action=None)).startswith("rlhf-hook-")
     plugins.close()
 
 
@@ -393,10 +384,10 @@ def test_coroutines_run_on_the_loop_and_other_hooks_too():
 
     plugins = manager(agent_a=Loop(), extension_b=Starts())
     here = threading.current_thread().name
-    assert run(plugins.aone("agent_run", episode=None, policy=None)) == [here]
-    assert run(plugins.aone("run_started", context=None)) == here
-    assert run(plugins.aone("sync_close")) == here
-    assert run(plugins.aone("sync_weights", source=None, version=1)) is None
+    assert run(plugins.acall(plugins.names("agent_run")[0], "agent_run", episode=None, policy=None)) == [here]
+    assert run(plugins.acall(plugins.names("run_started")[0], "run_started", context=None)) == here
+    assert run(plugins.acall(plugins.names("sync_close")[0], "sync_close")) == here
+    assert run(plugins.acall("extension:b", "sync_weights", source=None, version=1)) is None
 
 
 @pytest.mark.parametrize("way", ["coroutine", "thread", "coroutine from a thread"])

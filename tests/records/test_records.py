@@ -68,7 +68,10 @@ def test_a_text_where_a_type_belongs_names_the_type(given, message):
     [
         ({"mask": "loss_mask"}, r"the mask of 'policy' is a Mask: LOSS, ACTION, COMPLETION or Extra\(name\), not 'loss_mask'"),
         ({"mask": None}, "is a Mask"),
-        ({"aggregation": "token-mean"}, r"is an Aggregation, such as TOKEN_MEAN, not 'token-mean': Aggregation\.parse reads texts"),
+        (
+            {"aggregation": "token-mean"},
+            r"is an Aggregation, such as TOKEN_MEAN, not 'token-mean': Aggregation\.parse reads texts",
+        ),
         ({"aggregation": None}, "is an Aggregation"),
     ],
 )
@@ -116,7 +119,9 @@ def test_aggregations_are_texts_on_the_command_line_alone(text, expected):
     assert str(expected) == text
 
 
-@pytest.mark.parametrize("wrong", [("mean",), ("token-mean", 3), ("sequence-mean-token-sum", 0), ("sequence-mean-token-sum", -1)])
+@pytest.mark.parametrize(
+    "wrong", [("mean",), ("token-mean", 3), ("sequence-mean-token-sum", 0), ("sequence-mean-token-sum", -1)]
+)
 def test_aggregations_that_there_are_not_are_refused(wrong):
     with pytest.raises(ValueError, match="aggregation is one of token-mean"):
         Aggregation(*wrong)

@@ -341,7 +341,7 @@ def test_a_sum_that_float32_cannot_hold_is_unjudged(collect):
         def score(self, trajectories):
             return [1e38 for _ in trajectories]
 
-    with pytest.raises(RunError, match="the weighted sum of its rewards, 1e[+]39, is not finite in float32"):
+    with pytest.raises(RunError, match=r"the weighted sum of its rewards, 1e\+39, is not finite in float32"):
         collect(load(Large(), weights={0: 10.0}), groups=1)
 
 

@@ -59,7 +59,9 @@ def test_what_arrives_is_what_was_sent_without_the_records():
     batch.advantages = torch.randn(batch.action_mask.shape)
     batch.logprobs["reference"] = torch.randn(batch.action_mask.shape)
     batch.extra["mine"] = {"weights": torch.arange(3.0), "scale": 2.0}
-    batch.distributions["teacher"] = TopK(torch.randn(*batch.action_mask.shape, 2), torch.ones(*batch.action_mask.shape, 2).long())
+    batch.distributions["teacher"] = TopK(
+        torch.randn(*batch.action_mask.shape, 2), torch.ones(*batch.action_mask.shape, 2).long()
+    )
     batch.trajectories = ["record"] * 3
     shard = pickle.loads(pickle.dumps(make_shard(batch, [2, 0]), protocol=5))
     assert shard.rows == [2, 0]

@@ -171,5 +171,7 @@ def test_a_whole_vocabulary_is_compared_in_one_place():
     refuse_apart(plan("actor+teacher=2", "rollout=1", roles=roles), whole)
     apart = plan("actor=2", "teacher=1", "rollout=1", roles=roles)
     refuse_apart(apart, Needs(outputs=(Output("distribution", role="teacher", top=8), Output("logprobs", role="teacher"))))
-    with pytest.raises(UserError, match=r"'teacher' is compared with the actor over the whole vocabulary.*actor\+teacher=DEVICES"):
+    with pytest.raises(
+        UserError, match=r"'teacher' is compared with the actor over the whole vocabulary.*actor\+teacher=DEVICES"
+    ):
         refuse_apart(apart, whole)

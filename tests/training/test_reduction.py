@@ -62,7 +62,9 @@ def test_every_aggregation_matches_its_definition(aggregation):
 def test_micro_batches_add_up_to_the_whole_in_any_order(aggregation, split):
     batch = uneven_batch()
     values = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(1))
-    whole = float((token_weights(Aggregation.parse(aggregation), batch.loss_mask, batch.group_id, batch.episode_id) * values).sum())
+    whole = float(
+        (token_weights(Aggregation.parse(aggregation), batch.loss_mask, batch.group_id, batch.episode_id) * values).sum()
+    )
     reducer = Reducer(Denominators.of(batch))
     total = 0.0
     for rows in split:
@@ -88,7 +90,9 @@ def test_a_fully_masked_batch_gives_zero():
     batch.loss_mask[:] = False
     for aggregation in AGGREGATIONS:
         values = torch.ones(batch.loss_mask.shape, requires_grad=True)
-        loss = Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values, aggregation=Aggregation.parse(aggregation)), list(range(6)), None)
+        loss = Reducer(Denominators.of(batch)).reduce(
+            LossTerm("policy", values, aggregation=Aggregation.parse(aggregation)), list(range(6)), None
+        )
         assert float(loss) == 0.0
 
 

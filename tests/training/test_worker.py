@@ -291,7 +291,9 @@ def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
         def importance_weights(self, mask):
             return torch.ones(len(mask), 1)
 
-    with pytest.raises(RunError, match=r"extension:p1 gave \[8, 1\] from importance_weights, expected a tensor \[8, 12\] or \[8\]"):
+    with pytest.raises(
+        RunError, match=r"extension:p1 gave \[8, 1\] from importance_weights, expected a tensor \[8, 12\] or \[8\]"
+    ):
         gradient(tiny_model, batch(), [Column()])
 
 

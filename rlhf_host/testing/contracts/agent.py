@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -67,6 +68,22 @@ def tokens_are_only_appended(subject: Subject) -> None:
                     kept = any((a.logprobs, a.versions) == (segment.logprobs, segment.versions) for a in same)
                     expect(kept, "an action segment has other log-probabilities or versions than were sampled")
                 seen += segment.token_ids
+
+
+@check("agent_run")
+def sampled_tokens_are_trained_once(subject: Subject) -> None:
+    """What was sampled is an action in one row at most: rows that branch repeat it in their prompts."""
+    with Session(subject) as session:
+        engine = session.engine()
+        acted: Counter[Any] = Counter()
+        for trajectory in (trajectory for episode in session.play(engine=engine) for trajectory in episode):
+            seen: list[int] = []
+            for segment in trajectory.segments:
+                if segment.kind == "action":
+                    acted[tuple(seen), tuple(segment.token_ids)] += 1
+                seen += segment.token_ids
+        answered = Counter((asked, tuple(answer.token_ids)) for asked, answer in engine.answers)
+        expect(acted <= answered, "tokens that were sampled once are actions of two rows; repeat them in the prompt instead")
 
 
 @check("agent_step", "agent_run")

@@ -8,11 +8,12 @@ import threading
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf_host.config.schema import DataConfig, RunConfig
+from rlhf_host.data.chat import render_prompt
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Episode, Generation, SampleKey, Sampling, Segment, Task, Trajectory
 from rlhf_host.records.needs import Outcome, RunContext, ScoreContext
@@ -197,7 +198,11 @@ class Session:
 
     def episodes(self, samples: int = 2) -> list[Episode]:
         """``samples`` episodes per task, as a rollout would make them."""
-        tasks = self.subject.tasks or TASKS
+        words, data = tokenizer(), DataConfig()
+        tasks = [
+            replace(task, prompt_ids=tuple(render_prompt(task.prompt, words, data.system_prompt, data.template)))
+            for task in self.subject.tasks or TASKS
+        ]
         return [
             Episode(f"made-up-{number}-{i}", f"made-up-{number}", task, sample=i, seed=episode_seed(0, "train", task, 0))
             for number, task in enumerate(tasks)

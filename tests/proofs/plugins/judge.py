@@ -1,4 +1,4 @@
-"""A judge with two objectives: vowels, and an end within few characters; it has no opinion of empty answers."""
+"""A judge with two objectives: vowels, and an end within few characters; it reads no numbers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Judge:
         return [self.judge(trajectory.text) for trajectory in trajectories]
 
     def judge(self, text: str) -> Reward | Unjudged:
-        if not text:
-            return Unjudged("there is no answer")
-        vowels = sum(character in "aeiou" for character in text) / len(text)
+        if text[:1].isdigit():
+            return Unjudged("it begins with a number")
+        vowels = sum(character in "aeiou" for character in text) / max(1, len(text))
         short = 0.5 * (len(text) <= self.options.length)
         return Reward(parts={"vowels": vowels, "short": short}, score=vowels)
