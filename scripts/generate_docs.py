@@ -171,14 +171,15 @@ def _explained(hook: str) -> str:
 
 def records_page() -> str:
     modules = (episodes, needs, tensors, protocols)
-    nodes = [node for module in modules for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body]
+    trees = [ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body for module in modules]
+    pairs = [pair for tree in trees for pair in zip(tree, [*tree[1:], None], strict=True)]
     parts = [
         "# Records",
         "What hooks receive and return. All are importable from `rlhf_host`, but for `Message` and the aliases below, which are"
         " plain values.",
     ]
     aliases = []
-    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+    for node, following in pairs:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             parts += [f"## `{node.name}` {{ #{node.name} }}", *_record(node)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
