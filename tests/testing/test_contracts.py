@@ -645,7 +645,7 @@ TABLE = [
         "        self.seen += count",
         "        self.drawn = getattr(self, 'drawn', 0) + count\n        self.seen = self.drawn",
     ),
-    breaks("prepared_batches_are_plain", "steering", '"seen": self.seen}', '"seen": str(self.seen)}'),
+    breaks("prepared_batches_are_plain", "steering", "experience.rewards,", "experience.rewards, 'text': 'x',"),
     breaks("answers_to_a_step_are_known", "steering", 'return Adjust({"actor.lr": 1e-3 / step})', "return 1e-3"),
     breaks("answers_to_a_step_are_known", "steering", "1e-3 / step", "float('inf')"),
     # --- tasks ----------------------------------------------------------------------------------

@@ -75,14 +75,9 @@ def sampled_tokens_are_trained_once(subject: Subject) -> None:
     """What was sampled is an action in one row at most: rows that branch repeat it in their prompts."""
     with Session(subject) as session:
         engine = session.engine()
-        acted: Counter[Any] = Counter()
-        for trajectory in (trajectory for episode in session.play(engine=engine) for trajectory in episode):
-            seen: list[int] = []
-            for segment in trajectory.segments:
-                if segment.kind == "action":
-                    acted[tuple(seen), tuple(segment.token_ids)] += 1
-                seen += segment.token_ids
-        answered = Counter((asked, tuple(answer.token_ids)) for asked, answer in engine.answers)
+        rows = [trajectory for episode in session.play(engine=engine) for trajectory in episode]
+        acted = Counter((*action.token_ids, *(action.logprobs or ())) for row in rows for action in row.actions)
+        answered = Counter((*answer.token_ids, *answer.logprobs) for _, answer in engine.answers)
         expect(acted <= answered, "tokens that were sampled once are actions of two rows; repeat them in the prompt instead")
 
 
