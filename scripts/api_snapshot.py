@@ -20,27 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import rlhf_host
-from rlhf_host import functional, hookspecs, protocols, testing
+from rlhf_host import functional, hookspecs, testing
 from rlhf_host.plugins.discovery import GROUPS
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
 
 SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
-MODULES = (episodes, needs, tensors, protocols)
+MODULES = (episodes, needs, tensors, common, engines, syncs, backends, runtimes, kernels)
 
 HOST_MADE = frozenset(
     {
-        "Batch",
-        "Distribution",
-        "TopK",
-        "Experience",
-        "Outputs",
-        "RunContext",
-        "ScoreContext",
-        "SyncTarget",
-        "Outcome",
-        "Episode",
-        "Group",
+        *("Batch", "Distribution", "TopK", "Experience", "Outputs", "RunContext", "ScoreContext", "SyncTarget", "Outcome"),
+        *("Episode", "Group", "EngineStart", "BackendStart", "RuntimeStart", "Use", "SharedRows"),
     }
 )
 """Nouns that plugins only ever receive: their new fields may stand anywhere. All others are made by plugins, by position too."""

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -28,6 +29,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.sections import MANY, ROLES, SINGLE, role_flag, spelled
 from rlhf_host.plugins.discovery import GROUPS
 from rlhf_host.plugins.options import describe_options, options_model, type_name
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +78,8 @@ CALLS = {
 }
 """A rule of ``hookspecs`` in words."""
 
+PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels)
+
 PLAIN = ("engine", "backend", "runtime", "kernels")
 """Kinds that are described by their class: its module tells of more than it."""
 
@@ -85,6 +89,7 @@ def pages() -> dict[str, str]:
     made = {
         "reference/hooks.md": hooks_page(),
         "reference/records.md": records_page(),
+        "reference/protocols.md": protocols_page(),
         "reference/functional.md": functional_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
@@ -170,22 +175,38 @@ def _explained(hook: str) -> str:
 
 
 def records_page() -> str:
-    modules = (episodes, needs, tensors, protocols)
-    trees = [ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body for module in modules]
-    pairs = [pair for tree in trees for pair in zip(tree, [*tree[1:], None], strict=True)]
     parts = [
         "# Records",
         "What hooks receive and return. All are importable from `rlhf_host`, but for `Message` and the aliases below, which are"
         " plain values.",
     ]
-    aliases = []
-    for node, following in pairs:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            parts += [f"## `{node.name}` {{ #{node.name} }}", *_record(node)]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            aliases.append((code(node.target.id), code(ast.unparse(node.value)), prose(_string(following))))
+    aliases: list[tuple[str, str, str]] = []
+    for module in (episodes, needs, tensors):
+        parts += _classes(module, "##", aliases)
     parts += ["## Aliases", table(("name", "is", ""), aliases)]
     return "\n\n".join(parts)
+
+
+def protocols_page() -> str:
+    parts = ["# Protocols", prose(inspect.getdoc(protocols) or ""), "All names are importable from `rlhf_host.protocols`."]
+    aliases: list[tuple[str, str, str]] = []
+    for module in PROTOCOL_MODULES:
+        name = module.__name__.rpartition(".")[2]
+        parts += [f"## {name.capitalize()} {{ #{name} }}", prose(inspect.getdoc(module) or "")]
+        parts += _classes(module, "###", aliases)
+    parts += ["## Aliases", table(("name", "is", ""), aliases)]
+    return "\n\n".join(parts)
+
+
+def _classes(module: ModuleType, level: str, aliases: list[tuple[str, str, str]]) -> Iterator[str]:
+    """A section for every class of the module; its aliases are appended."""
+    nodes = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from (f"{level} `{node.name}` {{ #{node.name} }}", *_record(node))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            value = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
+            aliases.append((code(node.target.id), code(str(value)), prose(_string(following))))
 
 
 def _record(node: ast.ClassDef) -> Iterator[str]:

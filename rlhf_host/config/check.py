@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_host.config.messages import fail
-from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, own_weights, updates_per_batch
+from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import ROLES, role_flag
+from rlhf_host.config.trait_defaults import RunTraits, refusals
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.records.needs import Needs
@@ -20,8 +21,9 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     Raises:
         UserError: one line per reason, each with what to do.
     """
-    refusals = [*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *_forbidden(config, manager)]
-    fail([*refusals, *_off_policy(config, manager), *_idle_corrections(manager)])
+    unfit = refusals(config, RunTraits.of(config), needs)
+    reasons = [*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *unfit, *_forbidden(config, manager)]
+    fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
     return [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
@@ -171,13 +173,6 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
         yield (
             f"train.minibatches {train.minibatches} is more than train.batch_size {train.batch_size}:"
             " a batch is split between groups, so there can be at most one minibatch per prompt"
-        )
-    if config.placement and config.runtime.plugin == "local":
-        yield "placement says which devices roles share, and the local runtime has one process: add --runtime ray, or leave it out"
-    if config.sync.plugin == "in_process" and (why := own_weights(config)):
-        yield (
-            f"sync in_process is for engines that sample from the trainer's own module, and with {why} they have weights of"
-            " their own: leave --sync out, or set it to broadcast, ipc or checkpoint"
         )
     if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
         yield (

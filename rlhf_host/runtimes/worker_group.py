@@ -60,6 +60,7 @@ class RemoteTrainer:
 
     def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool):
         self.groups = list(groups)
+        self.trained = [group for group in groups if group.trainable]
         self.by_role = {role: group for group in groups for role in group.roles}
         self.unit_rows = unit_rows
         self.compute_s = 0.0
@@ -103,7 +104,6 @@ class RemoteTrainer:
         """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
         import ray
 
-        groups = [group for group in self.groups if group.trainable]
         shards = _Shards(batch, self.unit_rows)
         whole = ray.put(Denominators.of(batch))
         with self.still:
@@ -112,9 +112,9 @@ class RemoteTrainer:
             self.before(True)
         references = [
             group.call_ranks("update", [(ref, whole, sampled_now) for ref in shards.references(group.ranks)])
-            for group in groups
+            for group in self.trained
         ]
-        names = [group.name for group in groups for _ in range(group.size)]
+        names = [group.name for group in self.trained for _ in range(group.size)]
         answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
         self.compute_s += max((seconds for _, seconds in answers), default=0.0)
         whole_update = Update(Metrics())

@@ -22,7 +22,8 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import settings_of_roles
-from rlhf_host.training.trajectories import SavedRollouts, check_vocabulary
+from rlhf_host.training.saved_rollouts import SavedRollouts
+from rlhf_host.training.saved_rows import check_vocabulary
 from rlhf_host.weight_sync.bring import Bring
 
 
@@ -31,13 +32,15 @@ class Inputs:
     """What is read before anything is written."""
 
     tokenizer: Any
-    tasks: TaskSet | SavedRollouts
-    held_out: TaskSet | None
+    tasks: TaskSet | None = None
+    held_out: TaskSet | None = None
+    saved: SavedRollouts | None = None
+    """In the place of tasks."""
 
     @property
     def notices(self) -> list[str]:
         held_out = [f"held out: {line}" for line in self.held_out.report] if self.held_out else []
-        return [*self.tasks.report, *held_out]
+        return [line for source in (self.tasks, self.saved) if source is not None for line in source.report] + held_out
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ def read_inputs(config: RunConfig, rows: GivenRows, manager: PluginManager) -> I
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
         check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))
-        return Inputs(tokenizer, saved, None)
+        return Inputs(tokenizer, saved=saved)
     tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager)
     held_out = None
     if config.eval.data.sources:

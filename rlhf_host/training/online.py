@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,20 @@ from torch import Tensor
 
 from rlhf_host.config.plan import old_logprobs_mode
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.data.stream import TaskStream
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
-from rlhf_host.rollouts.collect import Collected, Collector
+from rlhf_host.rollouts.collect import Collected
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.training.checkpoints import plain_state
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
-from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
+from rlhf_host.training.sampled_rollouts import Rollouts
+from rlhf_host.training.saved_rows import lines, write_lines
 
 
 @dataclass(slots=True)
@@ -60,13 +59,10 @@ class OnlineLoop:
     needs: Needs
     runtime: Runtime
     handles: Mapping[str, RoleHandle]
-    stream: TaskStream | SavedRollouts
-    collector: Collector | SavedRollouts
+    rollouts: Rollouts
     evaluation: Evaluation | None
     loop: EventLoop
     run_dir: Path
-    weights: dict[str, float]
-    """Reward alias → weight."""
     save: Callable[[OnlineLoop], None]
     tokenizer: Any = None
     step: int = 0
@@ -85,8 +81,8 @@ class OnlineLoop:
     @property
     def steps(self) -> int:
         """Where training ends: ``train.steps``, or before it where saved rollouts do."""
-        steps = self.config.train.steps
-        return min(steps, self.stream.steps) if isinstance(self.stream, SavedRollouts) else steps
+        steps, available = self.config.train.steps, self.rollouts.steps
+        return steps if available is None else min(steps, available)
 
     def run(self) -> Outcome:
         """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
@@ -125,21 +121,21 @@ class OnlineLoop:
         drawing = dict.fromkeys([*manager.names("draw_tasks"), *manager.names("load_tasks")])
         kept = [key for key in drawing if key in manager.names("state_dict") and key in manager.names("load_state_dict")]
         states = {key: copy.deepcopy(plain_state(manager.call(key, "state_dict"), key)) for key in kept}
-        return self.stream.state_dict(), states
+        return self.rollouts.state_dict(), states
 
     def _return_to(self, stream: dict[str, Any], plugins: dict[str, Any]) -> None:
-        self.stream.load_state_dict(stream)
+        self.rollouts.load_state_dict(stream)
         for key, state in plugins.items():
             self.manager.call(key, "load_state_dict", state=state)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values: data position, weight version, best metric, what is pending, adjusted rates."""
         state = {"version": self.version, "best": self.best, "pending": self.pending, "rates": self.rates}
-        return {"stream": self.stream.state_dict(), **state}
+        return {"stream": self.rollouts.state_dict(), **state}
 
     def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
         self.step, self.resumed = step, True
-        self.stream.load_state_dict(state["stream"])
+        self.rollouts.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
         self.pending = state["pending"]
@@ -155,12 +151,11 @@ class OnlineLoop:
         busy = self._busy()
         context = ScoreContext("train", number, self.handles, self.tokenizer)
         rollout = self.config.rollout
-        draw: Any = partial(self.stream.draw, step=number) if isinstance(self.stream, TaskStream) else None
         with phases("rollout"):
-            collected = self.loop.run(self.collector.fill(draw, self.config.train.batch_size, context))
+            collected = self.loop.run(self.rollouts.next_rollouts(context))
         experience = make_experience(
             collected.groups,
-            self.weights,
+            self.rollouts.weights,
             step=number,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
@@ -185,7 +180,7 @@ class OnlineLoop:
         outside = elapsed - (self._busy() - busy)
         metrics |= {f"time/{name}": value for name, value in phases.seconds.items()}
         metrics |= {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        metrics |= {"version": float(self.version), "epoch": float(self.stream.epoch)} | memory()
+        metrics |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | memory()
         return metrics
 
     def _busy(self) -> float:

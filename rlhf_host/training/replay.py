@@ -23,7 +23,7 @@ from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.online import add_advantages, add_outputs
 from rlhf_host.training.run import run_context, run_lifecycle, using_roles
-from rlhf_host.training.trajectories import SavedStep, check_vocabulary, decoder
+from rlhf_host.training.saved_rows import SavedStep, check_vocabulary, decoder
 
 
 @dataclass(slots=True)

@@ -194,15 +194,17 @@ def test_the_numbers_are_the_same(rlhf_here, small_run, tmp_path):
         assert [row[name] for row in debug] == [row[name] for row in plain]
 
 
-def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, monkeypatch):
+def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, caplog):
     import yaml
 
-    monkeypatch.setattr("rlhf_host.config.plan.EXTRAS", {"ray": "ray", "vllm": "vllm"})
     result = rlhf_here(*small_run, "--runtime", "ray", "--engine", "vllm", "--sync", "broadcast", "--debug", "--print-config")
     assert result.exit_code == 0, result.output
     config = yaml.safe_load(result.stdout)
     assert [config[key]["plugin"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
-    assert config["train"]["replicas"] == 1
+    assert [record.message for record in caplog.records] == [
+        "--debug: engine vllm runs where no debugger can follow; transformers takes its place",
+        "--debug: runtime ray runs where no debugger can follow; local takes its place",
+    ]
 
 
 def test_inside_a_running_loop_it_is_refused(tiny_model, prompts, reward_plugins, monkeypatch):

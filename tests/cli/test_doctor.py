@@ -126,16 +126,26 @@ class X:
 """
 
 
+ENGINES = """
+from rlhf_host.protocols import EngineTraits
+class X:
+    traits = EngineTraits()
+    def __init__(self, options): ...
+class Y(X):
+    traits = EngineTraits(libraries=("no_such_library",))
+"""
+
+
 def test_what_can_run_follows_from_the_libraries(here):
-    here.install("cli-engine", {"rlhf.engines": "mine = cli_engine:X"}, {"cli_engine.py": ""})
+    here.install("cli-engine", {"rlhf.engines": "mine = cli_engine:X\nlacking = cli_engine:Y"}, {"cli_engine.py": ENGINES})
 
     def states(torch):
         return {finding.name: finding.status for finding in parts({"torch": [Finding("Libraries", "torch", torch)]})}
 
     well, ill = states("ok"), states("problem")
-    for name in ("--runtime local", "--engine transformers", "--backend torch"):
+    for name in ("--runtime local", "--engine transformers", "--backend torch", "--engine mine"):
         assert (well[name], ill[name]) == ("ok", "problem")
-    assert well["--engine mine"] == ill["--engine mine"] == "ok"
+    assert well["--engine lacking"] == ill["--engine lacking"] == "absent"
 
 
 # --- machine ------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ RUNS = {
 def test_every_kind_that_authors_write_has_a_page():
     plain = {"engine", "backend", "runtime"}
     assert set(KIND_OF.values()) == set(GROUPS) - plain
-    assert all(path.is_file() for path in PAGES.values())
+    assert all(path.is_file() for path in (*PAGES.values(), *(DOCS / f"{kind}s.md" for kind in plain)))
 
 
 @pytest.mark.parametrize("kind", KIND_OF)

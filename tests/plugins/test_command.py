@@ -77,6 +77,15 @@ def test_verify_imports_each_and_finds_the_broken(shop):
     assert "broken: importing cmd_dies ended the process with exit code 7" in text
 
 
+ENGINES = """
+from rlhf_host.protocols import EngineTraits
+class Bare:
+    def __init__(self, options): ...
+class E(Bare):
+    traits = EngineTraits()
+"""
+
+
 @pytest.mark.parametrize(
     ("group", "value", "problem"),
     [
@@ -84,11 +93,12 @@ def test_verify_imports_each_and_finds_the_broken(shop):
         ("rlhf.presets", "cmd_pkg:bad.yaml", "bad.yaml: while parsing"),
         ("rlhf.presets", "cmd_pkg:list.yaml", "list.yaml: a preset is a mapping of settings"),
         ("rlhf.engines", "cmd_pkg.engine:E", ""),
+        ("rlhf.engines", "cmd_pkg.engine:Bare", "has no traits: see rlhf_host.protocols"),
         ("rlhf.rewards", "cmd_pkg.engine:E", "cmd_pkg.engine:E implements no hook: mark its methods with @hookimpl"),
     ],
 )
-def test_presets_are_read_and_protocols_need_no_hooks(here, group, value, problem):
-    files = {"good.yaml": "seed: 1", "bad.yaml": "seed: [1", "list.yaml": "[1]", "engine.py": "class E: ...\n"}
+def test_presets_are_read_and_protocols_need_traits_in_place_of_hooks(here, group, value, problem):
+    files = {"good.yaml": "seed: 1", "bad.yaml": "seed: [1", "list.yaml": "[1]", "engine.py": ENGINES}
     here.install("cmd-pkg", {group: f"x = {value}"}, {f"cmd_pkg/{name}": text for name, text in files.items()})
     (info,) = [info for info in discover() if info.distribution == "cmd-pkg"]
     found = look_inside(info).problem

@@ -249,7 +249,7 @@ def test_an_engine_killed_in_mid_rollout_loses_nothing_and_comes_back_with_curre
     started.wait(back())
     new = started.runtime.targets[0].engine
     assert new.pid != victim.pid
-    assert engine.restarts == 1
+    assert engine.lives.restarts == 1
     again = [started.wait(new.generate([5, 6, 7], LONG, (0, sample, 0))) for sample in range(4)]
     assert tokens(again) == tokens(generations[:4])
     assert trainer_gap(started, again, [5, 6, 7]) < 1e-4
