@@ -27,9 +27,10 @@ from rlhf_host import __version__
 from rlhf_host.config.plan import build_plugins
 from rlhf_host.config.schema import DataConfig, PluginChoice, RayConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
+from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling, Task
 from rlhf_host.records.needs import ScoreContext
-from rlhf_host.rollouts.collect import Collector, Draw
+from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.engines import ScriptedEngine
@@ -69,7 +70,9 @@ def main() -> None:
         def step(size: int) -> dict[str, float]:
             drawn = cycle(tasks)
             computed, started = time.process_time(), time.perf_counter()
-            collected = events.run(collector.fill(lambda: Draw(next(drawn), 0), size // SAMPLES, ScoreContext()))
+            collected = events.run(
+                collector.fill(lambda count: [Draw(next(drawn), 0) for _ in range(count)], size // SAMPLES, ScoreContext())
+            )
             rolled = time.perf_counter()
             experience = make_experience(collected.groups, {"math_verifier": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
             made = time.perf_counter()
@@ -112,10 +115,11 @@ def local(answers: Answers) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
     """Engines and ranks as the Ray runtime has them, but that what they would compute is there at once."""
+    from rlhf_host.runtimes.specs import protocol_spec
+
     from rlhf_host.runtimes.engine_pool import EnginePool
     from rlhf_host.runtimes.ray_actors import EngineActor, EngineSetup
     from rlhf_host.runtimes.ray_cluster import RayCluster
-    from rlhf_host.runtimes.specs import protocol_spec
     from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup
     from rlhf_host.training.reduction import Metrics
     from rlhf_host.training.worker import Update

@@ -237,7 +237,9 @@ def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
     about = plugin / "bench_rewards-1.dist-info"
     about.mkdir(parents=True)
     (plugin / "bench_rewards.py").write_text(REWARD)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-rewards\nVersion: 1\nRequires-Dist: rlhf-host>=1,<2\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: bench-rewards\nVersion: 1\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+    )
     (about / "entry_points.txt").write_text("[rlhf.rewards]\nsevens = bench_rewards:Sevens\n")
     (about / "RECORD").write_text("bench_rewards.py,,\n")
     lengths = [len(render(tokenizer, prompt)) for prompt in prompts]

@@ -23,24 +23,55 @@ from rlhf_host.records.episodes import (
     Step,
     Task,
     Trajectory,
+    Unjudged,
 )
-from rlhf_host.records.needs import Needs, Outcome, RoleNeed, RunContext, ScoreContext
-from rlhf_host.records.tensors import Advantages, Experience, LossTerm, Metric, Outputs
+from rlhf_host.records.needs import Adjust, Forbid, Needs, Outcome, Output, RoleNeed, RunContext, ScoreContext, Stop
+from rlhf_host.records.tensors import (
+    ACTION,
+    COMPLETION,
+    GROUP_MEAN_TOKEN_MEAN,
+    LOSS,
+    SEQUENCE_MEAN_TOKEN_MEAN,
+    SEQUENCE_MEAN_TOKEN_SUM,
+    TOKEN_MEAN,
+    Advantages,
+    Aggregation,
+    Batch,
+    Distribution,
+    Experience,
+    Extra,
+    LossTerm,
+    Metric,
+    Outputs,
+)
 
 if TYPE_CHECKING:
     from rlhf_host.api import Run, evaluate, replay, rollout, train
 
-__version__ = "1.0.0"
+__version__ = "0.9.0"
 
 _FROM_API = ("Run", "evaluate", "replay", "rollout", "train")
 
 __all__ = [
+    "ACTION",
+    "COMPLETION",
+    "GROUP_MEAN_TOKEN_MEAN",
+    "LOSS",
+    "SEQUENCE_MEAN_TOKEN_MEAN",
+    "SEQUENCE_MEAN_TOKEN_SUM",
+    "TOKEN_MEAN",
     "Action",
+    "Adjust",
     "Advantages",
+    "Aggregation",
+    "Batch",
+    "Distribution",
     "Drop",
     "Episode",
     "EpisodeFailed",
     "Experience",
+    "Extra",
+    "Forbid",
     "Generation",
     "Group",
     "LossTerm",
@@ -48,6 +79,7 @@ __all__ = [
     "Metric",
     "Needs",
     "Outcome",
+    "Output",
     "Outputs",
     "PluginError",
     "Policy",
@@ -60,9 +92,11 @@ __all__ = [
     "ScoreContext",
     "Segment",
     "Step",
+    "Stop",
     "SyncTarget",
     "Task",
     "Trajectory",
+    "Unjudged",
     "UserError",
     "evaluate",
     "hookimpl",

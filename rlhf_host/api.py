@@ -21,6 +21,7 @@ from rlhf_host.config.plan import Use, build_plugins, complete, merge_needs
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import MANY, SPELLINGS
+from rlhf_host.config.trait_defaults import RunTraits
 from rlhf_host.config.yaml_file import At
 from rlhf_host.data.sources import PROMPT_KEYS, SPLITS
 from rlhf_host.errors import RunError, UserError
@@ -219,7 +220,7 @@ def evaluate(
         config = require_run(run_of(Path(checkpoint)))
     ready, manager = asked.build("evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     try:
-        manager.require("score", "nothing judges the answers; give rewards")
+        check_evaluation(ready, manager)
         from rlhf_host.training.run import evaluate_only
 
         return evaluate_only(ready, manager, rows=asked.rows)
@@ -269,12 +270,12 @@ def rollout(
     ready, manager = asked.build("rollout", config, preset)
     try:
         check_rollout(ready, manager)
-        from rlhf_host.training import trajectories
+        from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
         from rlhf_host.training.run import rollout_only
 
         if output is not None:
-            trajectories.check_output(Path(output))
+            saved_rows.check_output(Path(output))
         found: list[Trajectory] = []
         parts: list[bytes] = []
         origin = provenance(ready.model_dump(mode="json"), "train")
@@ -282,11 +283,11 @@ def rollout(
         def take_in(step: int, collected: Any) -> None:
             rows = collected.trajectories_in_order()
             found.extend(rows)
-            parts.append(trajectories.lines(step, "train", rows, origin))
+            parts.append(saved_rows.lines(step, "train", rows, origin))
 
         rollout_only(ready, manager, prompts_per_step(ready, steps, rollouts), take_in, rows=asked.rows)
         if output is not None:
-            trajectories.write_lines(Path(output), parts)
+            saved_rows.write_lines(Path(output), parts)
         return found
     finally:
         manager.close()
@@ -328,7 +329,7 @@ def replay(
     try:
         check_replay(ready)
         from rlhf_host.training.replay import replay as run
-        from rlhf_host.training.trajectories import SavedStep, read_steps
+        from rlhf_host.training.saved_rows import SavedStep, read_steps
 
         if isinstance(saved, str | Path):
             steps = read_steps(Path(saved))
@@ -421,11 +422,8 @@ class _Asked:
         if use == "evaluate":
             config = with_defaults(config, checkpoint)
         ready = complete(config, loaded.origins, use, self.given)
-        if use == "evaluate":
-            check_evaluation(ready)
-        away = ready.runtime.plugin.rpartition(":")[2] != RunConfig().runtime.plugin
         elsewhere = [name for kind, name in self._own if kind in ("algo", "extension")]
-        if away and elsewhere:
+        if elsewhere and RunTraits.of(ready).runtime.remote:
             raise UserError(
                 f"{elsewhere[0]!r} is a Python object, and the runtime {ready.runtime.plugin} has workers in other processes: "
                 "leave runtime out, or install it as a plugin (rlhf plugins new)"

@@ -2,30 +2,39 @@
 
     python scripts/api_snapshot.py            # writes tests/api/snapshot.json
 
-``tests/api`` holds the snapshot against the code, and the code against ``tests/api/first_api.json``, the API that was published
-first and is never written again: additions are free, anything else would break a plugin. The rules are in ``docs/stability.md``.
+``tests/api`` holds the snapshot against the code, and the code against ``tests/api/first_api.json``, what was promised first and
+is never written again: additions are free, anything else would break a plugin. Hooks and fields whose description begins with
+"Provisional" are in the snapshot, and promised to nobody. The rules are in ``docs/stability.md``.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pluggy
-
 import rlhf_host
-from rlhf_host import functional, hookspecs, protocols, testing
+from rlhf_host import functional, hookspecs, testing
 from rlhf_host.plugins.discovery import GROUPS
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
 
 SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
-HOST_MADE = frozenset({"Experience", "Outputs", "RunContext", "ScoreContext", "SyncTarget", "Outcome", "Episode", "Group"})
+MODULES = (episodes, needs, tensors, common, engines, syncs, backends, runtimes, kernels)
+
+HOST_MADE = frozenset(
+    {
+        *("Batch", "Distribution", "TopK", "Experience", "Outputs", "RunContext", "ScoreContext", "SyncTarget", "Outcome"),
+        *("Episode", "Group", "EngineStart", "BackendStart", "RuntimeStart", "Use", "SharedRows"),
+    }
+)
 """Nouns that plugins only ever receive: their new fields may stand anywhere. All others are made by plugins, by position too."""
 
 
@@ -51,8 +60,33 @@ def describe() -> dict[str, Any]:
 
 def hook_names() -> list[str]:
     """Every hook, in the order of the contract."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    return [name for name in vars(hookspecs) if manager.parse_hookspec_opts(hookspecs, name) is not None]  # type: ignore[arg-type]
+    return list(hookspecs.RULES)
+
+
+def promised(api: Mapping[str, Any]) -> dict[str, Any]:
+    """The API without what is provisional."""
+    kept = json.loads(json.dumps(api))
+    for name in _provisional():
+        owner, _, field = name.partition(".")
+        if field:
+            for noun, cls in nouns().items():
+                if noun in kept["nouns"] and owner in (base.__name__ for base in cls.__mro__):
+                    kept["nouns"][noun]["fields"].pop(field, None)
+        else:
+            kept["hooks"].pop(name, None)
+    return kept
+
+
+def _provisional() -> Iterator[str]:
+    """``HOOK`` and ``CLASS.FIELD``."""
+    yield from (name for name in hook_names() if "Provisional:" in (inspect.getdoc(getattr(hookspecs, name)) or ""))
+    for module in MODULES:
+        for node in ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8")).body:
+            body = node.body if isinstance(node, ast.ClassDef) else []
+            for item, after in itertools.pairwise(body):
+                text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+                if isinstance(item, ast.AnnAssign) and str(text).startswith("Provisional:"):
+                    yield f"{node.name}.{ast.unparse(item.target)}"  # type: ignore[attr-defined]
 
 
 def signature(hook: str) -> str:
@@ -64,6 +98,7 @@ def signature(hook: str) -> str:
 
 def broken_promises(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What ``now`` lacks, has in another order, or demands anew, of what plugins written for ``first`` rely on."""
+    now = promised(now)
     return [
         *_broken_hooks(first["hooks"], now["hooks"]),
         *_broken_nouns(first["nouns"], now["nouns"]),
@@ -77,15 +112,14 @@ def broken_promises(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 def _hook(name: str) -> dict[str, Any]:
     found = inspect.signature(getattr(hookspecs, name))
     arguments = {argument: str(parameter.annotation) for argument, parameter in found.parameters.items()}
-    many = "one" if name in hookspecs.ONE else "one per agent" if name in hookspecs.PER_AGENT else "any"
-    return {"arguments": arguments, "returns": str(found.return_annotation), "implementations": many}
+    return {"arguments": arguments, "returns": str(found.return_annotation), **dataclasses.asdict(hookspecs.RULES[name])}
 
 
 def nouns() -> dict[str, type]:
     """The classes that hooks receive and return, by name."""
     return {
         name: value
-        for module in (episodes, needs, tensors, protocols)
+        for module in MODULES
         for name, value in vars(module).items()
         if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
@@ -152,8 +186,9 @@ def _broken_hooks(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
             yield f"the hook {name} is gone"
             continue
         yield from _kept_in_order(f"argument of {name}", list(was["arguments"]), list(now[name]["arguments"]))
-        if was["implementations"] == "any" != now[name]["implementations"]:
-            yield f"{name} had any number of implementations, and now has {now[name]['implementations']}"
+        for rule in ("calls", "where", "per"):
+            if was[rule] != now[name][rule]:
+                yield f"{name} had the rule {rule}={was[rule]!r}, and now has {now[name][rule]!r}"
 
 
 def _broken_nouns(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -28,6 +29,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.sections import MANY, ROLES, SINGLE, role_flag, spelled
 from rlhf_host.plugins.discovery import GROUPS
 from rlhf_host.plugins.options import describe_options, options_model, type_name
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +67,19 @@ KINDS = {
     "kernels": "Kernels",
 }
 
+CALLS = {
+    "one": "one",
+    "each": "each counts by itself",
+    "all": "all are told",
+    "chained": "chained in the order of selection",
+    "summed": "summed",
+    "and": "all must agree",
+    "multiplied": "multiplied",
+}
+"""A rule of ``hookspecs`` in words."""
+
+PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels)
+
 PLAIN = ("engine", "backend", "runtime", "kernels")
 """Kinds that are described by their class: its module tells of more than it."""
 
@@ -74,6 +89,7 @@ def pages() -> dict[str, str]:
     made = {
         "reference/hooks.md": hooks_page(),
         "reference/records.md": records_page(),
+        "reference/protocols.md": protocols_page(),
         "reference/functional.md": functional_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
@@ -121,7 +137,9 @@ def hooks_page() -> str:
     for section, names in sections.items():
         parts.append(f"## {section}")
         for name in names:
-            parts += [f"### `{name}` {{ #{name} }}", f"```python\n{signature(name)}\n```", _explained(name)]
+            where, calls = _where(name)
+            rule = f"{where.capitalize()}, {calls}."
+            parts += [f"### `{name}` {{ #{name} }}", f"```python\n{signature(name)}\n```", _explained(name), rule]
     return "\n\n".join(parts)
 
 
@@ -145,9 +163,8 @@ def _sections(source: str) -> dict[str, list[str]]:
 
 def _where(hook: str) -> tuple[str, str]:
     """Controller or worker, and how many implementations there may be and what becomes of their results."""
-    doc = inspect.getdoc(getattr(hookspecs, hook)) or ""
-    place, how = re.findall(r"(Controller or worker|Controller|Worker)(?:, ([^.]+))?\.", doc)[-1]
-    return place.lower(), how or "each"
+    rule = hookspecs.RULES[hook]
+    return rule.where, "one per agent name" if rule.per == "agent" else CALLS[rule.calls]
 
 
 def _explained(hook: str) -> str:
@@ -158,25 +175,45 @@ def _explained(hook: str) -> str:
 
 
 def records_page() -> str:
-    modules = (episodes, needs, tensors, protocols)
-    nodes = [node for module in modules for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body]
     parts = [
         "# Records",
         "What hooks receive and return. All are importable from `rlhf_host`, but for `Message` and the aliases below, which are"
         " plain values.",
     ]
-    aliases = []
-    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            parts += [f"## `{node.name}` {{ #{node.name} }}", *_record(node)]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            aliases.append((code(node.target.id), code(ast.unparse(node.value)), prose(_string(following))))
+    aliases: list[tuple[str, str, str]] = []
+    for module in (episodes, needs, tensors):
+        parts += _classes(module, "##", aliases)
     parts += ["## Aliases", table(("name", "is", ""), aliases)]
     return "\n\n".join(parts)
 
 
+def protocols_page() -> str:
+    parts = ["# Protocols", prose(inspect.getdoc(protocols) or ""), "All names are importable from `rlhf_host.protocols`."]
+    aliases: list[tuple[str, str, str]] = []
+    for module in PROTOCOL_MODULES:
+        name = module.__name__.rpartition(".")[2]
+        parts += [f"## {name.capitalize()} {{ #{name} }}", prose(inspect.getdoc(module) or "")]
+        parts += _classes(module, "###", aliases)
+    parts += ["## Aliases", table(("name", "is", ""), aliases)]
+    return "\n\n".join(parts)
+
+
+def _classes(module: ModuleType, level: str, aliases: list[tuple[str, str, str]]) -> Iterator[str]:
+    """A section for every class of the module; its aliases are appended."""
+    nodes = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from (f"{level} `{node.name}` {{ #{node.name} }}", *_record(node))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            value = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)
+            aliases.append((code(node.target.id), code(str(value)), prose(_string(following))))
+
+
 def _record(node: ast.ClassDef) -> Iterator[str]:
     yield prose(ast.get_docstring(node) or "")
+    for base in map(ast.unparse, node.bases):
+        if base in ("Batch", "Mask"):
+            yield f"Everything of a [`{base}`](#{base}), and:"
     fields, members = [], []
     for item, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import typing
+from pathlib import Path
 
 import pluggy
 import pytest
@@ -16,10 +19,12 @@ def names():
 
 
 @pytest.mark.parametrize("hook", names())
-def test_hook_says_what_it_is_for_and_where_it_runs(hook):
-    doc = inspect.getdoc(getattr(hookspecs, hook))
-    assert doc
-    assert "Controller" in doc or "Worker" in doc
+def test_hook_says_what_it_is_for_and_its_rule_says_how_it_is_called(hook):
+    function = getattr(hookspecs, hook)
+    assert inspect.getdoc(function)
+    assert function.rule is hookspecs.RULES[hook]
+    assert function.rule.calls in typing.get_args(hookspecs.Calls)
+    assert function.rule.where in ("controller", "worker")
 
 
 @pytest.mark.parametrize("hook", names())
@@ -30,9 +35,21 @@ def test_hook_has_plain_arguments_without_defaults(hook):
         assert parameter.annotation is not inspect.Parameter.empty
 
 
-def test_hooks_with_one_implementation_exist_and_say_one():
-    assert names()
-    assert set(names()) >= hookspecs.ONE | hookspecs.PER_AGENT
-    assert not hookspecs.ONE & hookspecs.PER_AGENT
-    one = {name for name in names() if ", one" in inspect.getdoc(getattr(hookspecs, name))}
-    assert one == hookspecs.ONE | hookspecs.PER_AGENT
+def test_every_hook_has_a_rule_and_nothing_else_has():
+    assert sorted(hookspecs.RULES) == names()
+    assert all(rule.calls == "one" for rule in hookspecs.RULES.values() if rule.per == "agent")
+    workers = {name for name, rule in hookspecs.RULES.items() if rule.where == "worker"}
+    assert workers == {"importance_weights", "batch_statistics", "compute_loss"}
+    assert not any(rule.threaded for rule in hookspecs.RULES.values() if rule.where == "worker")
+
+
+def test_no_other_module_keeps_a_list_of_hooks():
+    """A new hook is one function with one rule: neither the manager nor a runtime has to learn its name."""
+    root = Path(hookspecs.__file__).parent
+    some = {name for name, rule in hookspecs.RULES.items() if rule.where == "worker" or rule.per == "agent"}
+    for folder in ("plugins", "runtimes", "config", "engines", "backends", "weight_sync"):
+        for path in (root / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Set | ast.Tuple | ast.List):
+                    listed = {item.value for item in node.elts if isinstance(item, ast.Constant)} & some
+                    assert len(listed) < 3, f"{path} lists {listed}"

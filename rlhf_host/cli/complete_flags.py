@@ -18,10 +18,9 @@ from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
 from rlhf_host.config.layers import Layer
 from rlhf_host.config.load import assemble
-from rlhf_host.config.plan import PROTOCOLS
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import MANY, SINGLE, SPELLINGS
-from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.discovery import PROTOCOLS, discover
 from rlhf_host.plugins.options import Option, describe_options
 from rlhf_host.plugins.selection import find, load, options_model
 

@@ -62,7 +62,7 @@ def findings(deadline_s: float) -> Iterator[Finding]:
     yield from gpu_build(seen, imported)
     yield from versions([info.distribution for info in discover()])
     yield from plugins(deadline_s)
-    yield from parts(imported)
+    yield from parts(imported, deadline_s)
     yield from access()
 
 

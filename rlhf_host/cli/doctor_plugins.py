@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from rlhf_host.cli.findings import Finding
-from rlhf_host.config.plan import EXTRAS, PROTOCOLS
-from rlhf_host.plugins.discovery import HOST, PluginInfo, discover, normalised
-from rlhf_host.plugins.verify import verify
+from rlhf_host.cli.findings import Finding, usable_cores
+from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo, discover
+from rlhf_host.plugins.libraries import missing_library
+from rlhf_host.plugins.verify import DEADLINE_S, look_inside, verify
 
 PLUGINS, PARTS = "Plugins", "What can run"
 
@@ -35,21 +37,20 @@ def _bad(info: PluginInfo) -> Finding:
     return Finding(PLUGINS, name, "problem", f"{info.status}: {info.problem}", advice)
 
 
-def parts(libraries: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
-    """Which runtimes, engines and backends can be chosen here, by what their libraries' imports showed."""
-    for info in discover():
-        if info.kind not in PROTOCOLS:
-            continue
-        name = f"--{info.kind} {info.name}"
-        library = EXTRAS.get(info.name, "torch") if normalised(info.distribution) == HOST else ""
-        states = {finding.name: finding.status for finding in libraries.get(library, ())}
-        if info.status not in ("ok", "conflict"):
-            yield Finding(PARTS, name, "problem", info.problem, f"rlhf plugins show {info.name}")
-        elif states.get(library) == "absent":
-            yield Finding(PARTS, name, "absent", f"needs {library}", f"pip install '{HOST}[{library}]'")
-        elif states.get(library) == "problem":
-            yield Finding(
-                PARTS, name, "problem" if library == "torch" else "warning", f"{library} does not work, see Libraries"
-            )
-        else:
-            yield Finding(PARTS, name, "ok", info.source)
+def parts(libraries: Mapping[str, Sequence[Finding]], deadline_s: float = DEADLINE_S) -> Iterator[Finding]:
+    """Which runtimes, engines and backends can be chosen here, by the libraries they need and what those' imports showed."""
+    broken = {name for name, findings in libraries.items() if any((f.name, f.status) == (name, "problem") for f in findings)}
+    known = [info for info in discover() if info.kind in PROTOCOLS]
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for info, inside in zip(known, pool.map(lambda info: look_inside(info, deadline_s), known), strict=True):
+            name = f"--{info.kind} {info.name}"
+            unusable = [library for library in (*inside.libraries, "torch") if library in broken]
+            if inside.problem:
+                yield Finding(PARTS, name, "problem", inside.problem, f"rlhf plugins show {info.name}")
+            elif (missing := missing_library(info, inside.libraries)) is not None:
+                yield Finding(PARTS, name, "absent", f"needs {missing[0]}", f"pip install {missing[1]}")
+            elif unusable:
+                status: Any = "problem" if unusable == ["torch"] else "warning"
+                yield Finding(PARTS, name, status, f"{unusable[0]} does not work, see Libraries")
+            else:
+                yield Finding(PARTS, name, "ok", info.source)

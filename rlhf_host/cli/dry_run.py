@@ -10,7 +10,9 @@ import click
 from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.plan import merge_needs, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
+from rlhf_host.config.trait_defaults import KINDS
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.selection import find
 from rlhf_host.records.needs import Needs, RoleNeed
 
 ROWS = 8
@@ -28,6 +30,9 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for item in manager.loaded:
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
+    for kind in KINDS:
+        info = find(kind, getattr(config, kind).plugin)
+        click.echo(f"{kind}:{info.name}: {info.source}")
     needs = merge_needs(manager)
     for need in needs.roles:
         trained = "trainable" if need.trainable else "frozen"
@@ -37,7 +42,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         click.echo(f"runtime {config.runtime.plugin}: {line}")
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
-        from rlhf_host.training.trajectories import SavedRollouts
+        from rlhf_host.training.saved_rollouts import SavedRollouts
 
         splits = []
         for line in SavedRollouts(config).report:

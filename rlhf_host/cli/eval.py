@@ -60,10 +60,9 @@ def evaluate(ctx: click.Context, argv: Sequence[str]) -> None:
     for notice in loaded.notices:
         click.echo(notice, err=True)
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
-    check_evaluation(config)
     manager = build_plugins(config, "evaluate")
     try:
-        manager.require("score", "nothing judges the answers; give --reward NAME")
+        check_evaluation(config, manager)
         from rlhf_host.training.evaluate import evaluate as run
 
         metrics = run(config, manager)

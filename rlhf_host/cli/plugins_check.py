@@ -17,11 +17,9 @@ from rlhf_host.cli.child import ChildFailed, answers
 from rlhf_host.cli.plugin_names import PluginName, given_options, kind_option, option_option, with_hooks
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.errors import UserError
-from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0
-WITHOUT_HOOKS = ("kernels",)
-"""Kinds without hooks that have a suite."""
 SHOWN = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
@@ -52,7 +50,7 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
     """
     options, reports = given_options(option), []
     width = min(shutil.get_terminal_size().columns, 120)
-    for position, info in enumerate(with_hooks(name, kind, options, WITHOUT_HOOKS)):
+    for position, info in enumerate(with_hooks(name, kind, options, PROTOCOLS)):
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
         found = []

@@ -20,7 +20,7 @@ from rlhf_host.plugins.discovery import discover, normalised
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync")
+KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime")
 """What there is a template for."""
 
 LONGEST = 50
@@ -53,7 +53,8 @@ class _Kind(click.ParamType):
 def new(kind: str, name: str, output: Path, description: str | None, author: str) -> None:
     """Write a new plugin called NAME: a small one of its KIND, which works, with tests, to be edited.
 
-    KIND is algo, reward, agent, extension, tasks, tracker or weight-sync. The folder is called rlhf-plugin-NAME.
+    KIND is algo, reward, agent, extension, tasks, tracker, weight-sync, engine, backend or runtime. The folder is called
+    rlhf-plugin-NAME.
     """
     check_name(kind, name)
     texts = {"author": _one_line("--author", author)}

@@ -61,15 +61,15 @@ def replay(ctx: click.Context, argv: Sequence[str]) -> None:
     check_replay(config)
     manager = build_plugins(config, "replay")
     try:
-        from rlhf_host.training import trajectories
+        from rlhf_host.training import saved_rows
         from rlhf_host.training.replay import replay as run
 
         if output is not None:
-            trajectories.check_output(Path(output))
-        found = run(config, manager, trajectories.read_steps(Path(file)))
+            saved_rows.check_output(Path(output))
+        found = run(config, manager, saved_rows.read_steps(Path(file)))
         if output is not None:
-            parts = (trajectories.lines(s.step, s.split, s.rows, s.origin) for s in found.steps)
-            trajectories.write_lines(Path(output), parts)
+            parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in found.steps)
+            saved_rows.write_lines(Path(output), parts)
     finally:
         manager.close()
     if "json" in control:

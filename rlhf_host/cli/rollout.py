@@ -67,11 +67,11 @@ def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
     manager = build_plugins(config, "rollout")
     try:
         check_rollout(config, manager)
-        from rlhf_host.training import trajectories
+        from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
         from rlhf_host.training.run import rollout_only
 
-        trajectories.check_output(output)
+        saved_rows.check_output(output)
         origin = provenance(config.model_dump(mode="json"), "train")
         parts: list[bytes] = []
         rows: list[Trajectory] = []
@@ -82,7 +82,7 @@ def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
             found = collected.trajectories_in_order()
             rows.extend(found)
             dropped += collected.dropped.total()
-            parts.append(trajectories.lines(step, "train", found, origin))
+            parts.append(saved_rows.lines(step, "train", found, origin))
             click.echo(f"step {step}/{len(prompts)}: {len(found)} trajectories", err=True)
 
         interrupted = False
@@ -92,7 +92,7 @@ def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
             interrupted = True
             if not parts:
                 raise
-        trajectories.write_lines(output, parts)
+        saved_rows.write_lines(output, parts)
     finally:
         manager.close()
     summary = {"steps": len(parts), **_summary(rows), "groups_dropped": dropped, "output": str(output)}

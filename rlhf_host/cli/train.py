@@ -104,7 +104,8 @@ def _say_what_next(outcome: Outcome) -> None:
             f"\nInterrupted after step {outcome.step}; a checkpoint is written. Go on with:\n  rlhf train --resume {run_dir}"
         )
         return
-    lines = [f"\nFinished. Everything is in {run_dir}: metrics.jsonl, trajectories/, checkpoints/, model/"]
+    early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
+    lines = [f"\nFinished{early}. Everything is in {run_dir}: metrics.jsonl, trajectories/, checkpoints/, model/"]
     if (score := outcome.metrics.get("eval/pass@1")) is not None:
         lines.append(f"Held-out pass@1 at the end: {score:.3f} over {outcome.metrics.get('eval/samples', 0):.0f} samples")
     lines += [

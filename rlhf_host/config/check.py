@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlhf_host.config.messages import fail
-from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, own_weights, updates_per_batch
+from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.sections import ROLES, role_flag
+from rlhf_host.config.trait_defaults import RunTraits, refusals
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.records.needs import Needs
@@ -20,21 +21,24 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     Raises:
         UserError: one line per reason, each with what to do.
     """
-    fail([*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *_forbidden(config, manager)])
+    unfit = refusals(config, RunTraits.of(config), needs)
+    reasons = [*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *unfit, *_forbidden(config, manager)]
+    fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
     return [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
 
 
-def check_evaluation(config: RunConfig) -> None:
+def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
     """Refuse evaluations that cannot be done. Raises ``UserError``, one line per reason."""
     lines = list(_eval_refusals(config))
     if not config.roles["actor"].model:
         lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
     if not config.eval.data.sources:
         lines.append("no evaluation data: give --eval.data PATH or --data PATH")
-    if not (config.eval.reward or config.reward or _custom_agent(config)):
+    if not (config.eval.reward or config.reward or _brings_rewards(manager)):
         lines.append("nothing judges the answers: give --reward NAME")
+    lines += [f"{item} has no score hook, so it judges nothing" for item in _judging_nothing(manager)]
     fail(lines)
 
 
@@ -72,7 +76,7 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         yield f"{who} trains on {needs.data} data, which is not supported by this version"
         return
     saved = config.from_trajectories is not None
-    if not saved and not config.reward and not _custom_agent(config):
+    if not saved and not config.reward and needs.rewards:
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
     if "agent" in config.reward or "agent" in config.eval.reward:
         yield "the reward alias 'agent' stands for the agent's own rewards: choose another"
@@ -91,9 +95,33 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
 
 
-def _custom_agent(config: RunConfig) -> bool:
-    """An agent other than the default may reward its own steps."""
-    return config.agent.plugin != RunConfig().agent.plugin
+def _brings_rewards(manager: PluginManager) -> bool:
+    return any(not own.rewards for _, own in manager.each("needs"))
+
+
+def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
+    """What makes ``Needs(on_policy=True)`` untrue."""
+    updates = updates_per_batch(config)
+    for key in (key for key, own in manager.each("needs") if own.on_policy):
+        if updates > 1:
+            yield (
+                f"{key} is right only for the weights that sampled, and epochs {config.train.epochs} × minibatches"
+                f" {config.train.minibatches} make {updates} updates per batch: set both to 1"
+            )
+        if config.from_trajectories is not None:
+            yield f"{key} is right only for the weights that sampled: leave --from-trajectories out"
+
+
+def _idle_corrections(manager: PluginManager) -> Iterator[str]:
+    """Corrections that no loss term of the algorithm takes."""
+    needs = dict(manager.each("needs"))
+    for algo in (item for item in manager.loaded if item.kind == "algo"):
+        taken = needs.get(algo.key, Needs()).weights
+        for key in manager.names("importance_weights"):
+            given = needs.get(key, Needs()).weights
+            if taken is None or (taken, given) == ("row", "token"):
+                what = "none" if taken is None else "only weights of whole rows"
+                yield f"{key} gives importance_weights, and the loss of {algo.key} takes {what}: leave it out"
 
 
 def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
@@ -106,6 +134,9 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         yield "no model to train: give --actor.model PATH"
     if not config.data.sources and config.from_trajectories is None:
         yield "no training data: give --data PATH"
+    for output in needs.outputs:
+        if output.role not in ("", *needed):
+            yield f"{output.what} of the role {output.role!r} is wanted, and no chosen plugin needs that role"
     for need in needed.values():
         if need.name == "actor" or config.roles.get(need.name, RoleConfig()).model:
             continue
@@ -143,13 +174,6 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             f"train.minibatches {train.minibatches} is more than train.batch_size {train.batch_size}:"
             " a batch is split between groups, so there can be at most one minibatch per prompt"
         )
-    if config.placement and config.runtime.plugin == "local":
-        yield "placement says which devices roles share, and the local runtime has one process: add --runtime ray, or leave it out"
-    if config.sync.plugin == "in_process" and (why := own_weights(config)):
-        yield (
-            f"sync in_process is for engines that sample from the trainer's own module, and with {why} they have weights of"
-            " their own: leave --sync out, or set it to broadcast, ipc or checkpoint"
-        )
     if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
         yield (
             "train.old_logprobs fused holds for one update per batch, and"
@@ -179,20 +203,19 @@ def _eval_refusals(config: RunConfig) -> Iterator[str]:
 
 
 def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """Settings that a plugin declares to be wrong for it: ``section.key=value``; without a section, of ``train``."""
+    """Settings that a plugin declares to be wrong for it."""
     decided = {("train", "old_logprobs"): old_logprobs_mode(config), ("kl", "estimator"): kl_estimator(config)}
     for key, own in manager.each("needs"):
-        for forbidden in sorted(own.forbids):
-            name, _, value = forbidden.partition("=")
-            path = tuple(name.split(".")) if "." in name else ("train", name)
+        for forbidden in own.forbids:
+            path = tuple(forbidden.setting.split("."))
             actual: Any = config
             for part in path:
                 if not hasattr(actual, part):
-                    raise PluginError(f"{key} forbids {forbidden!r}, and there is no such setting; tell its author")
+                    raise PluginError(f"{key} forbids {forbidden.setting!r}, and there is no such setting; tell its author")
                 actual = getattr(actual, part)
-            if value in (_text(actual), decided.get(path)):
-                setting = ".".join(path)
-                yield f"{key} does not work with {setting} {value}: set --{setting.replace('_', '-')} to something else"
+            if (value := _text(forbidden.value)) in (_text(actual), decided.get(path)):
+                flag = forbidden.setting.replace("_", "-")
+                yield f"{key} does not work with {forbidden.setting} {value} ({forbidden.why}): set --{flag} to something else"
 
 
 def _text(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +12,7 @@ from rlhf_host.config.fieldtypes import coerce, section_model
 from rlhf_host.config.messages import Origins, Path, fail, validation_lines, where
 from rlhf_host.config.schema import PluginChoice, RunConfig
 from rlhf_host.config.sections import MANY, SINGLE
+from rlhf_host.config.trait_defaults import KINDS, RunTraits, swap_for_debugging
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.discovery import HOST, PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -20,12 +21,7 @@ from rlhf_host.plugins.python_objects import Given, build_given, describe, look_
 from rlhf_host.plugins.selection import build, find, is_given, load, options_model, parse_choice, read_options
 from rlhf_host.records.needs import Needs, RoleNeed
 
-EXTRAS = {"vllm": "vllm", "deepspeed": "deepspeed", "ray": "ray"}
-"""The host's own engines, backends and runtimes that need a library of their own → the extra that brings it."""
-
-PROTOCOLS = ("engine", "backend", "runtime")
-"""Kinds that are no pluggy plugins: the runtime builds them."""
-
+log = logging.getLogger(__name__)
 
 EVAL_REWARD = "eval_reward"
 
@@ -84,8 +80,8 @@ def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
 def complete(config: RunConfig, origins: Origins | None = None, use: Use = "train", given: Given = NOTHING) -> RunConfig:
     """The configuration with every chosen plugin found and its options validated and filled in.
 
-    Engines, backends and runtimes are imported only if options are set for them, because they may be heavy. With ``debug``
-    those that live in other processes give way to the host's own.
+    With ``debug``, engines, backends and runtimes whose code runs elsewhere give way to the default ones. A sync that nobody chose
+    follows from the traits of the three.
 
     Args:
         use: what the configuration is for.
@@ -95,29 +91,25 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
         PluginError: one line per plugin that is missing or misconfigured, with the place it was chosen.
     """
     config = config.model_copy(deep=True)
-    if config.debug:
-        _stay_here(config)
     places = origins or {}
-    if not {("sync",), ("sync", "plugin")} & set(places):
-        _leave_home(config)
     errors: list[str] = []
     known = discover()
-    plain = [Chosen(SINGLE[key], SINGLE[key], getattr(config, key).plugin, getattr(config, key), (key,)) for key in PROTOCOLS]
-    for item in [*chosen(config, use), *plain]:
+    for key in KINDS:
+        _complete_one(Chosen(key, key, getattr(config, key).plugin, getattr(config, key), (key,)), known, given, places, errors)
+    if not errors:
         try:
-            if is_given(item.choice.plugin):
-                plugin = look_up(given, item.group, item.choice.plugin)
-                info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
-            else:
-                info, cls = find(item.group, item.choice.plugin, known), None
-            if item.kind in PROTOCOLS:
-                _require_library(item, info.distribution)
+            swapped = swap_for_debugging(config, known) if config.debug else []
+            for line in swapped:
+                log.warning(line)
+            fitting = RunTraits.of(config, known).sync
+            if swapped and config.sync.plugin != fitting:
+                config.sync = PluginChoice(plugin=fitting)
+            elif config.sync.plugin == RunConfig().sync.plugin and not {("sync",), ("sync", "plugin")} & set(places):
+                config.sync.plugin = fitting  # options stay
         except PluginError as error:
-            errors.append(_at(item.path, places, str(error)))
-            continue
-        if item.kind not in PROTOCOLS or item.choice.options:
-            root = (*item.path, "options") if item.path != ("kl",) else item.path
-            item.choice.options = _filled(info, item.choice.options, item.alias, root, places, errors, cls)
+            errors.append(str(error))
+    for item in chosen(config, use):
+        _complete_one(item, known, given, places, errors)
     tasks = {info.name for info in known if info.kind == "tasks"}
     for path, data in ((("data",), config.data), (("eval", "data"), config.eval.data)):
         for number, source in enumerate(data.sources):
@@ -129,27 +121,21 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     return config
 
 
-def _stay_here(config: RunConfig) -> None:
-    """Debugging: one process, and no deadlines."""
-    for key in PROTOCOLS:
-        if getattr(config, key).plugin.rpartition(":")[2] in EXTRAS:
-            setattr(config, key, getattr(RunConfig(), key))
-            config.sync, config.placement = RunConfig().sync, RunConfig().placement
-    config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, 7 * 24 * 3600.0)
-
-
-def own_weights(config: RunConfig) -> str | None:
-    """Why engines have weights of their own, which a sync must bring; ``None`` where they sample from the trainer's module."""
-    for key in ("runtime", "engine"):
-        if (name := getattr(config, key).plugin).rpartition(":")[2] in EXTRAS:
-            return f"{key} {name}"
-    return None
-
-
-def _leave_home(config: RunConfig) -> None:
-    """What nobody chose becomes what reaches engines with weights of their own; options stay."""
-    if own_weights(config) and config.sync.plugin == RunConfig().sync.plugin:
-        config.sync.plugin = "broadcast" if config.runtime.plugin.rpartition(":")[2] in EXTRAS else "ipc"
+def _complete_one(item: Chosen, known: list[PluginInfo], given: Given, places: Origins, errors: list[str]) -> None:
+    """Find the plugin and fill in its options; mistakes are appended to ``errors``."""
+    try:
+        if is_given(item.choice.plugin):
+            plugin = look_up(given, item.group, item.choice.plugin)
+            info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
+        else:
+            info, cls = find(item.group, item.choice.plugin, known), None
+    except PluginError as error:
+        errors.append(_at(item.path, places, str(error)))
+        return
+    if item.kind in KINDS and not item.choice.options:
+        return
+    root = (*item.path, "options") if item.path != ("kl",) else item.path
+    item.choice.options = _filled(info, item.choice.options, item.alias, root, places, errors, cls)
 
 
 def _filled(
@@ -212,12 +198,6 @@ def _same(model: Any, filled: dict[str, Any], parsed: Any) -> bool:
         return False
 
 
-def _require_library(item: Chosen, distribution: str) -> None:
-    extra = EXTRAS.get(item.choice.plugin.rpartition(":")[2]) if distribution == HOST else None
-    if extra and importlib.util.find_spec(extra) is None:
-        raise PluginError(f"{item.kind} {item.choice.plugin!r} needs {extra}: pip install '{HOST}[{extra}]'")
-
-
 def build_plugins(config: RunConfig, use: Use = "train", given: Given = NOTHING) -> PluginManager:
     """The run's plugins, built from their options. ``complete`` the configuration first, with the same arguments."""
     known = discover()
@@ -261,12 +241,19 @@ def merge_needs(manager: PluginManager) -> Needs:
         merged = Needs(
             data=merged.data or needs.data,
             min_group_size=max(merged.min_group_size, needs.min_group_size),
-            outputs=merged.outputs | needs.outputs,
+            outputs=tuple(dict.fromkeys(merged.outputs + needs.outputs)),
+            forbids=tuple(dict.fromkeys(merged.forbids + needs.forbids)),
+            rewards=merged.rewards and needs.rewards,
+            on_policy=merged.on_policy or needs.on_policy,
             unit_rows=merged.unit_rows or needs.unit_rows,
-            forbids=merged.forbids | needs.forbids,
             in_place=merged.in_place if needs.in_place is None else needs.in_place,
             rounded_weights=merged.rounded_weights or needs.rounded_weights,
         )
+    for output in merged.outputs:
+        same = [other for other in merged.outputs if (other.what, other.role) == (output.what, output.role)]
+        if len(same) > 1:
+            tops = f"top {same[0].top} and top {same[1].top}"
+            raise PluginError(f"two plugins want different distributions of the role {output.role!r}: {tops}")
     return replace(merged, roles=tuple(need for _, need in roles.values()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,9 +30,9 @@ class ArithmeticTasks:
         self.options = options
 
     @hookimpl
-    def load_tasks(self, split: str, seed: int) -> Iterator[Task]:
+    def load_tasks(self, split: str, seed: int) -> list[Task]:
         problems = split_problems(self.options.digits, self.options.operations, self.options.held_out)[split == "eval"]
-        return (Task(prompt, label) for prompt, label in problems[: self.options.count])
+        return [Task(prompt, label) for prompt, label in problems[: self.options.count]]
 
 
 def split_problems(digits: int, operations: str, held_out: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -11,12 +12,12 @@ from typing import Any, Literal, TypeAlias
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.chat import check_template, render_prompts
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
-from rlhf_host.data.stream import TaskSet, TaskStream
+from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
 from rlhf_host.errors import PluginError, UserError, near_matches
-from rlhf_host.plugins.selection import is_given
+from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.selection import build, find, is_given
 from rlhf_host.records.episodes import Task
-
-__all__ = ["TaskSet", "TaskStream", "load_tasks"]
 
 Split = Literal["train", "eval"]
 
@@ -40,48 +41,48 @@ def load_tasks(
     seed: int,
     max_prompt_tokens: int | None = None,
     given: GivenRows = NO_ROWS,
+    manager: PluginManager | None = None,
 ) -> TaskSet:
-    """The tasks of all sources, in file order, with prompts rendered and tokenised.
+    """The tasks of all sources, in file order, with prompts rendered and tokenised; those of task plugins that give neither a list
+    nor a tuple are made as they are drawn, but for evaluation and where the number of samples is bounded.
 
     Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset; or it is
     among ``given``.
     ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first rows of
     each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
-    smaller, are left out or cut as ``data.long_prompts`` says, and counted in the report.
+    smaller, are left out or cut as ``data.long_prompts`` says, and counted in the report. Task plugins join ``manager``, the run's.
 
     Raises ``UserError`` for data that cannot be found or read, naming file and line of the first malformed row.
     """
     if not data.sources:
         raise UserError("no data: give --data a file, a directory, a hub name or a task plugin's name")
     check_template(data.template)
+    longest = min((limit for limit in (data.max_prompt_tokens, max_prompt_tokens) if limit is not None), default=None)
+    reader = _Reader(data, split, tokenizer, seed, longest, given, PluginManager([]) if manager is None else manager)
     report: list[str] = []
-    read: dict[str, list[Task]] = {}
+    read: dict[str, Source] = {}
     for name, source in _named(data.sources):
-        limit = min((limit for limit in (source.max_samples, data.max_samples) if limit is not None), default=None)
-        tasks, said = _read_source(data, source, name, split, seed, limit, given)
-        if not tasks:
+        most = min((most for most in (source.max_samples, data.max_samples) if most is not None), default=None)
+        read[name], line = reader.read(source, name, most)
+        if not isinstance(read[name], ReadTasks) and not read[name]:
             raise UserError(f"{source.path} has no rows")
-        read[name] = tasks
-        report.append(said)
+        report.append(line)
     weights = {name: source.weight for name, source in _named(data.sources)}
+    listed = {name: tasks for name, tasks in read.items() if isinstance(tasks, list)}
     if data.max_samples is not None:
-        read = _share(read, weights, data.max_samples)
-    limits = [limit for limit in (data.max_prompt_tokens, max_prompt_tokens) if limit is not None]
-    tasks = []
-    for name, found in read.items():
-        rendered = _tokenise(found, data, tokenizer)
-        kept, said = _bound(rendered, min(limits), data.long_prompts, tokenizer) if limits else (rendered, "")
-        if said:
-            report.append(f"{name}: {said}")
-        if not kept:
+        listed = _share(listed, weights, data.max_samples)
+    for name, tasks in listed.items():
+        read[name], line = reader.prepare_all(tasks)
+        if line:
+            report.append(f"{name}: {line}")
+        if not read[name]:
             report.append(f"{name}: no tasks are left")
-            del weights[name]
-        tasks.extend(kept)
-    if not tasks:
+            del weights[name], read[name]
+    if not read:
         raise UserError(
-            f"no tasks are left: every prompt is longer than {min(limits)} tokens; raise data.max_prompt_tokens or truncate"
+            f"no tasks are left: every prompt is longer than {longest} tokens; raise data.max_prompt_tokens or truncate"
         )
-    return TaskSet(tasks, {name: weights[name] for name in read if name in weights and read[name]}, report)
+    return TaskSet(read, weights, report)
 
 
 def _named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:
@@ -112,39 +113,116 @@ def _stem(path: str) -> str:
     return name
 
 
-def _read_source(
-    data: DataConfig, source: DataSource, name: str, split: Split, seed: int, limit: int | None, given: GivenRows
-) -> tuple[list[Task], str]:
-    """A source's first ``limit`` tasks and a line that says what was read."""
-    if source.path in given:
-        reader = _RowReader(data, source, name, Rows(given[source.path], lambda i: f"{name}[{i}]"))
-        tasks = list(islice(reader, limit))
-        return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns})"
-    if is_given(source.path):
-        raise UserError(
-            f"the data {name!r} was given in Python, and is in no file: go on from Python with "
-            "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """From sources to tasks of one split, prompts rendered, tokenised and bounded in length."""
+
+    data: DataConfig
+    split: Split
+    tokenizer: Any
+    seed: int
+    longest: int | None
+    """Of prompts, in tokens."""
+    given: GivenRows
+    manager: PluginManager
+
+    def read(self, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
+        """A source's first ``limit`` tasks and a line that says what was read."""
+        if source.path in self.given:
+            reader = _RowReader(self.data, source, name, Rows(self.given[source.path], lambda i: f"{name}[{i}]"))
+            tasks = list(islice(reader, limit))
+            return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns})"
+        if is_given(source.path):
+            raise UserError(
+                f"the data {name!r} was given in Python, and is in no file: go on from Python with "
+                "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"
+            )
+        path = Path(source.path).expanduser()
+        if not path.exists():
+            plugin = _find_plugin(source.path)
+            if plugin is not None:
+                return self._of_plugin(plugin, source, name, limit)
+            if looks_like_a_file(source.path):
+                siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+                raise UserError(f"{source.path}: no such file or directory{near_matches(path.name, siblings)}")
+        if source.options:
+            raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
+        splits = SPLITS[self.split]
+        rows = (
+            read_path(path, source.subset, source.split, splits)
+            if path.exists()
+            else read_hub(source.path, source.subset, source.split, splits)
         )
-    path = Path(source.path).expanduser()
-    if not path.exists():
-        plugin = _find_plugin(source.path)
-        if plugin is not None:
-            tasks = list(islice(_plugin_tasks(plugin, source, name, split, seed), limit))
-            return tasks, f"{name}: {len(tasks)} tasks from {plugin}"
-        if looks_like_a_file(source.path):
-            siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UserError(f"{source.path}: no such file or directory{near_matches(path.name, siblings)}")
-    if source.options:
-        raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
-    splits = SPLITS[split]
-    rows = (
-        read_path(path, source.subset, source.split, splits)
-        if path.exists()
-        else read_hub(source.path, source.subset, source.split, splits)
-    )
-    reader = _RowReader(data, source, name, rows)
-    tasks = list(islice(reader, limit))
-    return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({reader.columns}{', ' if rows.note else ''}{rows.note})"
+        reader = _RowReader(self.data, source, name, rows)
+        tasks = list(islice(reader, limit))
+        return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({reader.columns}{', ' if rows.note else ''}{rows.note})"
+
+    def _of_plugin(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
+        """The tasks of a plugin, which joins the run's others."""
+        if source.subset is not None or source.split is not None:
+            raise UserError(f"{info.name} is a task plugin: subset and split are for directories and hub datasets")
+        manager, kind = self.manager, "tasks" if self.split == "train" else "eval_tasks"
+        plugin = Loaded(kind, name, info, build(info, source.options, name))
+        manager.add(plugin)
+        if plugin.key not in manager.names("load_tasks"):
+            raise PluginError(f"{info} has no load_tasks hook, so it gives no tasks")
+
+        def load() -> Any:
+            return manager.call(plugin.key, "load_tasks", split=self.split, seed=self.seed) or ()
+
+        def tasks(items: Iterable[Any]) -> Iterator[Task]:
+            with _blaming(info):
+                for index, item in enumerate(items):
+                    yield _plugin_task(item, index, name, info)
+
+        found = load()
+        if isinstance(found, list | tuple) or limit is not None or self.split == "eval":
+            whole = list(islice(tasks(found), limit))
+            return whole, f"{name}: {len(whole)} tasks from {info}"
+        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+
+            def task(index: int) -> Task:
+                with _blaming(info):
+                    return self.prepare(_plugin_task(found[index], index, name, info))
+
+            return IndexedTasks(len(found), task, self.fits), f"{name}: {len(found)} tasks from {info}, made as they are drawn"
+        keeps_place = plugin.key in manager.names("state_dict")
+        waiting = [] if keeps_place else [found]  # its own state may come from a checkpoint first
+
+        def begin() -> Iterator[Task]:
+            return map(self.prepare, tasks(waiting.pop() if waiting else load()))
+
+        line = f"{name}: tasks from {info}, read in its own order as they are drawn"
+        return ReadTasks(begin, self.fits, keeps_place=keeps_place), line
+
+    def prepare(self, task: Task) -> Task:
+        """One task; a prompt that is too long is cut if ``data.long_prompts`` says so."""
+        return self._cut(self._tokenised([task])[0])
+
+    def fits(self, task: Task) -> bool:
+        return self.longest is None or len(task.prompt_ids or ()) <= self.longest
+
+    def prepare_all(self, tasks: Sequence[Task], batch: int = 512) -> tuple[list[Task], str]:
+        """Those that stay, and what was done to the others."""
+        rendered = [task for begin in range(0, len(tasks), batch) for task in self._tokenised(tasks[begin : begin + batch])]
+        fitting = [task for task in rendered if self.fits(task)]
+        long = len(rendered) - len(fitting)
+        if not long:
+            return rendered, ""
+        if self.data.long_prompts == "filter":
+            return fitting, f"left out {long} of {len(tasks)} tasks: prompt longer than {self.longest} tokens"
+        cut = [self._cut(task) for task in rendered]
+        return cut, f"cut the beginning of {long} of {len(tasks)} prompts longer than {self.longest} tokens"
+
+    def _tokenised(self, tasks: Sequence[Task]) -> list[Task]:
+        open_prompts = [task.prompt for task in tasks if task.prompt_ids is None]
+        ids = iter(render_prompts(open_prompts, self.tokenizer, self.data.system_prompt, self.data.template))
+        return [task if task.prompt_ids is not None else replace(task, prompt_ids=tuple(next(ids))) for task in tasks]
+
+    def _cut(self, task: Task) -> Task:
+        if self.fits(task) or self.longest is None or self.data.long_prompts == "filter":
+            return task
+        return replace(task, prompt_ids=_keep_end(task.prompt_ids or (), self.longest, self.tokenizer))
 
 
 class _RowReader:
@@ -249,9 +327,6 @@ def _clean(prompt: Any) -> Any:
 
 def _find_plugin(spec: str) -> Any:
     """The task plugin called ``spec``, or ``None`` where it can only be a hub name. A near miss is an error at once."""
-    from rlhf_host.plugins.discovery import discover
-    from rlhf_host.plugins.selection import find
-
     plugins = discover()
     names = [info.name for info in plugins if info.kind == "tasks"]
     if spec in names or (":" in spec and not looks_like_a_file(spec)):
@@ -261,25 +336,15 @@ def _find_plugin(spec: str) -> Any:
     return None
 
 
-def _plugin_tasks(info: Any, source: DataSource, name: str, split: Split, seed: int) -> Iterator[Task]:
-    from rlhf_host.plugins.manager import Loaded, PluginManager
-    from rlhf_host.plugins.selection import build
-
-    if source.subset is not None or source.split is not None:
-        raise UserError(f"{info.name} is a task plugin: subset and split are for directories and hub datasets")
-    manager = PluginManager([Loaded("tasks", name, info, build(info, source.options, name))])
+@contextmanager
+def _blaming(info: PluginInfo) -> Iterator[None]:
+    """What fails in a plugin's tasks is shown with its name."""
     try:
-        manager.require("load_tasks", f"{info} is a task source")
-        found: Iterable[Any] = manager.one("load_tasks", split=split, seed=seed) or ()
-        try:
-            for index, item in enumerate(found):
-                yield _plugin_task(item, index, name, info)
-        except UserError:
-            raise
-        except Exception as error:
-            raise PluginError(f"{info}: load_tasks failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    finally:
-        manager.close()
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{info}: load_tasks failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
@@ -293,7 +358,7 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
         _check_prompt(list(item.prompt) if isinstance(item.prompt, tuple) else item.prompt, "prompt")
     except _Malformed as fault:
         raise PluginError(f"{info}: task {index + 1}: {fault}") from None
-    return dataclasses.replace(item, index=index, source=name)
+    return replace(item, index=index, source=name)
 
 
 # --- how many and how long ----------------------------------------------------------------------
@@ -308,32 +373,7 @@ def _share(read: dict[str, list[Task]], weights: Mapping[str, float], total: int
     return {name: tasks[: taken[name]] for name, tasks in read.items()}
 
 
-def _tokenise(tasks: Sequence[Task], data: DataConfig, tokenizer: Any, batch: int = 512) -> list[Task]:
-    rendered = []
-    for begin in range(0, len(tasks), batch):
-        part = tasks[begin : begin + batch]
-        open_tasks = [task for task in part if task.prompt_ids is None]
-        made = iter(render_prompts([task.prompt for task in open_tasks], tokenizer, data.system_prompt, data.template))
-        for task in part:
-            rendered.append(task if task.prompt_ids is not None else dataclasses.replace(task, prompt_ids=tuple(next(made))))
-    return rendered
-
-
-def _bound(tasks: Sequence[Task], limit: int, how: str, tokenizer: Any) -> tuple[list[Task], str]:
-    """Tasks whose prompts fit, and what was done to the others."""
-    long = sum(len(task.prompt_ids or ()) > limit for task in tasks)
-    if not long:
-        return list(tasks), ""
-    if how == "filter":
-        kept = [task for task in tasks if len(task.prompt_ids or ()) <= limit]
-        return kept, f"left out {long} of {len(tasks)} tasks: prompt longer than {limit} tokens"
-    cut = [dataclasses.replace(task, prompt_ids=_keep_end(task.prompt_ids or (), limit, tokenizer)) for task in tasks]
-    return cut, f"cut the beginning of {long} of {len(tasks)} prompts longer than {limit} tokens"
-
-
 def _keep_end(ids: tuple[int, ...], limit: int, tokenizer: Any) -> tuple[int, ...]:
-    if len(ids) <= limit:
-        return ids
     if limit > 1 and ids[0] == tokenizer.bos_token_id:
         return (ids[0], *ids[len(ids) - limit + 1 :])
     return ids[len(ids) - limit :]

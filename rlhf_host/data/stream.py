@@ -1,94 +1,213 @@
-"""The order in which tasks are drawn: fixed by the seed, resumable to the task."""
+"""The order in which tasks are drawn: fixed by the seed, or chosen by a plugin; resumable to the task."""
 
 from __future__ import annotations
 
+import bisect
+import operator
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A task, and a number that no other draw of it has: how often its source was gone through before."""
+
+    task: Task
+    epoch: int
+
+
+class IndexedTasks(Sequence[Any]):
+    """Tasks that are made one by one, when they are asked for.
+
+    Args:
+        fits: tasks for which it is False are passed over when they are drawn.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Task], fits: Callable[[Task], bool] = lambda task: True):
+        self._numbers, self._make, self.fits = range(count), make, fits
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        numbers = self._numbers[index]
+        return self._make(numbers) if isinstance(numbers, int) else [self._make(number) for number in numbers]
+
+
+class ReadTasks:
+    """Tasks read one after the other as they are drawn, and from the beginning again after the last.
+
+    Args:
+        begin: gives the tasks from the beginning, or, with ``keeps_place``, from where whoever gives them left off.
+        fits: tasks for which it is False are passed over.
+    """
+
+    def __init__(self, begin: Callable[[], Iterable[Task]], fits: Callable[[Task], bool], *, keeps_place: bool):
+        self._begin, self._fits, self._keeps_place = begin, fits, keeps_place
+        self.go_to(0, 0)
+
+    def go_to(self, passes: int, at: int) -> None:
+        """Go on after ``at`` tasks of the pass number ``passes``."""
+        self.passes, self.at = passes, at
+        self._tasks: Iterator[Task] | None = None
+
+    def next(self) -> Task:
+        for _ in range(2):
+            if self._tasks is None:
+                self._tasks = iter(self._begin())
+                for _ in islice(self._tasks, 0 if self._keeps_place else self.at):
+                    pass
+            for task in self._tasks:
+                self.at += 1
+                if self._fits(task):
+                    return task
+            self.go_to(self.passes + 1, 0)
+        raise UserError("a task source has no tasks to draw, or only prompts that are too long")
+
+
+Source: TypeAlias = Sequence[Task] | ReadTasks
 
 
 @dataclass(slots=True)
 class TaskSet:
     """The tasks of one split, with their prompts tokenised."""
 
-    tasks: list[Task]
+    sources: dict[str, Source]
     weights: dict[str, float]
     """Source name → its share when several are mixed; only sources that have tasks."""
     report: list[str] = field(default_factory=list)
     """For people: what was read, filtered and truncated."""
 
+    @property
+    def tasks(self) -> list[Task]:
+        """All of those that can be counted."""
+        return [task for source in self.sources.values() if not isinstance(source, ReadTasks) for task in source]
+
     def __len__(self) -> int:
         return len(self.tasks)
+
+
+Choose: TypeAlias = Callable[[Sequence[Task], int, int], Sequence[int | Task]]
+"""``choose(tasks, count, step)``, as the hook ``draw_tasks``."""
 
 
 class TaskStream:
     """Draws tasks without end.
 
     Within a source every task comes once per epoch, in an order made from (seed, source name, epoch), or in file order with
-    ``shuffle=False``. Sources share the draws in proportion to their weights: the next draw goes to the source furthest behind
-    its share (the divisor method of d'Hondt), so any stretch of the stream is mixed as the weights say and the order depends on
-    nothing but the arguments. How often each source was drawn is the whole state.
+    ``shuffle=False`` and where it is read as it is drawn. Sources share the draws in proportion to their weights: the next draw
+    goes to the source furthest behind its share (the divisor method of d'Hondt), so any stretch of the stream is mixed as the
+    weights say and the order depends on nothing but the arguments. How often each source was drawn is the whole state.
+
+    Args:
+        choose: draws instead.
     """
 
-    def __init__(self, taskset: TaskSet, seed: int = 0, shuffle: bool = True):
-        self._sources: dict[str, list[Task]] = {name: [] for name in taskset.weights}
-        for task in taskset.tasks:
-            self._sources[task.source].append(task)
-        if not all(self._sources.values()) or not self._sources:
+    def __init__(self, taskset: TaskSet, seed: int = 0, shuffle: bool = True, choose: Choose | None = None):
+        self._sources = taskset.sources
+        self._read = {name: one for name, one in self._sources.items() if isinstance(one, ReadTasks)}
+        self._sizes = {name: len(one) for name, one in self._sources.items() if not isinstance(one, ReadTasks)}
+        if not self._sources or not all(self._sizes.values()):
             raise UserError("there are no tasks to draw")
         self._weights = taskset.weights
         self._seed = seed
         self._shuffle = shuffle
         self._drawn = dict.fromkeys(self._sources, 0)
+        self._chosen = 0
         self._orders: dict[str, tuple[int, list[int]]] = {}
-        self._epoch = 0
-
-    @property
-    def epoch(self) -> int:
+        self._choose = choose
+        self._all: Sequence[Task] = _joined(list(self._sources.values())) if choose is not None else ()
+        self.epoch = 0
         """Which pass over its source, from 0, the task drawn last belongs to."""
-        return self._epoch
 
-    @property
-    def epochs(self) -> dict[str, float]:
-        """Source name → passes over it so far."""
-        return {name: count / len(self._sources[name]) for name, count in self._drawn.items()}
+    def draw(self, count: int, step: int) -> list[Draw]:
+        """The next tasks.
 
-    def next(self) -> Task:
-        """The next task."""
-        source = min(self._sources, key=lambda name: (self._drawn[name] + 1) / self._weights[name])
-        tasks = self._sources[source]
-        self._epoch, position = divmod(self._drawn[source], len(tasks))
-        self._drawn[source] += 1
-        return tasks[self._order(source, self._epoch)[position]]
+        Raises:
+            RunError: ``choose`` gave something else than ``count`` tasks or their numbers.
+        """
+        if self._choose is None:
+            return [self._next() for _ in range(count)]
+        chosen = list(self._choose(self._all, count, step) or ())
+        if len(chosen) != count:
+            raise RunError(f"draw_tasks gave {len(chosen)} tasks at step {step}, expected {count}")
+        return [self._take(one) for one in chosen]
+
+    def _take(self, one: int | Task) -> Draw:
+        self._chosen += 1
+        self.epoch = (self._chosen - 1) // len(self._all)
+        if isinstance(one, Task):
+            return Draw(one, self._chosen)
+        if not hasattr(one, "__index__") or not 0 <= operator.index(one) < len(self._all):
+            raise RunError(f"draw_tasks gave {one!r}, expected a Task or a number below {len(self._all)}")
+        return Draw(self._all[operator.index(one)], self._chosen)
+
+    def _next(self) -> Draw:
+        passed = 0
+        while True:
+            name = min(self._sources, key=lambda name: (self._drawn[name] + 1) / self._weights[name])
+            source, drawn = self._sources[name], self._drawn[name]
+            self._drawn[name] += 1
+            if isinstance(source, ReadTasks):
+                task, self.epoch = source.next(), source.passes
+                return Draw(task, self.epoch)
+            self.epoch, position = divmod(drawn, len(source))
+            task = source[self._order(name, len(source), self.epoch)[position]]
+            if not isinstance(source, IndexedTasks) or source.fits(task):
+                return Draw(task, self.epoch)
+            if (passed := passed + 1) > 2 * len(source):
+                raise UserError(f"no prompt of {name} is short enough: raise data.max_prompt_tokens or truncate")
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
-        sizes = {name: len(tasks) for name, tasks in self._sources.items()}
-        return {"seed": self._seed, "shuffle": self._shuffle, "epoch": self._epoch, "drawn": dict(self._drawn), "sizes": sizes}
+        order = {"seed": self._seed, "shuffle": self._shuffle, "epoch": self.epoch, "sizes": self._sizes}
+        read = {name: [one.passes, one.at] for name, one in self._read.items()}
+        return {**order, "drawn": dict(self._drawn), "chosen": self._chosen, "read": read}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken, with its seed. Raises ``UserError`` when the data is not the same."""
-        sizes = {name: len(tasks) for name, tasks in self._sources.items()}
-        if dict(state["sizes"]) != sizes:
+        sizes = self._sizes
+        if dict(state["sizes"]) != sizes or state["read"].keys() != self._read.keys():
             then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (state["sizes"], sizes))
             raise UserError(
                 f"the data changed since the checkpoint (tasks then: {then}; now: {now}): resume with the same data"
             )
         self._seed, self._shuffle = state["seed"], state["shuffle"]
-        self._epoch = state["epoch"]
-        self._drawn = {name: int(state["drawn"][name]) for name in sizes}
+        self.epoch, self._chosen = state["epoch"], state["chosen"]
+        self._drawn = {name: int(state["drawn"][name]) for name in self._sources}
+        for name, source in self._read.items():
+            source.go_to(*state["read"][name])
         self._orders.clear()
 
-    def _order(self, source: str, epoch: int) -> list[int]:
+    def _order(self, source: str, size: int, epoch: int) -> list[int]:
         known = self._orders.get(source)
         if known is None or known[0] != epoch:
-            order = list(range(len(self._sources[source])))
+            order = list(range(size))
             if self._shuffle:
                 # A string seed is hashed with SHA-512, so the order is the same in every process and Python.
                 random.Random(f"{self._seed}/{source}/{epoch}").shuffle(order)
             known = self._orders[source] = (epoch, order)
         return known[1]
+
+
+def _joined(sources: Sequence[Source]) -> Sequence[Task]:
+    """Several sources as one sequence. Raises ``UserError`` for one whose tasks have no numbers."""
+    counted = [one for one in sources if not isinstance(one, ReadTasks)]
+    if len(counted) < len(sources):
+        raise UserError(
+            "draw_tasks chooses tasks by their numbers, and a task source gives an iterator, which has none: let its load_tasks"
+            " return a list or another sequence"
+        )
+    starts = [sum(map(len, counted[:number])) for number in range(len(counted))]
+
+    def task(index: int) -> Task:
+        number = bisect.bisect_right(starts, index) - 1
+        return counted[number][index - starts[number]]
+
+    return IndexedTasks(sum(map(len, counted)), task)

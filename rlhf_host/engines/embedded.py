@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
-from rlhf_host.engines.requests import Request
+from rlhf_host.engines.requests import Request, check_request, end_tokens
 from rlhf_host.engines.sampling import Sampler
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.engines.waves import Dropped, Finish, Waves
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError
 from rlhf_host.models.loading import context_length
 from rlhf_host.models.passes import evaluation
 from rlhf_host.plugins.threads import Threads
@@ -46,7 +46,7 @@ class EmbeddedEngine:
         self._loader = ModuleLoader("transformers", model, self._load)
         self.context_length = context_length(model)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self._eos = _eos_ids(model, start.tokenizer)
+        self._eos = end_tokens(model.generation_config, start.tokenizer)
 
     @property
     def _use(self) -> Use:
@@ -62,7 +62,7 @@ class EmbeddedEngine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         request = Request(tuple(token_ids), sampling, key)
-        self._validate(request)
+        check_request(request, engine="transformers", vocabulary=self._vocabulary, context_length=self.context_length)
         self._require_weights()
         return await self._waves.submit(request)
 
@@ -97,25 +97,6 @@ class EmbeddedEngine:
     def _require_weights(self) -> None:
         if self.version < 0:
             raise RunError("engine transformers has no weights of this run (never synced, or a sync failed): sync it first")
-
-    def _validate(self, request: Request) -> None:
-        ids, sampling = request.token_ids, request.sampling
-        if not ids:
-            raise UserError("engine transformers: an empty prompt; give at least one token")
-        if len(ids) >= self.context_length:
-            raise UserError(
-                f"engine transformers: a prompt of {len(ids)} tokens leaves no room in the model's {self.context_length} "
-                "positions; set data.max_prompt_tokens or rollout.max_tokens lower"
-            )
-        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            wrong = next(token for token in ids if not 0 <= token < self._vocabulary)
-            raise UserError(f"engine transformers: token {wrong} is not in the model's vocabulary of {self._vocabulary}")
-        if sampling.max_new_tokens < 1 or sampling.temperature < 0 or sampling.top_k < 0:
-            raise UserError(
-                f"engine transformers: max_new_tokens ≥ 1, temperature ≥ 0 and top_k ≥ 0 are needed, not {sampling}"
-            )
-        if not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
-            raise UserError(f"engine transformers: top_p in (0, 1] and min_p in [0, 1] are needed, not {sampling}")
 
     def _limit(self, request: Request) -> int:
         """New tokens at most: what was asked for, or what the model has positions for."""
@@ -276,14 +257,6 @@ class EmbeddedEngine:
             tail = self.tokenizer.decode(tokens[row, max(0, step + 1 - reach) : step + 1].tolist(), skip_special_tokens=False)
             hits.append(any(text in tail for text in texts[row]))
         return torch.tensor(hits)
-
-
-def _eos_ids(model: nn.Module, tokenizer: Any) -> set[int]:
-    found: set[int] = set()
-    for source in (getattr(model, "generation_config", None), tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return found
 
 
 def _autocast_dtype(choice: str, device: torch.device) -> torch.dtype | None:

@@ -1,9 +1,11 @@
-"""One completion to sample, as engines pass it on."""
+"""One completion to sample, as engines pass it on, and what they refuse."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import SampleKey, Sampling
 
 
@@ -14,3 +16,43 @@ class Request:
     token_ids: tuple[int, ...]
     sampling: Sampling
     key: SampleKey
+
+
+def check_request(
+    request: Request, *, engine: str, vocabulary: int, context_length: int | None, remedy: str = "", coldest: float = 0.0
+) -> None:
+    """Raises ``UserError`` for a request that cannot be served.
+
+    Args:
+        engine: its name, for messages.
+        vocabulary: token ids lie below it.
+        context_length: of the model, in tokens; ``None``: no limit.
+        remedy: what else helps a prompt that is too long.
+        coldest: the lowest temperature above 0 that the engine can sample at.
+    """
+    ids, sampling = request.token_ids, request.sampling
+    if not ids:
+        raise UserError(f"engine {engine}: an empty prompt; give at least one token")
+    if context_length is not None and len(ids) >= context_length:
+        raise UserError(
+            f"engine {engine}: a prompt of {len(ids)} tokens leaves no room in the engine's {context_length} positions;"
+            f" set data.max_prompt_tokens or rollout.max_tokens lower{remedy}"
+        )
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
+        wrong = next(token for token in ids if not 0 <= token < vocabulary)
+        raise UserError(f"engine {engine}: token {wrong} is not in the model's vocabulary of {vocabulary}")
+    if sampling.max_new_tokens < 1 or sampling.top_k < 0:
+        raise UserError(f"engine {engine}: max_new_tokens ≥ 1 and top_k ≥ 0 are needed, not {sampling}")
+    if sampling.temperature < 0 or 0 < sampling.temperature < coldest:
+        raise UserError(f"engine {engine}: temperature 0 (greedy) or ≥ {coldest:g} is needed, not {sampling.temperature}")
+    if not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
+        raise UserError(f"engine {engine}: top_p in (0, 1] and min_p in [0, 1] are needed, not {sampling}")
+
+
+def end_tokens(*sources: Any) -> set[int]:
+    """Tokens that end a completion: ``eos_token_id`` of generation configs, model configs and tokenizers."""
+    tokens: set[int] = set()
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        tokens.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return tokens

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host import functional as F
 from rlhf_host.config.schema import KLConfig
+from rlhf_host.errors import UserError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.records.needs import Needs, RoleNeed
-from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
+from rlhf_host.records.needs import Needs, Output, RoleNeed
+from rlhf_host.records.tensors import Aggregation, Batch, Experience, LossTerm, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,13 +31,12 @@ class KL:
     @hookimpl
     def needs(self) -> Needs:
         # In the reward the penalty is part of the advantages, so the actor's log-probabilities are needed before them.
-        outputs = {"reference.logprobs"} | ({"actor.logprobs"} if self.options.place == "reward" else set())
-        return Needs(roles=(RoleNeed("reference", source="actor"),), outputs=frozenset(outputs))
+        roles = ("reference", "actor") if self.options.place == "reward" else ("reference",)
+        outputs = tuple(Output("logprobs", role=role) for role in roles)
+        return Needs(roles=(RoleNeed("reference", source="actor"),), outputs=outputs)
 
     @hookimpl
     def shape_rewards(self, experience: Experience) -> Tensor | None:
-        self._trajectories = len(experience)
-        experience.extra["kl"] = {"coef": self.coef}
         if self.options.place != "reward":
             return None
         estimator = "k1" if self.options.estimator == "auto" else self.options.estimator
@@ -45,28 +45,40 @@ class KL:
         )
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> Iterator[LossTerm | Metric]:
+    def prepare_batch(self, experience: Experience) -> dict[str, float]:
+        self._trajectories = len(experience)
+        return {"coef": self.coef}
+
+    @hookimpl
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         if role != "actor" or outputs.logprobs is None:
             return
         reference = batch.logprobs["reference"]
         mask = batch.loss_mask
-        logprobs, actions = outputs.logprobs.detach(), batch.action_mask
-        per_token = F.kl_estimate(logprobs, reference, actions, "k1")
+        logprobs, actions, coef = outputs.logprobs.detach(), batch.action_mask, batch.own["coef"]
+        # Of the policy that sampled, which the coefficient follows: updates of the same batch move the other one.
+        per_token = F.kl_estimate(logprobs if batch.old_logprobs is None else batch.old_logprobs, reference, actions, "k1")
         yield Metric("kl", F.masked_mean(per_token, actions, -1), actions.any(-1))
         yield Metric("kl/k3", F.kl_estimate(logprobs, reference, actions, "k3"), actions)
-        yield Metric("kl/coef", batch.extra["kl"]["coef"])
+        yield Metric("kl/coef", coef)
         if self.options.place == "loss":
             estimator = "unbiased" if self.options.estimator == "auto" else self.options.estimator
             values = F.kl_loss(outputs.logprobs, reference, mask, estimator, batch.sampler_logprobs)
-            coef, aggregation = batch.extra["kl"]["coef"], self.options.aggregation
-            yield LossTerm("kl", values, coefficient=coef, aggregation=aggregation)
+            yield LossTerm("kl", values, coefficient=coef, aggregation=Aggregation.parse(self.options.aggregation))
 
     @hookimpl
-    def step_finished(self, metrics: Mapping[str, float]) -> None:
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         kl = metrics.get("kl")
         if self.options.controller == "adaptive" and kl is not None and math.isfinite(kl):
             error = min(max(kl / self.options.target - 1.0, -0.2), 0.2)
             self.coef *= 1.0 + error * self._trajectories / self.options.horizon
+
+    @hookimpl
+    def adjust(self, settings: Mapping[str, float]) -> None:
+        for name, value in settings.items():
+            if name != "coef" or value < 0:
+                raise UserError(f"{name} {value:g}: only coef can be adjusted, to 0 or more")
+            self.coef = value
 
     @hookimpl
     def state_dict(self) -> dict[str, Any]:

@@ -48,30 +48,7 @@ _HOME = {
     "with_siblings": "statistics",
 }
 
-__all__ = [
-    "PolicyLossOptions",
-    "discounted_sum",
-    "gae",
-    "group_mean",
-    "group_normalize",
-    "group_sizes",
-    "importance_ratio",
-    "kl_estimate",
-    "kl_loss",
-    "leave_one_out",
-    "masked_mean",
-    "masked_sum",
-    "on_actions",
-    "policy_loss",
-    "policy_losses",
-    "policy_needs",
-    "suffix_sum",
-    "turn_advantages",
-    "twin",
-    "value_loss",
-    "whiten",
-    "with_siblings",
-]
+__all__ = ["PolicyLossOptions", "policy_needs", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

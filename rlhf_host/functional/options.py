@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rlhf_host.records.needs import Needs, RoleNeed
-
-AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "group-mean-token-mean")
-_SUM_OVER = re.compile(r"sequence-mean-token-sum-over\((\d+(?:\.\d+)?)\)")
-_PER_SEQUENCE = "sequence-mean-token-mean"
-
-
-def sum_over_length(aggregation: str) -> float | None:
-    """``L`` of ``sequence-mean-token-sum-over(L)``, ``None`` for other aggregations."""
-    match = _SUM_OVER.fullmatch(aggregation)
-    return float(match[1]) if match and float(match[1]) > 0 else None
+from rlhf_host.records.needs import Forbid, Needs, Output, RoleNeed
+from rlhf_host.records.tensors import AGGREGATIONS, SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, Aggregation
 
 
 def check_aggregation(value: str) -> str:
     """The value. Raises ``ValueError`` when it is no aggregation."""
-    if value not in AGGREGATIONS and sum_over_length(value) is None:
-        raise ValueError(f"aggregation is one of {', '.join(AGGREGATIONS)}, sequence-mean-token-sum-over(L) with L > 0")
+    Aggregation.parse(value)
     return value
 
 
@@ -56,7 +45,7 @@ class PolicyLossOptions(BaseModel):
     aggregation: str | None = Field(
         None,
         description=f"how token losses are averaged: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L); "
-        f"default: {_PER_SEQUENCE} for gspo (which takes no other) and sapo, token-mean for the rest",
+        f"default: {SEQUENCE_MEAN_TOKEN_MEAN} for gspo (which takes no other) and sapo, token-mean for the rest",
     )
 
     @field_validator("aggregation")
@@ -67,16 +56,17 @@ class PolicyLossOptions(BaseModel):
     @model_validator(mode="after")
     def _fits_the_loss(self) -> PolicyLossOptions:
         # A sequence's ratio broadcast over tokens weighs each by 1/length only in this mean.
-        if self.loss == "gspo" and self.reduction != _PER_SEQUENCE:
-            raise ValueError(f"loss gspo needs aggregation {_PER_SEQUENCE}, not {self.reduction}: leave aggregation out")
+        if self.loss == "gspo" and self.reduction != SEQUENCE_MEAN_TOKEN_MEAN:
+            needed = SEQUENCE_MEAN_TOKEN_MEAN
+            raise ValueError(f"loss gspo needs aggregation {needed}, not {self.reduction}: leave aggregation out")
         return self
 
     @property
-    def reduction(self) -> str:
+    def reduction(self) -> Aggregation:
         """The aggregation in effect: the one given, else the loss's own."""
         if self.aggregation is not None:
-            return self.aggregation
-        return _PER_SEQUENCE if self.loss in ("gspo", "sapo") else "token-mean"
+            return Aggregation.parse(self.aggregation)
+        return SEQUENCE_MEAN_TOKEN_MEAN if self.loss in ("gspo", "sapo") else TOKEN_MEAN
 
 
 def policy_needs(
@@ -84,25 +74,23 @@ def policy_needs(
     *,
     min_group_size: int = 1,
     roles: Iterable[RoleNeed] = (),
-    outputs: Iterable[str] = (),
-    forbids: Iterable[str] = (),
+    outputs: Iterable[Output] = (),
+    forbids: Iterable[Forbid] = (),
 ) -> Needs:
     """What an online algorithm with one of the policy losses needs: prompts, a trainable actor, and the loss's own wants.
 
     Args:
-        options: entropy is an output where its bonus is on; ``gspo`` forbids ``old_logprobs=sampler``.
+        options: entropy is an output where its bonus is on; ``gspo`` forbids ``train.old_logprobs sampler``.
         min_group_size: episodes per task that the estimator needs.
         roles: beyond the actor.
         outputs: beyond the loss's own.
         forbids: beyond the loss's own.
     """
-    own_outputs = {"entropy"} if options.entropy_coef > 0 else set()
-    # The sampler's rounding noise is as large as the sequence ratio's clip range.
-    own_forbids = {"old_logprobs=sampler"} if options.loss == "gspo" else set()
+    noise = "the sampler's rounding is as large as the clip range of a sequence's ratio"
     return Needs(
         data="prompts",
         roles=(RoleNeed("actor", trainable=True, source=None), *roles),
         min_group_size=min_group_size,
-        outputs=frozenset(own_outputs | set(outputs)),
-        forbids=frozenset(own_forbids | set(forbids)),
+        outputs=(*([Output("entropy")] if options.entropy_coef > 0 else []), *outputs),
+        forbids=(*([Forbid("train.old_logprobs", "sampler", noise)] if options.loss == "gspo" else []), *forbids),
     )

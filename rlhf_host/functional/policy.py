@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.functional.options import PolicyLossOptions
-from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
+from rlhf_host.records.tensors import Batch, LossTerm, Metric, Outputs
 
 _MAX_LOG = 20.0
 
@@ -110,7 +110,7 @@ policy_losses: dict[str, PolicyLoss] = {
 }
 
 
-def policy_loss(outputs: Outputs, batch: Experience, options: PolicyLossOptions) -> list[LossTerm | Metric]:
+def policy_loss(outputs: Outputs, batch: Batch, options: PolicyLossOptions) -> list[LossTerm | Metric]:
     """The policy term (and the entropy bonus, where asked for) of one micro-batch.
 
     ``old_logprobs`` of ``None`` (``fused``) means the detached π of this forward. Masked positions may hold anything.
@@ -128,7 +128,7 @@ def policy_loss(outputs: Outputs, batch: Experience, options: PolicyLossOptions)
     ]
     if options.entropy_coef > 0:
         if outputs.entropy is None:
-            raise ValueError("entropy_coef > 0 needs 'entropy' among needs().outputs")
+            raise ValueError("entropy_coef > 0 needs Output('entropy') among needs().outputs")
         bonus = -torch.where(mask, outputs.entropy, 0.0)
         items.append(LossTerm("entropy", bonus, coefficient=options.entropy_coef, aggregation=options.reduction))
     return items

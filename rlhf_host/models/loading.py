@@ -126,6 +126,19 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
     return Source(name, local=False)
 
 
+def model_directory(role: RoleConfig) -> Path | None:
+    """The role's model as a directory, fetched from the hub where it is one of the hub's; ``None`` for a GGUF file."""
+    source = find_model(role.model)
+    if source.local:
+        return None if source.gguf else Path(source.path)
+    from huggingface_hub import snapshot_download
+
+    files = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
+    with quiet_transformers(), _as_user_error(f"cannot fetch the model {role.model!r}"):
+        offline = not _hub_answers()
+        return Path(snapshot_download(source.path, revision=role.revision, allow_patterns=files, local_files_only=offline))
+
+
 def choose_device(name: str) -> torch.device:
     """``auto`` is the first CUDA device, else the CPU."""
     if name == "auto":

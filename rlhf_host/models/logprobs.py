@@ -37,21 +37,44 @@ def token_logprobs(
         hidden: ``[N, H]``.
         weight: ``[V, H]``; its gradient is summed over chunks in fp32.
         bias: ``[V]`` or ``None``.
-        targets: ``[N]`` int64.
+        targets: ``[N]`` int64, or ``[N, K]``: several tokens at each place.
         compute_dtype: of the matrix products; default: that of ``hidden``.
         chunk_tokens: tokens at once; default: by the vocabulary's size.
         with_entropy: also the entropy of the whole distribution at this temperature.
         entropy_grad: let gradients through the entropy.
 
     Returns:
-        ``logprobs [N]`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
+        ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
-    elements = CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"]
-    chunk = chunk_tokens or max(1, elements // weight.shape[0])
-    matmul = compute_dtype or hidden.dtype
-    plan = _Plan(temperature, scale, softcap, matmul, chunk, with_entropy, entropy_grad)
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, plan)
-    return logprobs, entropy if with_entropy else None
+    chunk = chunk_tokens or _chunk(hidden, weight)
+    plan = _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk, with_entropy, entropy_grad)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, _columns(targets), plan)
+    return logprobs.reshape(targets.shape), entropy if with_entropy else None
+
+
+@torch.no_grad()
+def top_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    k: int,
+    temperature: float = 1.0,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    compute_dtype: torch.dtype | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of the same log-probabilities at each place, and their tokens: ``[N, k]`` each, the largest first."""
+    plan = _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk_tokens or _chunk(hidden, weight))
+    logprobs = torch.empty((len(hidden), k), dtype=plan.result, device=hidden.device)
+    ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
+    with torch.autocast(hidden.device.type, enabled=False):
+        w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
+        for begin in range(0, len(hidden), plan.chunk):
+            part = slice(begin, begin + plan.chunk)
+            logprobs[part], ids[part] = plan.log_softmax(hidden[part], w, b)[0].topk(k)
+    return logprobs, ids
 
 
 def logprobs_of_logits(
@@ -63,7 +86,7 @@ def logprobs_of_logits(
     if with_entropy:
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(every.exp() * every).sum(-1)
-    return every.gather(-1, targets[:, None]).squeeze(-1), entropy
+    return every.gather(-1, _columns(targets)).reshape(targets.shape), entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +96,8 @@ class _Plan:
     softcap: float | None
     matmul: torch.dtype
     chunk: int
-    with_entropy: bool
-    entropy_grad: bool
+    with_entropy: bool = False
+    entropy_grad: bool = False
 
     @property
     def result(self) -> torch.dtype:
@@ -92,21 +115,30 @@ class _Plan:
         return every, slope.square_().neg_().add_(1.0)
 
 
+def _columns(targets: Tensor) -> Tensor:
+    """``[N]`` → ``[N, 1]``; ``[N, K]`` as it is."""
+    return targets.unsqueeze(-1) if targets.dim() == 1 else targets
+
+
+def _chunk(hidden: Tensor, weight: Tensor) -> int:
+    return max(1, CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"] // weight.shape[0])
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
-        logprobs = torch.zeros(count, dtype=plan.result, device=hidden.device)
-        entropy = torch.zeros_like(logprobs)
+        logprobs = torch.zeros(targets.shape, dtype=plan.result, device=hidden.device)
+        entropy = torch.zeros(count, dtype=plan.result, device=hidden.device)
         kept: tuple[Tensor | None, ...] = (None, None)
         with torch.autocast(hidden.device.type, enabled=False):
             w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
             for begin in range(0, count, plan.chunk):
                 part = slice(begin, begin + plan.chunk)
                 every, slope = plan.log_softmax(hidden[part], w, b)
-                logprobs[part] = every.gather(1, targets[part, None]).squeeze(1)
+                logprobs[part] = every.gather(1, targets[part])
                 if plan.with_entropy:
                     entropy[part] = every.exp().mul_(every).sum(-1).neg_()
                 if count <= plan.chunk:
@@ -131,14 +163,15 @@ class _TokenLogprobs(torch.autograd.Function):
             for begin in range(0, hidden.shape[0], plan.chunk):
                 part = slice(begin, begin + plan.chunk)
                 every, slope = plan.log_softmax(hidden[part], w, b) if kept is None else (kept, kept_slope)
-                g = grad_logprobs[part, None]
+                g = grad_logprobs[part]
+                total = g.sum(1, keepdim=True)
                 # d logp(y)/dz = 1[y] − p, and dH/dz = −p (log p + H), for z = logits / temperature.
                 grad = every.exp() if plan.entropy_grad or kept is not None else every.exp_()
                 if plan.entropy_grad:
-                    grad.mul_((every + entropy[part, None]).mul_(grad_entropy[part, None]).add_(g)).neg_()
+                    grad.mul_((every + entropy[part, None]).mul_(grad_entropy[part, None]).add_(total)).neg_()
                 else:
-                    grad.mul_(-g)
-                grad.scatter_add_(1, targets[part, None], g)
+                    grad.mul_(-total)
+                grad.scatter_add_(1, targets[part], g)
                 if plan.scale != plan.temperature:
                     grad.mul_(plan.scale / plan.temperature)
                 if slope is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -27,10 +27,10 @@ from rlhf_host.models.layouts import (
     to_device,
     without_last,
 )
-from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs
+from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
 from rlhf_host.models.trial import Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
-from rlhf_host.records.tensors import Outputs
+from rlhf_host.records.tensors import Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
 
@@ -195,6 +195,7 @@ class Passes:
         temperature: float = 1.0,
         outputs: frozenset[str] = frozenset({"logprobs"}),
         entropy_grad: bool = False,
+        others: Mapping[str, TopK] | None = None,
     ) -> Outputs:
         """What ``outputs`` names, of what the model's head can give: ``logprobs``, ``entropy`` and ``logits`` for a language model,
         ``values`` and ``scores`` for a scalar one. The rest stays ``None``. With gradients where they are enabled.
@@ -208,12 +209,85 @@ class Passes:
             group_id: ``[B]``.
             temperature: divides the logits before the softmax.
             entropy_grad: let gradients through the entropy.
+            others: role → tokens at which this model's log-probabilities are wanted beside that role's: ``Outputs.others``.
 
         Returns:
             ``[B, T]`` float32 (``scores [B]``, ``logits [B, T, V]``) on the model's device, 0 outside ``completion_mask``.
 
         Raises:
             UserError: an empty prompt, a temperature of 0, and as ``prepare``.
+        """
+        others = others or {}
+        vocabulary = self.model.config.get_text_config().vocab_size
+        if unknown := [role for role, one in others.items() if one.ids.numel() and int(one.ids.max()) >= vocabulary]:
+            raise UserError(
+                f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
+            )
+
+        def read(predicting: Tensor, last: Tensor, mask: Tensor, targets: Tensor) -> Tensors:
+            if self.scalar is not None:
+                values = {"values": _scalars(self.scalar, predicting)} if "values" in outputs else {}
+                return values | ({"scores": _scalars(self.scalar, last)} if "scores" in outputs else {})
+            columns = [targets.unsqueeze(-1), *(one.ids.to(self.device)[mask] for one in others.values())]
+            wanted = torch.cat(columns, -1) if others else targets
+            results = self._logprobs(predicting, wanted, temperature, outputs, entropy_grad)
+            if others:
+                logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
+                results["logprobs"] = logprobs.squeeze(-1)
+                results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
+            if "logits" in outputs:
+                results["logits"] = predicting.float() if self.head is None else self.head(predicting, self.autocast)
+            return results
+
+        rows = (prompt_ids, completion_ids, completion_mask, group_id)
+        results = self._results(*rows, temperature, "scores" in outputs, read)
+        if results is None:
+            return self._nothing(outputs, completion_ids.shape)
+        found = {role: Distribution(one.logprobs, results.pop(f"of {role}"), one.ids) for role, one in others.items()}
+        return Outputs(**results, others=found)
+
+    def topk(
+        self,
+        k: int,
+        prompt_ids: Sequence[Sequence[int]],
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        group_id: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+    ) -> TopK:
+        """The ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as ``forward``."""
+        if k > (vocabulary := self.model.config.get_text_config().vocab_size):
+            raise UserError(f"the {k} likeliest tokens are wanted of a model that has {vocabulary}: ask for fewer")
+
+        def read(predicting: Tensor, *_: Tensor) -> Tensors:
+            if (head := self.head) is None:
+                logprobs, ids = F.log_softmax(predicting.float() / temperature, dim=-1).topk(k)
+            else:
+                settings: dict[str, Any] = {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
+                logprobs, ids = top_logprobs(predicting, head.weight, head.bias, k, temperature, **settings)
+            return {"logprobs": logprobs, "ids": ids}
+
+        with torch.no_grad():
+            results = self._results(prompt_ids, completion_ids, completion_mask, group_id, temperature, False, read)
+        if results is None:
+            empty = completion_ids.new_zeros((*completion_ids.shape, k))
+            return TopK(empty.float(), empty)
+        return TopK(results["logprobs"], results["ids"])
+
+    def _results(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        group_id: Tensor | None,
+        temperature: float,
+        whole: bool,
+        read: Callable[[Tensor, Tensor, Tensor, Tensor], Tensors],
+    ) -> Tensors | None:
+        """What ``read`` makes of the hidden states (or logits, where there is no head), ``[B, T, ...]``; ``None`` without rows.
+
+        It is given those that predict a completion token, those of the last tokens, the mask, and the completion tokens.
         """
         if temperature <= 0:
             raise UserError(
@@ -224,29 +298,21 @@ class Passes:
         mask = completion_mask.bool().cpu()
         lengths = mask.sum(-1).tolist()
         if not lengths:
-            return self._nothing(outputs, completion_ids.shape)
+            return None
         longest = max(len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True))
         if longest > self._prepared_for:
             self.prepare(longest)
         sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
         completions = completion_ids.cpu()[mask]
-        compute, layouts = self._lay_out(prompt_ids, completions, lengths, sharing, "scores" in outputs)
+        compute, layouts = self._lay_out(prompt_ids, completions, lengths, sharing, whole)
         predicts, last = _places(layouts)
         mask, targets = mask.to(self.device), completions.to(self.device)
 
-        def read(states: Tensor) -> Tensors:
-            """What the head makes of the hidden states (or logits, where there is no head) of all places."""
-            predicting = states.index_select(0, predicts)
-            if self.scalar is not None:
-                values = {"values": _scalars(self.scalar, predicting)} if "values" in outputs else {}
-                return values | ({"scores": _scalars(self.scalar, states.index_select(0, last))} if "scores" in outputs else {})
-            results = self._logprobs(predicting, targets, temperature, outputs, entropy_grad)
-            if "logits" in outputs:
-                results["logits"] = predicting.float() if self.head is None else self.head(predicting, self.autocast)
-            return results
+        def at_places(states: Tensor) -> Tensors:
+            return read(states.index_select(0, predicts), states.index_select(0, last), mask, targets)
 
-        results = self._run(lambda: self._read(read, self._states(compute, layouts)))
-        return Outputs(**{name: value if name == "scores" else _spread(value, mask) for name, value in results.items()})
+        results = self._run(lambda: self._read(at_places, self._states(compute, layouts)))
+        return {name: value if name == "scores" else _spread(value, mask) for name, value in results.items()}
 
     def _run(self, compute: Callable[[], Tensors]) -> Tensors:
         return compute() if self._backend is None else self._backend.run_pass(compute)

@@ -1,8 +1,9 @@
-"""Libraries that a plugin's traits name: are they here, and what brings them."""
+"""Traits of a plugin, and the libraries that they name: are they here, and what brings them."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 from importlib_metadata import PackageNotFoundError, requires
@@ -10,15 +11,30 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo, normalised
+from rlhf_host.protocols import Traits
+
+
+def traits_of(info: PluginInfo, plugin: Any) -> Any:
+    """Of an engine, backend, runtime or kernels. Raises ``PluginError`` where it has none."""
+    try:
+        traits = plugin.traits
+    except AttributeError as error:
+        raise PluginError(f"{info} has no traits: see rlhf_host.protocols ({error})") from error
+    if not isinstance(traits, Traits):
+        raise PluginError(f"{info} has traits of type {type(traits).__name__}: see rlhf_host.protocols")
+    return traits
 
 
 def require_libraries(info: PluginInfo, plugin: Any) -> None:
     """Raises ``PluginError`` with what to install where a library of ``plugin.traits`` is missing."""
-    for library in plugin.traits.libraries:
-        if not _is_there(library):
-            raise PluginError(
-                f"{info.kind} {info.name!r} needs {library}: pip install {_what_brings(library, info.distribution)}"
-            )
+    if (missing := missing_library(info, traits_of(info, plugin).libraries)) is not None:
+        raise PluginError(f"{info.kind} {info.name!r} needs {missing[0]}: pip install {missing[1]}")
+
+
+def missing_library(info: PluginInfo, libraries: Iterable[str]) -> tuple[str, str] | None:
+    """The first of a plugin's libraries that is not installed, and what to install for it."""
+    library = next((library for library in libraries if not _is_there(library)), None)
+    return None if library is None else (library, _what_brings(library, info.distribution))
 
 
 def _is_there(library: str) -> bool:

@@ -19,17 +19,17 @@ from pluggy import HookimplOpts
 
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError, RunError, UserError, near_matches
+from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
 
-THREADED = hookspecs.PER_AGENT | {"score"}
-"""Hooks whose synchronous implementations run in the thread pool when awaited."""
-
-WORKER_HOOKS = frozenset({"compute_loss", "batch_statistics", "importance_weights"})
-"""Hooks that run on every rank: plugins with none of these stay with the controller."""
+MOVED = {
+    ("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`",
+}
+"""A hook and an argument that it had once → what became of it."""
 
 _THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes
 
@@ -65,33 +65,37 @@ class HookFailed(RunError):
 
 
 class PluginManager:
-    """Calls hooks of the plugins of one run. Usable from any thread; ``acall`` and ``aone`` belong on the run's event loop.
+    """Calls hooks of the plugins of one run. Usable from any thread; ``acall`` belongs on the run's event loop.
 
     Raises ``PluginError`` at once when a plugin implements a hook that does not exist, names arguments a hook does not have, or
     when two plugins implement a hook that has one implementation. Without ``threads`` every hook runs on its caller's thread.
     """
 
     def __init__(self, loaded: Sequence[Loaded], *, threads: bool = True):
-        self.loaded = tuple(loaded)
+        self.loaded: tuple[Loaded, ...] = ()
         self.by_key: dict[str, Loaded] = {}
         self._pluggy = _Hooks(hookspecs.PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
-        self._hooks = {name for name in dir(hookspecs) if self._pluggy.parse_hookspec_opts(hookspecs, name) is not None}
-        self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in self._hooks}
+        self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in RULES}
         self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
         self._threads = Threads(_THREADS)
-        for one in self.loaded:
+        self._threaded = [hook for hook, rule in RULES.items() if rule.threaded and threads]
+        self._blocking: set[tuple[str, str]] = set()
+        self.add(*loaded)
+
+    def add(self, *loaded: Loaded) -> None:
+        """Let more plugins take part, after the others."""
+        for one in loaded:
             if one.key in self.by_key:
                 raise PluginError(f"two plugins are called {one.key}; give one an alias: ALIAS={one.info.name}")
             self.by_key[one.key] = one
             self._register(one)
+            waiting = ((hook, self._parts[hook].get(one.key)) for hook in self._threaded)
+            found = {hook for hook, part in waiting if part and not inspect.iscoroutinefunction(part.functions[hook])}
+            self._blocking |= {(one.key, hook) for hook in found}
+        self.loaded += loaded
+        self._callers.clear()  # they leave out by name those that they knew
         self._refuse_rivals()
-        self._blocking = {
-            (key, hook)
-            for hook in (THREADED if threads else ())
-            for key, part in self._parts[hook].items()
-            if not inspect.iscoroutinefunction(part.functions[hook])
-        }
 
     @classmethod
     def from_specs(cls, specs: Sequence[PluginSpec]) -> PluginManager:
@@ -105,7 +109,7 @@ class PluginManager:
         Raises:
             PluginError: for one given as a Python object, which only this process has.
         """
-        needed = [item for item in self.loaded if WORKER_HOOKS & set(self.hooks(item.key))]
+        needed = [item for item in self.loaded if any(RULES[hook].where == "worker" for hook in self.hooks(item.key))]
         for item in needed:
             if item.info.distribution == PYTHON:
                 raise PluginError(
@@ -126,16 +130,10 @@ class PluginManager:
 
     def hooks(self, key: str) -> list[str]:
         """What the plugin implements or wraps, in the order of the contract."""
-        return [hook for hook in vars(hookspecs) if hook in self._hooks and key in self._touching(hook)]
+        return [hook for hook in RULES if key in self._touching(hook)]
 
     def has(self, hook: str) -> bool:
         return bool(self._parts[hook])
-
-    def require(self, hook: str, why: str) -> None:
-        """Raises ``PluginError`` when nobody implements ``hook``; ``why`` says who needs it and what to do."""
-        if not self.has(hook):
-            selected = ", ".join(self.by_key) or "none"
-            raise PluginError(f"no selected plugin implements {hook}: {why} (selected: {selected})")
 
     def call(self, key: str, hook: str, **kwargs: Any) -> Any:
         """One plugin's result; ``None`` also when it does not implement ``hook``.
@@ -176,11 +174,6 @@ class PluginManager:
                 self._raise_named(error, key, hook)
         return result
 
-    async def aone(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
-        """As ``one``, by ``acall``."""
-        key = self._only(hook, kind)
-        return None if key is None else await self.acall(key, hook, **kwargs)
-
     def close(self) -> None:
         """Let the thread pool end."""
         self._threads.close()
@@ -192,10 +185,10 @@ class PluginManager:
             if marks is None:
                 continue
             hook = marks.get("specname") or attribute
-            if hook not in self._hooks:
+            if hook not in RULES:
                 if marks.get("optionalhook"):
                     continue
-                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{near_matches(hook, self._hooks)}")
+                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{near_matches(hook, RULES)}")
             part = wrappers if marks.get("wrapper") or marks.get("hookwrapper") else own
             if part is own and hook in own.functions:
                 raise PluginError(f"{loaded} implements {hook} twice, as {own.functions[hook].__name__} and as {attribute}")
@@ -209,12 +202,12 @@ class PluginManager:
             self._parts[hook][loaded.key] = own
 
     def _refuse_rivals(self) -> None:
-        for hook in sorted(hookspecs.ONE):
+        for hook in (hook for hook, rule in RULES.items() if rule.calls == "one" and rule.per == "run"):
             if len(keys := self.names(hook)) > 1:
                 first, second = (self.by_key[key] for key in keys[:2])
                 raise PluginError(f"{first} and {second} both implement {hook}, and a run has one; leave one out")
         # Agents are called by name, so several may be selected; a plugin of another kind would answer for all of them.
-        playing = {key: hook for hook in sorted(hookspecs.PER_AGENT) for key in self.names(hook)}
+        playing = {key: hook for hook, rule in RULES.items() if rule.per == "agent" for key in self.names(hook)}
         for key, hook in playing.items():
             if self.by_key[key].kind != "agent" and len(playing) > 1:
                 other = next(self.by_key[other] for other in playing if other != key)
@@ -270,7 +263,8 @@ def _misfit(part: _Part) -> str:
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in {*spec, "self"} and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                 near = near_matches(name, spec) or f" (it has {', '.join(spec) or 'none'})"
-                return f"{function.__name__}() takes {name!r}, which is no argument of {hook}{near}"
+                moved = MOVED.get((hook, name), f"is no argument of {hook}{near}")
+                return f"{function.__name__}() takes {name!r}, which {moved}"
     return ""
 
 

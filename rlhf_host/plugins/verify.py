@@ -34,6 +34,8 @@ class Inspection:
     hooks: list[str] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
     """Fields of ``options.Option``."""
+    libraries: list[str] = field(default_factory=list)
+    """Of the traits of an engine, backend, runtime or kernels with default options."""
 
 
 def look_inside(info: PluginInfo, deadline_s: float = DEADLINE_S) -> Inspection:
@@ -92,15 +94,18 @@ def _inspect(info: PluginInfo) -> Inspection:
     """In the child."""
     if info.kind == "preset":
         return _inspect_preset(info)
+    from rlhf_host.plugins.libraries import traits_of
     from rlhf_host.plugins.manager import Loaded, PluginManager
     from rlhf_host.plugins.options import describe_options, options_model
-    from rlhf_host.plugins.selection import load
+    from rlhf_host.plugins.selection import build, load
 
     cls = load(info)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
     options = [dataclasses.asdict(option) for option in describe_options(options_model(cls))]
     if info.kind in PROTOCOLS:
-        return Inspection(file=file, options=options)
+        buildable = not any(field.is_required() for field in options_model(cls).model_fields.values())
+        libraries = list(traits_of(info, build(info, {})).libraries) if buildable else []
+        return Inspection(file=file, options=options, libraries=libraries)
     # The class stands in for an instance, which would need options: its functions carry the same marks.
     manager = PluginManager([Loaded(info.kind, info.name, info, cls)])
     hooks = manager.hooks(f"{info.kind}:{info.name}")

@@ -19,6 +19,7 @@ class Task:
     ground_truth: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     agent: str | None = None
+    """Provisional: which of several agents plays it."""
     index: int = 0
     """Position in its data source, stable across runs."""
     source: str = ""
@@ -53,15 +54,18 @@ class Segment:
     versions: list[int] | None = None
     """Per token, the weight version that sampled it."""
     support: Any = None
-    """Reserved: the kept sampling set of each token."""
+    """Provisional: no run fills or reads it yet. The kept sampling set of each token."""
     routed_experts: Any = None
-    """Reserved: expert routing of each token."""
+    """Provisional: no run fills or reads it yet. Expert routing of each token."""
 
 
 @dataclass(slots=True)
 class Reward:
-    """What a reward plugin says of one trajectory. ``value`` is the whole; ``turns`` or ``tokens`` (over
-    action tokens) place it, and their sum is the value when ``value`` is not given."""
+    """What a reward plugin says of one trajectory. ``value`` is the whole; ``turns`` or ``tokens`` (over action tokens) say where
+    it was earned, ``parts`` for what. Where ``value`` is not given, it is the sum of one of them.
+
+    Raises ``ValueError`` where two of these disagree.
+    """
 
     value: float | None = None
     turns: Sequence[float] | None = None
@@ -69,12 +73,32 @@ class Reward:
     score: float | None = None
     """Success in [0, 1], the basis of pass@k and dynamic filtering."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Several objectives of one judge, each a column ``ALIAS.PART`` of ``plugin_rewards``."""
+
+    def __post_init__(self) -> None:
+        if len(sums := self._sums()) > 1:
+            low, high = min(sums.values()), max(sums.values())
+            if high - low > 1e-6 * max(1.0, abs(low), abs(high)):
+                shown = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+                raise ValueError(f"a reward disagrees with itself: {shown}; value is the sum of turns, of tokens and of parts")
+
+    def _sums(self) -> dict[str, float]:
+        """What was given, each as a sum."""
+        placed = {"turns": self.turns, "tokens": self.tokens, "parts": self.parts.values() if self.parts else None}
+        sums = {} if self.value is None else {"value": float(self.value)}
+        return sums | {name: float(sum(values)) for name, values in placed.items() if values is not None}
 
     @property
     def total(self) -> float:
-        if self.value is not None:
-            return float(self.value)
-        return float(sum(self.turns if self.turns is not None else self.tokens or ()))
+        return float(self.value) if self.value is not None else next(iter(self._sums().values()), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """In place of a reward: this trajectory could not be judged, and why."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -100,6 +124,12 @@ class Trajectory:
     """Set by the host: token ids to text, special tokens left out."""
     advantage: float | None = None
     """Mean over the tokens in the loss, once advantages are computed; ``None`` where no token is."""
+    parent: int | None = None
+    """Of an agent that branches: the index of an earlier row of this episode, whose tokens this row's prompt begins with."""
+    branch: int = 0
+    """How many of the parent's tokens, its prompt among them, that are."""
+    row: int = 0
+    """Set by the host: the index of this row in its episode."""
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -244,5 +274,8 @@ class Policy(Protocol):
     """The policy as an agent that owns its loop sees it (``agent_run``)."""
 
     base_url: str | None
+    """Provisional: no run serves the policy over HTTP yet, so it is always ``None``."""
+    sampling: Sampling
+    """The run's own, for this split."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation: ...

@@ -24,25 +24,77 @@ class RoleNeed:
     """Peak learning rate where the configuration sets none."""
 
 
+What: TypeAlias = Literal["logprobs", "values", "scores", "bootstrap", "entropy", "logits", "distribution"]
+_OWN = ("logprobs", "values", "scores", "entropy", "logits")
+_OF_ROLES = ("logprobs", "values", "bootstrap", "distribution")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a plugin wants computed.
+
+    Without a role, of the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values``, ``scores``. Of a
+    role, over the experience and before advantages: ``logprobs``, ``values``, ``bootstrap`` (the value after the last token). A
+    role's ``distribution`` comes with the pass, in ``outputs.others[role]``: over its ``top`` likeliest tokens, or over the whole
+    vocabulary, for which the role has to be in one place with the actor.
+
+    Raises ``ValueError`` for what there is not.
+    """
+
+    what: What
+    role: str = ""
+    top: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.what not in (known := _OF_ROLES if self.role else _OWN):
+            whose = f"of a role ({self.role!r})" if self.role else "of the pass itself (role '')"
+            raise ValueError(f"there is no output {self.what!r} {whose}: {', '.join(known)}")
+        if self.top is not None and (self.what != "distribution" or self.top < 1):
+            raise ValueError(f"{self}: top is a number of tokens, of a distribution")
+
+
+@dataclass(frozen=True, slots=True)
+class Forbid:
+    """A host setting that makes a plugin wrong: ``Forbid("train.old_logprobs", "sampler", "its weights would count twice")``."""
+
+    setting: str
+    value: Any
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plugin needs, from its options alone. The host merges, allocates exactly that, and refuses the impossible first."""
+    """What a plugin needs, from its options alone. The host merges, allocates exactly that, and refuses the impossible first.
+
+    Raises ``TypeError`` where a text is given for an ``Output`` or a ``Forbid``.
+    """
 
     data: DataFormat | None = None
+    """Formats other than ``prompts`` are provisional: no run reads them yet."""
     roles: tuple[RoleNeed, ...] = ()
     min_group_size: int = 1
-    outputs: frozenset[str] = frozenset()
-    """Beyond ``logprobs``: ``values``, ``entropy`` (with gradient), ``logits``, ``scores``; ``ROLE.logprobs`` asks for
-    another role's log-probabilities of the experience before advantages, ``ROLE.values`` for its values, ``ROLE.bootstrap`` for
-    its value after the last token (``bootstrap_value``)."""
-    unit_rows: bool = False
-    """Rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
-    forbids: frozenset[str] = frozenset()
-    """Names of host settings that make this plugin wrong, such as ``old_logprobs=sampler``."""
+    outputs: tuple[Output, ...] = ()
+    """Beyond the pass's own ``logprobs``."""
+    forbids: tuple[Forbid, ...] = ()
+    rewards: bool = True
+    """False: it brings the signal itself, as a teacher does, or an agent that rewards its own steps; no reward has to be chosen."""
+    on_policy: bool = False
+    """It is right only for the weights that sampled: one update per batch, and nothing that was sampled before."""
+    weights: Literal["token", "row"] | None = "token"
+    """Of an algorithm: the ``importance_weights`` that its loss terms take: any, only those of whole rows, or none. Of a
+    correction: what it gives, ``[B, T]`` or ``[B]``."""
     in_place: bool | None = None
     """Of a weight sync: it is only for engines that sample from the trainer's own module (True), or only for others (False)."""
     rounded_weights: bool = False
     """Of a weight sync: engines get weights in fewer bits than the trainer has, so log-probabilities differ."""
+    unit_rows: bool = False
+    """Provisional: no run sets ``unit_id`` yet. Rows that share one (pairs) must stay in one micro-batch."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("roles", RoleNeed), ("outputs", Output), ("forbids", Forbid)):
+            for item in getattr(self, name):
+                if not isinstance(item, kind):
+                    raise TypeError(f"Needs: {name} is a tuple of {kind.__name__}(...), and has {item!r}")
 
 
 @dataclass(slots=True)
@@ -106,3 +158,20 @@ class Outcome:
     run_dir: Path | None = None
     error: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    reason: str | None = None
+    """Why a plugin ended it early (``Stop``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """``step_finished`` ends the run after this step, as finished: with its checkpoint and model."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adjust:
+    """``step_finished`` changes settings from the next step on: ``ROLE.lr`` (the peak learning rate), and ``ALIAS.NAME`` by the
+    hook ``adjust`` of the plugin ``ALIAS``."""
+
+    settings: Mapping[str, float]

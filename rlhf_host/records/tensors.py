@@ -3,26 +3,83 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from rlhf_host.records.episodes import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Aggregation: TypeAlias = str
-"""``token-mean``, ``sequence-mean-token-mean``, ``sequence-mean-token-sum``,
-``sequence-mean-token-sum-over(L)`` or ``group-mean-token-mean``."""
+AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "group-mean-token-mean")
+_SUM_OVER = re.compile(r"sequence-mean-token-sum-over\((\d+(?:\.\d+)?)\)")
 
 
-@dataclass(slots=True)
-class Experience:
-    """Groups as tensors, ``[B, T]`` over the completion region (everything after the first prompt), right-padded.
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """How token losses become one number. ``length`` divides the sums of ``sequence-mean-token-sum`` by a constant.
+
+    Raises ``ValueError`` for another name, or a length that is not above 0.
+    """
+
+    name: str
+    length: float | None = None
+
+    def __post_init__(self) -> None:
+        lengthy = self.length is None or (self.name == "sequence-mean-token-sum" and self.length > 0)
+        if self.name not in AGGREGATIONS or not lengthy:
+            raise ValueError(f"aggregation is one of {', '.join(AGGREGATIONS)}, sequence-mean-token-sum-over(L) with L > 0")
+
+    @classmethod
+    def parse(cls, text: str) -> Aggregation:
+        """As options and command lines write it, such as ``sequence-mean-token-sum-over(256)``."""
+        match = _SUM_OVER.fullmatch(text)
+        return cls("sequence-mean-token-sum", float(match[1])) if match else cls(text)
+
+    def __str__(self) -> str:
+        return self.name if self.length is None else f"{self.name}-over({self.length:g})"
+
+
+TOKEN_MEAN = Aggregation("token-mean")
+SEQUENCE_MEAN_TOKEN_MEAN = Aggregation("sequence-mean-token-mean")
+SEQUENCE_MEAN_TOKEN_SUM = Aggregation("sequence-mean-token-sum")
+GROUP_MEAN_TOKEN_MEAN = Aggregation("group-mean-token-mean")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask ``[B, T]`` that every batch has: ``LOSS``, ``ACTION`` or ``COMPLETION``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extra(Mask):
+    """A bool mask ``[B, T]`` that the plugin's own ``prepare_batch`` gave under ``name``."""
+
+
+LOSS = Mask("loss_mask")
+ACTION = Mask("action_mask")
+COMPLETION = Mask("completion_mask")
+
+
+class TopK(NamedTuple):
+    """A role's likeliest tokens at every completion token, the likeliest first; 0 at padding."""
+
+    logprobs: Tensor
+    """``[B, T, k]`` float32."""
+    ids: Tensor
+    """``[B, T, k]`` int64."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Rows as workers and their hooks get them: tensors ``[B, T]`` over the completion region (everything after the first
+    prompt), right-padded.
 
     Float tensors are float32, masks bool, ids int64. Padding is 0 (``turn_ids``: -1). Rows of one group need not be adjacent.
-    The same class is the ``batch`` of worker hooks, with fewer rows and a shorter ``T``.
     """
 
     prompt_ids: list[list[int]]
@@ -41,36 +98,27 @@ class Experience:
     episode_id: Tensor
     """``[B]`` int64: an episode's several trajectories share it."""
     unit_id: Tensor
-    """``[B]`` int64: rows that must stay in one micro-batch share it."""
+    """Provisional: no run sets it yet. ``[B]`` int64: rows that must stay in one micro-batch share it."""
     task_index: Tensor
     """``[B]`` int64."""
     truncated: Tensor
     """``[B]`` bool: cut by length."""
-    rewards: Tensor
-    """``[B]``: the weighted sum over reward plugins, after ``transform_rewards``."""
-    plugin_rewards: Tensor
-    """``[B, K]``: raw reward per plugin, in the order of ``reward_names``."""
-    scores: Tensor
-    """``[B]``: 0-1 scores, NaN where none was given."""
-    token_rewards: Tensor
-    """``[B, T]``: the scored reward on the last action token (of each turn, where it is per turn)."""
     sampler_logprobs: Tensor
     """``[B, T]``: log μ, 0 outside ``action_mask``."""
     versions: Tensor
     """``[B, T]`` int64: weight version of each action token."""
-    reward_names: tuple[str, ...] = ()
-    reward_weights: tuple[float, ...] = ()
-    """Weight of each of ``reward_names`` in ``rewards``."""
-    shaped: Tensor | None = None
-    """``[B, T]``: sum of ``shape_rewards`` (KL); zeros when there is none."""
+    version: int = 0
+    """Weight version that the step began with."""
     old_logprobs: Tensor | None = None
     """``[B, T]``: log π_old; ``None`` in ``fused`` mode, where it is the detached π of the same forward."""
     logprobs: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B, T]``."""
     values: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B, T]``: the critic before token t."""
-    bootstrap_value: Tensor | None = None
-    """``[B]``: the critic after the last token; only where ``needs().outputs`` has ``ROLE.bootstrap``."""
+    bootstrap: dict[str, Tensor] = field(default_factory=dict)
+    """role → ``[B]``: the critic after the last token."""
+    distributions: dict[str, TopK] = field(default_factory=dict)
+    """role → its likeliest tokens; ``outputs.others`` has them beside those of the pass."""
     advantages: Tensor | None = None
     returns: Tensor | None = None
     step: int = 0
@@ -78,10 +126,10 @@ class Experience:
     temperature: float = 1.0
     stats: dict[str, float] = field(default_factory=dict)
     """Reduced ``batch_statistics``."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What a plugin wants its worker hooks to see, under its name. Tensors with ``B`` rows are sliced with the batch."""
-    trajectories: list[Trajectory] = field(default_factory=list, repr=False)
-    """The rows as records (controller only; empty in worker hooks)."""
+    extra: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Alias of a plugin → what its ``prepare_batch`` gave. Tensors with ``B`` rows are sliced with the batch."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """In a worker hook: what the ``prepare_batch`` of the same plugin gave, whatever its alias."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -91,25 +139,96 @@ class Experience:
         """``[B]`` int64: completion tokens per row."""
         return self.completion_mask.sum(-1)
 
-    def select(self, rows: Sequence[int], *, trim: bool = True) -> Experience:
+    def batch(self) -> Batch:
+        """What workers get of it."""
+        return Batch(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Batch)})
+
+    def map(self, change: Callable[[str, Any], Any]) -> Self:
+        """A copy with ``change(field, tensor)`` in place of every tensor."""
+
+        def walk(name: str, value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {key: walk(name, item) for key, item in value.items()}
+            if isinstance(value, TopK):
+                return TopK(*(walk(name, item) for item in value))
+            return change(name, value) if hasattr(value, "shape") else value
+
+        return type(self)(**{f.name: walk(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+    def select(self, rows: Sequence[int], *, trim: bool = True) -> Self:
         """The given rows, in that order; ``trim`` cuts ``T`` to the longest of them."""
         index = self.group_id.new_tensor(list(rows))
         count, width = len(self), self.completion_ids.shape[1]
         length = int(self.completion_mask.index_select(0, index).sum(-1).max()) if trim and len(index) else 0 if trim else width
 
-        def cut(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: cut(item) for name, item in value.items()}
-            if not hasattr(value, "shape") or not value.shape or value.shape[0] != count:
+        def cut(name: str, value: Any) -> Any:
+            if not value.shape or value.shape[0] != count:
                 return value
             value = value.index_select(0, index)
-            return value[:, :length] if value.dim() > 1 and value.shape[1] == width else value
+            timed = value.dim() > 1 and value.shape[1] == width and name != "plugin_rewards"
+            return value[:, :length] if timed else value
 
-        changed = {f.name: cut(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        changed["plugin_rewards"] = self.plugin_rewards.index_select(0, index)
-        changed["prompt_ids"] = [self.prompt_ids[i] for i in rows]
-        changed["trajectories"] = [self.trajectories[i] for i in rows] if self.trajectories else []
-        return Experience(**changed)
+        part = self.map(cut)
+        part.prompt_ids = [self.prompt_ids[i] for i in rows]
+        return part
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """For what is not there: where it is instead."""
+            place = _ELSEWHERE.get(name, "")
+            if name in Experience.__dataclass_fields__:
+                place = "stays with the controller: give it in prepare_batch"
+            raise AttributeError(f"batch.{name} {place or 'does not exist'}", name=name, obj=self)
+
+
+_ELSEWHERE = {"bootstrap_value": "is bootstrap[role] now"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Experience(Batch):
+    """Groups as tensors, with what only the controller has: rewards, scores, records."""
+
+    rewards: Tensor
+    """``[B]``: the weighted sum over reward plugins, after ``transform_rewards``."""
+    plugin_rewards: Tensor
+    """``[B, K]``: raw rewards, in the order of ``reward_names``."""
+    scores: Tensor
+    """``[B]``: 0-1 scores, NaN where none was given."""
+    token_rewards: Tensor
+    """``[B, T]``: the scored reward on the last action token (of each turn, where it is per turn)."""
+    reward_names: tuple[str, ...] = ()
+    """Alias of each plugin; ``ALIAS.PART`` for each of the ``parts`` of its rewards."""
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each of ``reward_names`` in ``rewards``."""
+    shaped: Tensor | None = None
+    """``[B, T]``: sum of ``shape_rewards`` (KL); zeros when there is none."""
+    parent: Tensor | None = None
+    """``[B]`` int64: the row that ``Trajectory.parent`` names; -1 where there is none, or where it left the batch."""
+    branch: Tensor | None = None
+    """``[B]`` int64: ``Trajectory.branch``."""
+    trajectories: list[Trajectory] = field(default_factory=list, repr=False)
+    """The rows as records."""
+
+    def select(self, rows: Sequence[int], *, trim: bool = True) -> Experience:
+        part = Batch.select(self, rows, trim=trim)
+        part.trajectories = [self.trajectories[i] for i in rows] if self.trajectories else []
+        if part.parent is not None:
+            places = {row: place for place, row in enumerate(rows)}
+            part.parent = part.parent.new_tensor([places.get(row, -1) for row in part.parent.tolist()])
+        return part
+
+
+@dataclass(slots=True)
+class Distribution:
+    """Log-probabilities of two models over the same tokens: ``k`` of them, or the whole vocabulary; 0 at padding."""
+
+    logprobs: Tensor
+    """``[B, T, k]`` or ``[B, T, V]`` fp32: the other role's, without gradient."""
+    own: Tensor
+    """The same shape, with gradient: of the model in the pass."""
+    ids: Tensor | None = None
+    """``[B, T, k]`` int64: which tokens; ``None``: the whole vocabulary, in order."""
 
 
 @dataclass(slots=True)
@@ -119,13 +238,15 @@ class Outputs:
     logprobs: Tensor | None = None
     """``[B, T]`` fp32, with gradient: log-softmax of ``logits / temperature`` at the completion tokens; 0 at padding."""
     entropy: Tensor | None = None
-    """``[B, T]`` fp32: of the full vocabulary at the same temperature; detached unless ``needs().outputs`` has ``entropy``."""
+    """``[B, T]`` fp32: of the full vocabulary at the same temperature; detached unless a plugin needs ``Output("entropy")``."""
     values: Tensor | None = None
     """``[B, T]`` fp32: scalar head at the position that predicts token t."""
     scores: Tensor | None = None
     """``[B]`` fp32: scalar head at the last token."""
     logits: Tensor | None = None
-    """``[B, T, V]``: only where ``needs().outputs`` has ``logits``."""
+    """``[B, T, V]``: only where a plugin needs ``Output("logits")``."""
+    others: dict[str, Distribution] = field(default_factory=dict)
+    """role → its distribution beside this model's, where a plugin needs ``Output("distribution", role=...)``."""
 
 
 @dataclass(slots=True)
@@ -146,18 +267,28 @@ class Metric:
 class LossTerm:
     """An unreduced loss; the host reduces it over the whole optimizer batch.
 
-    ``mask`` names a mask of the batch (``loss_mask``, ``action_mask``, ``completion_mask``, or ``extra.NAME``), known before the
-    first forward. ``values`` is ``[B, T]``, or ``[B]`` (rows count by whether the mask has any element).
-    What depends on ``outputs`` becomes zeros in ``values`` and stays in the denominator.
+    ``values`` is ``[B, T]``, or ``[B]`` (rows count by whether the mask has any element). ``mask`` is known before the first
+    forward: what depends on ``outputs`` becomes zeros in ``values`` and stays in the denominator.
+
+    Raises ``TypeError`` for a mask or aggregation that is a string.
     """
 
     name: str
     values: Tensor
-    mask: str = "loss_mask"
+    mask: Mask = LOSS
     coefficient: float = 1.0
-    aggregation: Aggregation = "token-mean"
+    aggregation: Aggregation = TOKEN_MEAN
     corrected: bool = False
-    """True for policy terms: the host multiplies ``importance_weights`` in."""
+    """True for policy terms: the host multiplies ``importance_weights`` in, into ``[B]`` those that are ``[B]``."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mask, Mask):
+            raise TypeError(f"the mask of {self.name!r} is a Mask: LOSS, ACTION, COMPLETION or Extra(name), not {self.mask!r}")
+        if not isinstance(self.aggregation, Aggregation):
+            raise TypeError(
+                f"the aggregation of {self.name!r} is an Aggregation, such as TOKEN_MEAN, not {self.aggregation!r}:"
+                " Aggregation.parse reads texts"
+            )
 
 
 @dataclass(slots=True)

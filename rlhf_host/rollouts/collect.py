@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from rlhf_host.config.schema import RolloutConfig
+from rlhf_host.data.stream import Draw
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Drop, Episode, EpisodeFailed, Group, Task, Trajectory
+from rlhf_host.records.episodes import Drop, Episode, EpisodeFailed, Group, Trajectory
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
-from rlhf_host.rollouts.scoring import judges, score_group
+from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
 
 T = TypeVar("T")
 
@@ -49,14 +50,6 @@ class Collected:
 
 
 @dataclass(slots=True)
-class Draw:
-    """A task with the draw that made it: ``epoch`` counts how often its source has been through."""
-
-    task: Task
-    epoch: int
-
-
-@dataclass(slots=True)
 class Played:
     """A group whose episodes are over and scored, and why some of them failed."""
 
@@ -80,6 +73,7 @@ class Collector:
         self.episodes = episodes
         self.manager = manager
         self.judges = judges(manager, split)
+        self.needless = brings_signal(manager)
         self.filters = split == "train"
         self.settings = settings
         self.n = n
@@ -87,7 +81,7 @@ class Collector:
         self.split = split
         self._live = 0
 
-    async def fill(self, draw: Callable[[], Draw], groups: int, context: ScoreContext) -> Collected:
+    async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
         """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped.
 
         Raises:
@@ -97,7 +91,7 @@ class Collector:
         budget = groups * (1 + self.settings.max_refills)
         while len(collected.groups) < groups and collected.drawn < budget:
             wanted = min(groups - len(collected.groups), budget - collected.drawn)
-            await self.run([draw() for _ in range(wanted)], context, collected)
+            await self.run(draw(wanted), context, collected)
         if not collected.groups:
             reasons = ", ".join(
                 f"{reason} ({count})" for reason, count in (collected.dropped + collected.unjudged).most_common(3)
@@ -144,7 +138,7 @@ class Collector:
 
         episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
         trajectories = [trajectory for rows in episodes for trajectory in rows]
-        await score_group(self.manager, self.judges, trajectories, context, self.settings)
+        await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         return Played(Group(group_id, draw.task, trajectories), failed)
 
     def _settle(self, played: Played, into: Collected) -> None:

@@ -134,9 +134,11 @@ class Episodes:
         trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
-        for trajectory in trajectories:
+        for row, trajectory in enumerate(trajectories):
             _check_trajectory(trajectory, episode, key)
-            trajectory.decode = self.decode
+            trajectory.row, trajectory.decode = row, self.decode
+            if trajectory.parent is not None:
+                _check_branch(trajectory, trajectories[: max(0, trajectory.parent + 1)], key)
         return trajectories
 
     async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
@@ -209,6 +211,16 @@ def _check_trajectory(trajectory: Trajectory, episode: Episode, key: str) -> Non
         count = len(segment.token_ids)
         if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
             raise RunError(f"{key}: every sampled token keeps its log-probability and version; an action segment lacks some")
+
+
+def _check_branch(row: Trajectory, until_parent: Sequence[Trajectory], key: str) -> None:
+    """Raises ``RunError`` where a row does not begin as the row that it says it branched from."""
+    if not until_parent or any(row is other for other in until_parent):
+        raise RunError(f"{key}: row {row.row} has the parent {row.parent}; that is the index of an earlier row of its episode")
+    tokens = [token for segment in until_parent[-1].segments for token in segment.token_ids]
+    branch, prompt = row.branch, row.prompt_ids
+    if not 0 < branch <= min(len(tokens), len(prompt)) or tokens[:branch] != prompt[:branch]:
+        raise RunError(f"{key}: row {row.row} does not begin with the first {branch} tokens of row {row.parent}")
 
 
 def _is_tokens(value: Any) -> bool:

@@ -18,13 +18,20 @@ from rlhf_host.rollouts.scoring import AGENT
 
 
 def make_experience(
-    groups: Sequence[Group], weights: dict[str, float], *, step: int, max_new_tokens: int, temperature: float
+    groups: Sequence[Group],
+    weights: dict[str, float],
+    *,
+    step: int,
+    max_new_tokens: int,
+    temperature: float,
+    version: int = 0,
 ) -> Experience:
     """Rows in group order, right-padded.
 
     Args:
         groups: judged trajectories only.
         weights: reward alias → weight, as ``score_group`` used them.
+        version: of the weights that the step begins with.
     """
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     if any(AGENT in row.rewards for row in rows):
@@ -56,7 +63,9 @@ def make_experience(
 
     turn_ids = spread(torch.repeat_interleave(_tensor(turns, np.int64), _tensor(segment_lengths, np.int64)), -1)
     action_mask = turn_ids >= 0
-    totals = [[math.nan if (reward := row.rewards.get(name)) is None else reward.total for name in weights] for row in rows]
+    columns = _reward_columns(rows, weights)
+    places = {(row.episode_id, row.row): place for place, row in enumerate(rows)}
+    parents = [-1 if row.parent is None else places.get((row.episode_id, row.parent), -1) for row in rows]
     return Experience(
         prompt_ids=[row.prompt_ids for row in rows],
         completion_ids=spread(_tensor(ids, np.int64)),
@@ -70,13 +79,16 @@ def make_experience(
         task_index=_tensor([row.task.index for row in rows], np.int64),
         truncated=_tensor([row.truncated for row in rows], np.bool_),
         rewards=_tensor([row.reward for row in rows], np.float32),
-        plugin_rewards=_tensor(totals, np.float32).reshape(len(rows), len(weights)),
+        plugin_rewards=_tensor([values for _, values in columns.values()], np.float32).reshape(len(columns), len(rows)).T,
         scores=_tensor([math.nan if row.score is None else row.score for row in rows], np.float32),
         token_rewards=_place_rewards(rows, weights, turn_ids, action_mask),
         sampler_logprobs=spread(_tensor(logprobs, np.float32)),
         versions=spread(_tensor(versions, np.int64)),
-        reward_names=tuple(weights),
-        reward_weights=tuple(map(float, weights.values())),
+        version=version,
+        reward_names=tuple(columns),
+        reward_weights=tuple(weight for weight, _ in columns.values()),
+        parent=_tensor(parents, np.int64),
+        branch=_tensor([row.branch for row in rows], np.int64),
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -87,6 +99,20 @@ def make_experience(
 def _tensor(values: Sequence[Any], dtype: Any) -> Tensor:
     """By way of numpy, which reads a list of numbers several times faster than torch does."""
     return torch.from_numpy(np.array(values, dtype=dtype))
+
+
+def _reward_columns(rows: Sequence[Trajectory], weights: dict[str, float]) -> dict[str, tuple[float, list[float]]]:
+    """Name → weight, and the raw reward of each row (NaN without one): of each plugin, or of each part that its rewards have."""
+    columns = {}
+    for alias, weight in weights.items():
+        rewards = [row.rewards.get(alias) for row in rows]
+        for part in dict.fromkeys(part for reward in rewards if reward is not None for part in reward.parts):
+            values = [math.nan if reward is None else float(reward.parts.get(part, math.nan)) for reward in rewards]
+            columns[f"{alias}.{part}"] = (float(weight), values)
+        whole = [math.nan if reward is None or reward.parts else reward.total for reward in rewards]
+        if all(reward is None or not reward.parts for reward in rewards) or not all(map(math.isnan, whole)):
+            columns[alias] = (float(weight), whole)
+    return columns
 
 
 def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_ids: Tensor, action_mask: Tensor) -> Tensor:
@@ -127,7 +153,7 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     before = experience.rewards.clone()
     for key in hooks.names("transform_rewards"):
         changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards.clone())
-        experience.rewards = _checked(changed, before.shape, key, "transform_rewards").to(torch.float32)
+        experience.rewards = finite(_of_shape(changed, before.shape, key, "transform_rewards"), key, "transform_rewards")
     if hooks.has("transform_rewards"):
         change = experience.rewards - before
         experience.token_rewards = experience.token_rewards + _on_last_action(change, experience.action_mask)
@@ -135,7 +161,7 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     shaped = torch.zeros(shape)
     for key, part in hooks.each("shape_rewards", experience=experience):
         kept = torch.where(experience.action_mask, _of_shape(part, shape, key, "shape_rewards"), 0.0)
-        shaped = shaped + _checked(kept, shape, key, "shape_rewards").to(torch.float32)
+        shaped = shaped + finite(kept, key, "shape_rewards")
     experience.shaped = shaped
     for key, mask in hooks.each("loss_masks", experience=experience):
         if _of_shape(mask, shape, key, "loss_masks").dtype != torch.bool:
@@ -150,25 +176,26 @@ def _of_shape(value: Any, shape: torch.Size, key: str, hook: str) -> Tensor:
     return value
 
 
-def _checked(value: Any, shape: torch.Size, key: str, hook: str) -> Tensor:
-    if not bool(torch.isfinite(_of_shape(value, shape, key, hook)).all()):
+def finite(values: Tensor, key: str, hook: str) -> Tensor:
+    """As float32, where what was finite may be infinite. Raises ``RunError`` for what is not finite there."""
+    values = values.to(torch.float32)
+    if not bool(torch.isfinite(values).all()):
         raise RunError(f"{key} gave non-finite numbers from {hook}")
-    return value
+    return values
 
 
 def reward_metrics(experience: Experience) -> dict[str, float]:
-    """Rewards, scores, lengths and truncation of a batch, as they go to the log."""
+    """Rewards, scores, lengths and truncation of a batch, as they go to the log; without any reward, none are made up."""
     rewards = experience.rewards.double()
     lengths = experience.action_mask.sum(-1).double()
     values = {
-        "reward/mean": rewards.mean(),
-        "reward/std": rewards.std(correction=0),
-        "reward/min": rewards.min(),
-        "reward/max": rewards.max(),
         "length/mean": lengths.mean(),
         "length/max": lengths.max(),
         "truncated": experience.truncated.double().mean(),
     }
+    if experience.reward_names:
+        values |= {"reward/mean": rewards.mean(), "reward/std": rewards.std(correction=0)}
+        values |= {"reward/min": rewards.min(), "reward/max": rewards.max()}
     for column, name in enumerate(experience.reward_names):
         values[f"reward/{name}"] = experience.plugin_rewards[:, column].double().nanmean()
     values["score/mean"] = experience.scores.double().nanmean()

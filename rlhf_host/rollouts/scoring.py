@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -12,11 +11,12 @@ from rlhf_host.config.plan import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import LostError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Reward, Trajectory
+from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
 from rlhf_host.records.needs import ScoreContext
 
 AGENT = "agent"
 
+_LARGEST = (2 - 2**-23) * 2.0**127
 
 Judges = dict[str, tuple[str, float]]
 """Reward alias → its plugin's key and its weight."""
@@ -30,48 +30,56 @@ def judges(manager: PluginManager, split: str) -> Judges:
     return {item.alias: (item.key, item.weight) for item in chosen}
 
 
+def brings_signal(manager: PluginManager) -> bool:
+    """Whether the algorithm learns from something else than rewards, so that a trajectory may have none."""
+    return any(not own.rewards for key, own in manager.each("needs") if manager.by_key[key].kind == "algo")
+
+
 async def score_group(
     manager: PluginManager,
     by: Judges,
     trajectories: Sequence[Trajectory],
     context: ScoreContext,
     settings: RolloutConfig,
+    *,
+    needless: bool = False,
 ) -> None:
     """Fill ``rewards``, ``reward``, ``score`` and ``metrics`` of the trajectories, in place.
 
     Every plugin is called alone, with a deadline and its retries. A plugin that raises, is late, answers with the wrong length
-    or a non-finite number could not judge; where its weight is not zero the trajectory is unjudged.
+    or a number that is not finite could not judge; where its weight is not zero the trajectory is unjudged.
+
+    Args:
+        needless: a trajectory that nobody rewards is worth 0.
     """
     if not trajectories:
         return
     asked = [_ask(manager, key, trajectories, context, settings) for key, _ in by.values()]
     # A task each only where there is something to do side by side: groups come by the hundred.
-    verdicts = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+    answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
     weights = {alias: weight for alias, (_, weight) in by.items()}
-    for (alias, (_, weight)), (rewards, problem) in zip(by.items(), verdicts, strict=True):
-        for trajectory, reward in zip(trajectories, rewards, strict=True):
-            trajectory.rewards[alias] = reward
-            if reward is None and weight != 0 and trajectory.unjudged_reason is None:
-                trajectory.unjudged_reason = f"{alias}: {problem or 'could not judge'}"
-            if reward is not None:
-                for name, value in reward.metrics.items():
-                    trajectory.metrics[name] = float(value)
+    for (alias, (_, weight)), verdicts in zip(by.items(), answers, strict=True):
+        for trajectory, verdict in zip(trajectories, verdicts, strict=True):
+            if isinstance(verdict, Reward):
+                trajectory.rewards[alias] = verdict
+                trajectory.metrics.update((name, float(value)) for name, value in verdict.metrics.items())
+                continue
+            trajectory.rewards[alias] = None
+            if weight != 0 and trajectory.unjudged_reason is None:
+                trajectory.unjudged_reason = f"{alias}: {verdict.reason}"
     for trajectory in trajectories:
-        _total(trajectory, weights)
+        _total(trajectory, weights, needless)
 
 
-def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
+def _total(trajectory: Trajectory, weights: dict[str, float], needless: bool) -> None:
     if trajectory.agent_rewards.count(None) < len(trajectory.agent_rewards):
         turns = [float(reward or 0.0) for reward in trajectory.agent_rewards]
-        if not all(map(math.isfinite, turns)):
+        if not all(map(_fits, turns)):
             trajectory.unjudged_reason = "agent: a reward that is not finite"
         trajectory.rewards[AGENT] = Reward(turns=turns)
         weights = {**weights, AGENT: 1.0}
-    if trajectory.unjudged_reason is None and not trajectory.rewards:
+    if trajectory.unjudged_reason is None and not trajectory.rewards and not needless:
         trajectory.unjudged_reason = "neither a reward plugin nor the agent gave a reward"
-    if trajectory.unjudged_reason is not None:
-        trajectory.reward = None
-        return
     total = scores = whole = 0.0
     for alias, reward in trajectory.rewards.items():
         if reward is None:
@@ -81,6 +89,11 @@ def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
         if reward.score is not None and weight != 0:
             scores += abs(weight) * reward.score
             whole += abs(weight)
+    if trajectory.unjudged_reason is None and not _fits(total):
+        trajectory.unjudged_reason = f"the weighted sum of its rewards, {total:g}, is not finite in float32"
+    if trajectory.unjudged_reason is not None:
+        trajectory.reward = None
+        return
     trajectory.reward = total
     if whole:
         trajectory.score = scores / whole
@@ -88,13 +101,13 @@ def _total(trajectory: Trajectory, weights: dict[str, float]) -> None:
 
 async def _ask(
     manager: PluginManager, key: str, trajectories: Sequence[Trajectory], context: ScoreContext, settings: RolloutConfig
-) -> tuple[list[Reward | None], str | None]:
-    problem = None
+) -> list[Reward | Unjudged]:
+    problem = ""
     for _ in range(settings.score_retries + 1):
         try:
             async with asyncio.timeout(settings.score_timeout_s):
                 answer = await manager.acall(key, "score", trajectories=trajectories, context=context)
-            return _checked(answer, trajectories), None
+            return _checked(answer, trajectories)
         except TimeoutError:
             problem = f"no answer in {settings.score_timeout_s:g} s"
         except Exception as error:
@@ -102,35 +115,40 @@ async def _ask(
             if isinstance(cause, LostError):
                 raise cause from error  # it is not the plugin that failed: nothing will be judged any more
             problem = f"{type(cause).__name__}: {cause}"
-    return [None] * len(trajectories), problem
+    return [Unjudged(problem)] * len(trajectories)
 
 
-def _checked(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | None]:
+def _checked(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | Unjudged]:
     rewards = list(answer)
     if len(rewards) != len(trajectories):
         raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
     return [_as_reward(reward, trajectory) for reward, trajectory in zip(rewards, trajectories, strict=True)]
 
 
-def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | None:
-    if reward is None:
-        return None
+def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
+    if reward is None or isinstance(reward, Unjudged):
+        return reward or Unjudged("could not judge")
     if not isinstance(reward, Reward):
         if not isinstance(reward, Real):
-            raise TypeError(f"a reward is a Reward, a number or None, not {type(reward).__name__}")
+            raise TypeError(f"a reward is a Reward, a number, Unjudged or None, not {type(reward).__name__}")
         reward = Reward(value=float(reward))
     placed = reward.turns if reward.turns is not None else reward.tokens
     if placed is not None:
         expected = len(trajectory.actions) if reward.turns is not None else trajectory.action_length
         if len(placed) != expected:
             raise ValueError(f"{len(placed)} placed rewards, but the trajectory has {expected}")
-    elif reward.value is None:
-        return None
+    elif reward.value is None and not reward.parts:
+        return Unjudged("could not judge")
     if reward.score is not None and not 0.0 <= reward.score <= 1.0:
         raise ValueError(f"a score lies in [0, 1], not {reward.score}")
     for name, value in reward.metrics.items():
         if not isinstance(value, float | Real):  # float first: asking an abstract class takes ten times as long
             raise TypeError(f"metric {name!r} is a number, not {type(value).__name__}")
-    if not math.isfinite(reward.total) or not all(math.isfinite(value) for value in placed or ()):
-        return None
+    if not all(map(_fits, (reward.total, *(placed or ()), *reward.parts.values()))):
+        return Unjudged("a reward that is not finite")
     return reward
+
+
+def _fits(value: float) -> bool:
+    """Whether it is finite in float32 too, which batches have."""
+    return abs(value) <= _LARGEST

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from rlhf_host.records.tensors import Experience
+from rlhf_host.records.tensors import Batch
 from rlhf_host.training.batching import group_rows
 
 UNEVEN = 0.03
@@ -20,24 +16,22 @@ UNEVEN = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's rows: ``fields`` of an ``Experience`` with tensors as arrays, ``rows`` their places in the whole batch."""
+    """One rank's rows: a batch with arrays in place of tensors, and ``rows``, their places in the whole batch."""
 
     rows: list[int]
-    fields: dict[str, Any]
+    arrays: Batch
 
-    def experience(self) -> Experience:
-        return Experience(**_convert(self.fields, np.ndarray, _tensor))
-
-
-def make_shard(batch: Experience, rows: Sequence[int]) -> Shard:
-    """The rows without the records, which only the controller has."""
-    part = batch.select(rows)
-    part.trajectories = []
-    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-    return Shard(list(rows), _convert(fields, Tensor, lambda value: value.detach().cpu().contiguous().numpy()))
+    def batch(self) -> Batch:
+        return self.arrays.map(lambda _, array: torch.from_numpy(array if array.flags.writeable else array.copy()))
 
 
-def deal_rows(batch: Experience, count: int, *, unit_rows: bool) -> list[list[int]]:
+def make_shard(batch: Batch, rows: Sequence[int]) -> Shard:
+    """The rows without what only the controller has."""
+    part = batch.batch().select(rows)
+    return Shard(list(rows), part.map(lambda _, tensor: tensor.detach().cpu().contiguous().numpy()))
+
+
+def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
     """Which rows each of ``count`` ranks gets, about equally many tokens each; a group stays together where that is even enough.
 
     Args:
@@ -71,13 +65,3 @@ def deal(units: Sequence[list[int]], sizes: Sequence[int], count: int) -> list[l
         loads[hand] += sizes[number]
         hands[hand].append(number)
     return [[list(units[number]) for number in sorted(hand)] for hand in hands]
-
-
-def _convert(value: Any, kind: type, change: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _convert(item, kind, change) for key, item in value.items()}
-    return change(value) if isinstance(value, kind) else value
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

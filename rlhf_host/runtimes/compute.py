@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from rlhf_host.errors import RunError
+
 
 class OneThread:
     """Does work in the order it was submitted. Work waits for no other work, so nothing can lock up.
@@ -21,17 +23,21 @@ class OneThread:
     def __init__(self, threads: int = 0):
         self._threads = threads or torch.get_num_threads()
         torch.set_num_threads(1)
+        self._closed = False
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="rlhf-compute", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        if self._closed:
+            raise RunError("the run's compute thread has ended")
         future: Future[Any] = Future()
         self._queue.put((future, work))
         return future
 
     def close(self) -> None:
         """End the thread after what is submitted already."""
+        self._closed = True
         self._queue.put(None)
 
     def _work(self) -> None:

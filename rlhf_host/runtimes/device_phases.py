@@ -21,7 +21,7 @@ class DevicePhases:
     """
 
     def __init__(self, engines: EnginePool, groups: Sequence[WorkerGroup]):
-        self._engines, self._groups = engines, [group for group in groups if group.trainable]
+        self._engines, self._groups = engines, groups
         self._away = False
         self._lock = threading.Lock()
 

@@ -205,6 +205,17 @@ def refuse_uneven(parts: int, backend: str, places: Sequence[Place], needs: Need
             )
 
 
+def refuse_apart(places: Sequence[Place], needs: Needs) -> None:
+    """Raises ``UserError`` where a role's whole vocabulary, which is never moved, is wanted beside the actor's."""
+    home = next((place.roles for place in places if "actor" in place.roles), ())
+    for role in (output.role for output in needs.outputs if output.what == "distribution" and output.top is None):
+        if role not in home:
+            raise UserError(
+                f"placement: the role {role!r} is compared with the actor over the whole vocabulary, so they have to be in one"
+                f" place: name them together, as in --placement actor+{role}=DEVICES"
+            )
+
+
 def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> str | None:
     """Why the cluster can never hold the placement, with the sum shown; ``None`` where it can, as far as counting tells.
 

@@ -38,11 +38,12 @@ class Ray:
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
         """Who shares which devices; whether a cluster has them is seen when the run starts."""
-        from rlhf_host.runtimes.placement import describe, parse_placement, plan_places, refuse_uneven
+        from rlhf_host.runtimes.placement import describe, parse_placement, plan_places, refuse_apart, refuse_uneven
 
         roles, per_engine = [need.name for need in start.needs.roles], start.engine.build().traits.devices
         places = plan_places(parse_placement(start.placement), roles, per_engine=per_engine)
         refuse_uneven(start.backend.build().traits.parts, start.backend.name, places, start.needs)
+        refuse_apart(places, start.needs)
         return [describe(places)]
 
     def start(self, start: RuntimeStart) -> Runtime:

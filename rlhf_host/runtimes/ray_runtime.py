@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_host import __version__
-from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.models.loading import find_model
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, RuntimeStart, SyncTarget
+from rlhf_host.runtimes.building import EngineSetup, RolesSetup, check_state
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
-from rlhf_host.runtimes.local_runtime import check_trained
-from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_uneven, shortage
+from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_apart, refuse_uneven, shortage
 from rlhf_host.runtimes.ray import Ray
-from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, EngineSetup, WorkerActor, WorkerSetup
+from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
 
@@ -36,8 +32,7 @@ class RayRuntime:
     """
 
     def __init__(self, options: Ray.Options, start: RuntimeStart):
-        self._options, self._tokenizer, self._bring = options, start.tokenizer, start.bring
-        self._trainable = [need.name for need in start.needs.roles if need.trainable]
+        self._options, self._tokenizer, self._bring, self._needs = options, start.tokenizer, start.bring, start.needs
         self._engine_traits: EngineTraits = start.engine.build().traits
         parts = start.backend.build().traits.parts
         roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
@@ -47,6 +42,7 @@ class RayRuntime:
 
         # What is wrong in itself is said before Ray starts.
         refuse_uneven(parts, start.backend.name, plan(), start.needs)
+        refuse_apart(plan(), start.needs)
         self.cluster = RayCluster(options)
         self.cluster.start()
         try:
@@ -62,83 +58,55 @@ class RayRuntime:
             raise
 
     def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], parts: int) -> None:
-        needs, trains = start.needs, bool(self._trainable)
-        settings = {name: _located(role) for name, role in start.roles.items()}
-        engine = EngineSetup(
-            host_version=__version__,
-            engine=start.engine,
-            kernels=start.kernels,
-            role=settings["actor"],
-            version=NO_WEIGHTS if trains else 0,
-            threads=start.train.threads,
-        )
-        plugins = start.hooks.specs() if trains else []
+        engine_setup, threads = EngineSetup.of(start), start.train.threads
         # Every process is asked for before any is waited for: most of a start is imports.
-        groups: list[tuple[WorkerGroup, WorkerSetup]] = []
-        engines: list[tuple[str, Any, EngineSetup]] = []
+        groups: list[tuple[WorkerGroup, RolesSetup, list[Any], bool]] = []
+        engines: list[tuple[str, Any, tuple[Any, ...]]] = []
         homes: dict[str, Any] = {}
-        looks: dict[str, list[Any]] = {}
         for place, bundles in zip(places, reserved, strict=True):
-            gpu = place.kind == "gpu"
+            gpu, looks = place.kind == "gpu", []
             if place.roles:
-                own = [(need, settings[need.name]) for need in needs.roles if need.name in place.roles]
+                setup = RolesSetup.of(start, place.roles)
                 actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
-                trainable = tuple(need.name for need, _ in own if need.trainable)
-                split = parts if trainable else 1
-                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, split)
-                setup = WorkerSetup(
-                    host_version=__version__,
-                    roles=own,
-                    needs=needs,
-                    plugins=plugins,
-                    backend=start.backend,
-                    kernels=start.kernels,
-                    train=start.train,
-                    total_updates=start.total_updates,
-                    gpu=gpu,
-                    parts=split,
-                )
-                groups.append((group, setup))
-                looks[group.name] = group.call("look")
+                trainable = tuple(need.name for need, _ in setup.roles if need.trainable)
+                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts if trainable else 1)
+                looks = group.call("look")
+                groups.append((group, setup, looks, gpu))
             for devices in place.engines:
                 share = 0 if place.shared else len(devices)
                 actor = _actor(EngineActor, place, bundles, devices[0], share, self._options)
-                # An engine on a worker's GPUs is told which those are; Ray has given it none.
-                seen = [looks["+".join(place.roles)][device] for device in devices] if gpu and place.shared else None
                 gpus: list[str] | None = None if gpu else []
-                if seen is not None:
-                    gpus = [name for look in wait_all(seen, place.name, within_s=START_S) for name in look["gpus"]]
+                if gpu and place.shared:  # Ray has given the engine none: it is told which its workers have
+                    seen = wait_all([looks[device] for device in devices], place.name, within_s=START_S)
+                    gpus = [name for look in seen for name in look["gpus"]]
                 homes[str(len(engines))] = bundles
-                engines.append((str(len(engines)), actor, replace(engine, gpus=gpus)))
-        starting = [actor.start.remote(setup) for _, actor, setup in engines]
+                engines.append((str(len(engines)), actor, (engine_setup, threads, gpus)))
+        starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
         loading = []
-        for group, setup in groups:
-            meeting = wait_all(looks[group.name][:1], group.name, within_s=START_S)[0]
-            ranks = [(setup, rank, group.size, meeting["address"], meeting["port"]) for rank in range(group.size)]
-            loading.append((group, group.call_each("start", ranks)))
-        lengths: dict[str, int] = {}
-        exact = True
-        for group, references in loading:
-            answers = wait_all(references, group.name)
-            lengths |= answers[0][0]
-            exact = exact and all(one for _, one in answers)
-        self.engine = EnginePool(engines, self._engine_traits, wait_s=self._options.wait_s)
-        self.engine.homeless = lambda name: self.cluster.lacks_room(homes[name])
+        for group, setup, looks, gpu in groups:
+            first = wait_all(looks[:1], group.name, within_s=START_S)[0]
+            each = [(setup, rank, group.size, first["address"], first["port"], group.parts, gpu) for rank in range(group.size)]
+            loading.append((group, group.call_each("start", each)))
+        answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
+        lengths = {name: length for own, _ in answers for name, length in own.items()}
         infos: list[EngineInfo] = wait_all(starting, "the engines")
-        self.engine.start(infos)
-        self.engine.resync = self._resync
-        if not trains:
-            self.engine.synced(0)
-        self.trainer = RemoteTrainer([group for group, _ in groups], unit_rows=needs.unit_rows)
-        self._phases: DevicePhases | None = None
-        if trains and self._engine_traits.sleeps and any(place.shared for place in places):
-            self._phases = DevicePhases(self.engine, self.trainer.groups)
-            self.trainer.before, self.engine.before_sampling = self._phases.train, self._phases.sample
-        self._actors = [actor for group, _ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
-        self.source = RemoteSource(self.trainer.by_role["actor"])
+        self.exact = all(exact for _, exact in answers) and all(info.exact for info in infos)
         shortest = min(lengths["actor"], *(info.context_length or lengths["actor"] for info in infos))
         self.context_lengths = {**lengths, "actor": shortest}
-        self.exact = exact and all(info.exact for info in infos)
+        self.engine = EnginePool(engines, self._engine_traits, wait_s=self._options.wait_s)
+        self.engine.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
+        self.engine.start(infos)
+        self.engine.resync = self._resync
+        if engine_setup.version != NO_WEIGHTS:
+            self.engine.synced(engine_setup.version)
+        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=start.needs.unit_rows)
+        self._phases: DevicePhases | None = None
+        shared = any(place.shared for place in places)
+        if engine_setup.version == NO_WEIGHTS and self._engine_traits.sleeps and shared:
+            self._phases = DevicePhases(self.engine, self.trainer.trained)
+            self.trainer.before, self.engine.before_sampling = self._phases.train, self._phases.sample
+        self._actors = [actor for group, *_ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
+        self.source = RemoteSource(self.trainer.by_role["actor"])
         self._lock = asyncio.Lock()
         self._version = NO_WEIGHTS
 
@@ -184,22 +152,20 @@ class RayRuntime:
     # --- what is kept -----------------------------------------------------------------------------
 
     def save_role(self, name: str, directory: Path) -> None:
-        self._everywhere(name, "save_role", directory)
+        self._everywhere([self.trainer.by_role[name]], "save_role", name, str(directory.absolute()))
         self._tokenizer.save_pretrained(directory)
 
     def save_state(self, directory: Path) -> None:
-        for name in self._trainable:
-            (directory / name).mkdir()
-            self._everywhere(name, "save_state", directory / name)
+        self._everywhere(self.trainer.trained, "save_state", str(directory.absolute()))
 
     def load_state(self, directory: Path) -> None:
-        check_trained(directory, self._trainable)
-        for name in self._trainable:
-            self._everywhere(name, "load_state", directory / name)
+        check_state(directory, self._needs)
+        self._everywhere(self.trainer.trained, "load_state", str(directory.absolute()))
 
-    def _everywhere(self, role: str, method: str, directory: Path) -> None:
-        group = self.trainer.by_role[role]
-        wait_all(group.call(method, role, str(directory.absolute())), group.name)
+    @staticmethod
+    def _everywhere(groups: Sequence[WorkerGroup], method: str, *arguments: str) -> None:
+        for group in groups:
+            wait_all(group.call(method, *arguments), group.name)
 
     async def close(self) -> None:
         try:
@@ -259,19 +225,6 @@ def _actor(cls: type, place: Place, group: Any, device: int, devices: int, setti
     if settings.runtime_env:
         options["runtime_env"] = dict(settings.runtime_env)
     return ray.remote(cls).options(**options).remote()
-
-
-def _located(role: RoleConfig) -> RoleConfig:
-    """With the model's own directory, so that workers need neither this working directory nor to build the quickstart model."""
-    source = find_model(role.model)
-    if not source.local:
-        return role
-    directory = Path(source.path).expanduser().absolute()
-    model = str(directory / source.gguf) if source.gguf else str(directory)
-    tokenizer = role.tokenizer
-    if tokenizer is not None and Path(tokenizer).expanduser().exists():
-        tokenizer = str(Path(tokenizer).expanduser().absolute())
-    return role.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
 async def _wait(reference: Any) -> Any:

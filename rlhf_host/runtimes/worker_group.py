@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.protocols import Update
-from rlhf_host.records.tensors import Experience
+from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.runtimes.batch_shards import Shard, deal_rows, make_shard
 from rlhf_host.training.reduction import Denominators, Metrics
+from rlhf_host.training.worker import place
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class RemoteTrainer:
 
     def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool):
         self.groups = list(groups)
+        self.trained = [group for group in groups if group.trainable]
         self.by_role = {role: group for group in groups for role in group.roles}
         self.unit_rows = unit_rows
         self.compute_s = 0.0
@@ -69,29 +71,39 @@ class RemoteTrainer:
         self.before: Callable[[bool], None] | None = None
         """Called before workers compute, with whether a role that is trained does."""
 
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
+    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
+        shape = batch.completion_mask.shape[: 1 if what == "scores" else 2]
+        return self._compute("outputs", role, (what,), batch, torch.zeros(shape))[0]
+
+    def topk(self, role: str, k: int, batch: Batch) -> TopK:
+        shape = (*batch.completion_mask.shape, k)
+        return TopK(*self._compute("topk", role, (k,), batch, torch.zeros(shape), torch.zeros(shape, dtype=torch.int64)))
+
+    def _compute(
+        self, method: str, role: str, arguments: tuple[Any, ...], batch: Batch, *results: Tensor
+    ) -> tuple[Tensor, ...]:
+        """``results`` with what the workers' method of that name gives for their rows."""
         group = self.by_role[role]
         if self.before is not None:
             self.before(role in group.trainable)
         shards = _Shards(batch, self.unit_rows)
-        calls = [(what, role, reference) for reference in shards.references(group.ranks)]
+        calls = [(method, role, arguments, reference) for reference in shards.references(group.ranks)]
         answers = wait_all(group.call_ranks("compute", calls), group.name)
         self.compute_s += max(seconds for _, seconds in answers)
-        result = torch.zeros((len(batch),) if what == "scores" else batch.completion_mask.shape)
-        for rows, (part, _) in zip(shards.rows(group.ranks), answers[:: group.parts], strict=True):
-            if not rows:
-                continue
-            if what == "scores":
-                result[rows] = torch.tensor(part)
-            else:
-                result[rows, : part.shape[1]] = torch.tensor(part)
-        return result
+        for rows, (parts, _) in zip(shards.rows(group.ranks), answers[:: group.parts], strict=True):
+            for result, part in zip(results, parts, strict=True):
+                if rows:
+                    place(result, rows, torch.tensor(part))
+        return results
 
-    def update(self, batch: Experience, *, sampled_now: bool) -> Update:
+    def adjust(self, role: str, *, lr: float) -> None:
+        group = self.by_role[role]
+        wait_all(group.call("adjust", role, lr), group.name)
+
+    def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
         import ray
 
-        groups = [group for group in self.groups if group.trainable]
         shards = _Shards(batch, self.unit_rows)
         whole = ray.put(Denominators.of(batch))
         with self.still:
@@ -100,9 +112,9 @@ class RemoteTrainer:
             self.before(True)
         references = [
             group.call_ranks("update", [(ref, whole, sampled_now) for ref in shards.references(group.ranks)])
-            for group in groups
+            for group in self.trained
         ]
-        names = [group.name for group in groups for _ in range(group.size)]
+        names = [group.name for group in self.trained for _ in range(group.size)]
         answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
         self.compute_s += max((seconds for _, seconds in answers), default=0.0)
         whole_update = Update(Metrics())
@@ -115,7 +127,7 @@ class RemoteTrainer:
 class _Shards:
     """A batch's shards, put into the object store once per number of ranks."""
 
-    def __init__(self, batch: Experience, unit_rows: bool):
+    def __init__(self, batch: Batch, unit_rows: bool):
         self._batch, self._unit_rows = batch, unit_rows
         self._by_count: dict[int, tuple[list[list[int]], list[Any]]] = {}
 

@@ -6,14 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlhf_host.testing.contracts import (
+    from rlhf_host.testing.contracts.suite import (
         CheckResult,
         agent_contract,
         algorithm_contract,
+        backend_contract,
+        engine_contract,
         extension_contract,
         kernels_contract,
         reward_contract,
         run_contract,
+        runtime_contract,
         tasks_contract,
         tracker_contract,
         weight_sync_contract,
@@ -24,45 +27,35 @@ if TYPE_CHECKING:
     from rlhf_host.testing.tensors import make_batch
     from rlhf_host.testing.weights import ModuleEngine, module_source
 
+SUITES = (
+    "agent",
+    "algorithm",
+    "backend",
+    "engine",
+    "extension",
+    "kernels",
+    "reward",
+    "runtime",
+    "tasks",
+    "tracker",
+    "weight_sync",
+)
+
 _HOME = {
-    "CheckResult": "contracts",
+    **{f"{kind}_contract": "contracts.suite" for kind in SUITES},
+    "CheckResult": "contracts.suite",
+    "run_contract": "contracts.suite",
     "ModuleEngine": "weights",
-    "ScriptedEngine": "engines",
-    "agent_contract": "contracts",
-    "algorithm_contract": "contracts",
-    "extension_contract": "contracts",
-    "kernels_contract": "contracts",
+    "module_source": "weights",
     "make_batch": "tensors",
     "model_inputs": "inputs",
-    "module_source": "weights",
-    "reward_contract": "contracts",
-    "run_contract": "contracts",
-    "tasks_contract": "contracts",
+    "ScriptedEngine": "engines",
     "tiny_tokenizer": "models",
-    "tracker_contract": "contracts",
-    "weight_sync_contract": "contracts",
     "write_tiny_model": "models",
 }
+"""Name → the module that it is in."""
 
-__all__ = [
-    "CheckResult",
-    "ModuleEngine",
-    "ScriptedEngine",
-    "agent_contract",
-    "algorithm_contract",
-    "extension_contract",
-    "kernels_contract",
-    "make_batch",
-    "model_inputs",
-    "module_source",
-    "reward_contract",
-    "run_contract",
-    "tasks_contract",
-    "tiny_tokenizer",
-    "tracker_contract",
-    "weight_sync_contract",
-    "write_tiny_model",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -74,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -19,13 +19,15 @@ import torch
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
-from rlhf_host.records.tensors import Experience, LossTerm, Outputs
+from rlhf_host.records.tensors import Batch, Experience, LossTerm, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, WEIGHTS, advantages_by, make_batch, noise
 from rlhf_host.testing.contracts.session import TASKS, TEXTS, Session, said
 from rlhf_host.testing.contracts.subject import Broken, Subject
-from rlhf_host.testing.contracts.training import corrections_of, items_of, online, trainable
+from rlhf_host.testing.contracts.training import Bigram, items_of, online, trainable
 from rlhf_host.testing.engines import ScriptedEngine
+from rlhf_host.training.corrections import correction_weights
+from rlhf_host.training.update import ask
 
 GROUP = 8
 CHARACTERS = 2000
@@ -181,7 +183,7 @@ class _Calls:
         apply_rewards(batch, self.manager)
         return batch
 
-    def _learned(self) -> Experience:
+    def _learned(self) -> Batch:
         """The batch as workers get it."""
         if not online(self.subject):
             raise _Unfit(f"trains on {self.subject.needs.data} data, of which there is none here")
@@ -192,23 +194,23 @@ class _Calls:
             apply_rewards(batch, self.manager)
             batch.advantages = batch.returns = torch.where(batch.action_mask, noise(batch, 70), 0.0)
         batch.old_logprobs = torch.where(batch.action_mask, batch.sampler_logprobs + 0.1 * noise(batch, 72), 0.0)
-        batch.trajectories = []
-        return batch
+        for key, given in self.manager.each("prepare_batch", experience=batch):
+            batch.extra[self.manager.by_key[key].alias] = given
+        return batch.batch()
 
     def _worker(self, hook: str) -> Iterator[tuple[str, str, Call]]:
         batch = self._learned()
         for role, head in trainable(self.subject).items():
-            made = _outputs(batch, head, self.subject.needs.outputs)
+            model = Bigram()
 
-            def prepare(made: Outputs = made) -> tuple[Experience, Outputs]:
-                return _copy(batch), _with_gradient(made)
+            def prepare(head: str = head, model: Bigram = model) -> tuple[Batch, Outputs]:
+                return _copy(batch), model(head, batch, self.subject.needs.outputs)
 
             if hook == "batch_statistics":
 
                 def statistics_call(given: Any, role: str = role) -> Any:
                     with torch.no_grad():
-                        found = self.manager.call(self.subject.key, hook, role=role, outputs=given[1], batch=given[0])
-                        return list(found or ())
+                        return list(ask(self.manager, hook, given[0], role=role, outputs=given[1]))
 
                 yield f"{hook} ({role})", self._batch_size, (prepare, statistics_call)
                 continue
@@ -260,7 +262,11 @@ class _Calls:
         if hook == "importance_weights":
             batch = self._learned()
             now = Outputs(logprobs=batch.old_logprobs)
-            return hook, self._batch_size, (lambda: None, lambda _: corrections_of(self.manager, now, batch))
+            return (
+                hook,
+                self._batch_size,
+                (lambda: None, lambda _: correction_weights(self.manager, now, batch, gates_only=False)),
+            )
         if hook == "keep_group":
             return hook, f"a group of {GROUP}", (lambda: self.groups[0], lambda group: calls(group=group))
         if hook == "make_rows":
@@ -268,7 +274,7 @@ class _Calls:
         if hook == "load_tasks":
             return hook, f"the first {TASKS_READ} tasks", (lambda: None, lambda _: _read(calls(split="train", seed=0)))
         if hook == "step_finished":
-            return hook, f"{LOGGED} metrics", (lambda: metrics, lambda given: calls(metrics=given))
+            return hook, f"{LOGGED} metrics", (lambda: metrics, lambda given: calls(step=1, metrics=given))
         if hook == "log_metrics":
             return hook, f"{LOGGED} metrics", (lambda: metrics, lambda given: calls(step=1, metrics=given))
         if hook == "log_trajectories":
@@ -336,25 +342,8 @@ def _long(text: str) -> str:
     return steps[: max(0, CHARACTERS - len(text) - 1)] + "\n" + text
 
 
-def _copy(batch: Experience) -> Experience:
+def _copy(batch: Batch) -> Batch:
     """A batch of its own for each call; tensors are shared."""
     return dataclasses.replace(
         batch, logprobs=dict(batch.logprobs), values=dict(batch.values), stats=dict(batch.stats), extra=dict(batch.extra)
     )
-
-
-def _outputs(batch: Experience, head: str, wanted: frozenset[str]) -> Outputs:
-    mask = batch.completion_mask
-    if head == "scalar":
-        values = torch.where(mask, noise(batch, 80), 0.0)
-        return Outputs(values=values, scores=values[:, 0].clone())
-    logprobs = torch.where(mask, batch.sampler_logprobs + 0.1 * noise(batch, 81), 0.0)
-    logits = torch.randn(*mask.shape, VOCABULARY) if "logits" in wanted else None
-    return Outputs(logprobs=logprobs, entropy=torch.where(mask, noise(batch, 82).abs(), 0.0), logits=logits)
-
-
-def _with_gradient(outputs: Outputs) -> Outputs:
-    def leaf(value: torch.Tensor | None) -> torch.Tensor | None:
-        return None if value is None else value.detach().clone().requires_grad_()
-
-    return Outputs(*(leaf(getattr(outputs, name)) for name in ("logprobs", "entropy", "values", "scores", "logits")))

@@ -128,7 +128,8 @@ class Console:
             self._progress.stop()
             self._progress = None
         style = {"finished": "green", "interrupted": "yellow"}.get(outcome.status, "red")
-        text = f"{outcome.status} after step {outcome.step}" + (f": {outcome.error}" if outcome.error else "")
+        why = outcome.error or outcome.reason
+        text = f"{outcome.status} after step {outcome.step}" + (f": {why}" if why else "")
         self._line(Text(visible(text), style))
 
     def _cells(self, trajectory: Trajectory) -> tuple[str, str, str, str]:

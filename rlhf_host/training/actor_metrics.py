@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from rlhf_host.functional.kl import kl_estimate
-from rlhf_host.records.tensors import Experience, Metric, Outputs
+from rlhf_host.records.tensors import Batch, Metric, Outputs
+from rlhf_host.training.corrections import Corrections
 
 
 @torch.no_grad()
 def actor_metrics(
-    outputs: Outputs, batch: Experience, corrections: Tensor | None, *, sampled_now: bool, against_sampler: bool
+    outputs: Outputs, batch: Batch, corrections: Corrections | None, *, sampled_now: bool, against_sampler: bool
 ) -> Iterable[Metric]:
     """Of one micro-batch.
 
@@ -40,10 +40,11 @@ def actor_metrics(
     if outputs.entropy is not None:
         metrics.append(Metric("entropy", outputs.entropy.detach(), mask))
     if corrections is not None:
+        weights = corrections.tokens
         metrics += [
-            Metric("correction/mean", corrections, batch.loss_mask),
-            Metric("correction/max", corrections, batch.loss_mask, reduce="max"),
-            Metric("correction/zeroed", (corrections == 0).float(), batch.loss_mask),
-            Metric("correction/ess", corrections, batch.loss_mask, reduce="ess"),
+            Metric("correction/mean", weights, batch.loss_mask),
+            Metric("correction/max", weights, batch.loss_mask, reduce="max"),
+            Metric("correction/zeroed", (weights == 0).float(), batch.loss_mask),
+            Metric("correction/ess", weights, batch.loss_mask, reduce="ess"),
         ]
     return metrics

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_host.config.schema import DataConfig, EvalConfig, PluginChoice, RolloutConfig, RunConfig
-from rlhf_host.data.sources import GivenRows, TaskSet, load_tasks
+from rlhf_host.data.sources import GivenRows, load_tasks
+from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
-from rlhf_host.records.episodes import Sampling
+from rlhf_host.records.episodes import Sampling, Task
 from rlhf_host.records.needs import Needs, RoleHandle
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import settings_of_roles
-from rlhf_host.training.trajectories import SavedRollouts, check_vocabulary
+from rlhf_host.training.saved_rollouts import SavedRollouts
+from rlhf_host.training.saved_rows import check_vocabulary
 from rlhf_host.weight_sync.bring import Bring
 
 
@@ -30,13 +32,15 @@ class Inputs:
     """What is read before anything is written."""
 
     tokenizer: Any
-    tasks: TaskSet | SavedRollouts
-    held_out: TaskSet | None
+    tasks: TaskSet | None = None
+    held_out: TaskSet | None = None
+    saved: SavedRollouts | None = None
+    """In the place of tasks."""
 
     @property
     def notices(self) -> list[str]:
         held_out = [f"held out: {line}" for line in self.held_out.report] if self.held_out else []
-        return [*self.tasks.report, *held_out]
+        return [line for source in (self.tasks, self.saved) if source is not None for line in source.report] + held_out
 
 
 @dataclass(slots=True)
@@ -109,24 +113,40 @@ def _spec(kind: str, choice: PluginChoice) -> PluginSpec:
     return PluginSpec.of(find(kind, choice.plugin), choice.options)
 
 
-def read_inputs(config: RunConfig, rows: GivenRows) -> Inputs:
+def read_inputs(config: RunConfig, rows: GivenRows, manager: PluginManager) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
         check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))
-        return Inputs(tokenizer, saved, None)
-    tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows)
+        return Inputs(tokenizer, saved=saved)
+    tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager)
     held_out = None
     if config.eval.data.sources:
-        held_out = tasks_of(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows)
+        held_out = tasks_of(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows, manager)
     return Inputs(tokenizer, tasks, held_out)
 
 
 def tasks_of(
-    config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, seed: int, rows: GivenRows
+    config: RunConfig,
+    data: DataConfig,
+    split: Literal["train", "eval"],
+    tokenizer: Any,
+    seed: int,
+    rows: GivenRows,
+    manager: PluginManager,
 ) -> TaskSet:
     room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
-    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, given=rows)
+    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, given=rows, manager=manager)
+
+
+def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> TaskStream:
+    choose = None
+    if manager.has("draw_tasks"):
+
+        def choose(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
+            return manager.one("draw_tasks", tasks=tasks, count=count, step=step)
+
+    return TaskStream(tasks, config.seed, config.data.shuffle, choose)
 
 
 def collector_of(config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any) -> Collector:

@@ -18,7 +18,7 @@ from rlhf_host.directories import remove_directory, write_directory
 from rlhf_host.errors import RunError, UserError
 
 _STEP = re.compile(r"step-(\d{6,})")
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.tensors import Experience, Outputs
+from rlhf_host.records.tensors import Batch, Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Weights of a micro-batch, by the shape of the loss that takes them."""
+
+    tokens: Tensor
+    """``[b, t]``: the product of all, 1 outside the action tokens."""
+    rows: Tensor
+    """``[b]``: the product of those that are ``[b]``."""
+    token_keys: frozenset[str]
+    """Plugins that gave weights ``[b, t]``."""
+    row_keys: frozenset[str]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return self.token_keys | self.row_keys
+
+    def of(self, values: Tensor) -> tuple[Tensor, frozenset[str]]:
+        """What is multiplied into a loss of this shape, and whose it is."""
+        return (self.rows, self.row_keys) if values.dim() == 1 else (self.tokens, self.keys)
 
 
 @torch.no_grad()
-def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Experience, *, gates_only: bool) -> Tensor | None:
-    """``[b, t]``; ``None`` when no plugin asks for any.
+def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, gates_only: bool) -> Corrections | None:
+    """``None`` when no plugin gives any.
 
     Args:
         gates_only: the ratio is taken against the sampler, so the weight is in it already, and only zeros may act.
@@ -20,21 +43,30 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Experience
     if outputs.logprobs is None or batch.advantages is None or not hooks.has("importance_weights"):
         return None
     current, mask = outputs.logprobs.detach(), batch.action_mask
-    logprobs = current if batch.old_logprobs is None or gates_only else batch.old_logprobs
     answers = hooks.each(
         "importance_weights",
-        logprobs=logprobs,
+        old_logprobs=current if batch.old_logprobs is None or gates_only else batch.old_logprobs,
+        logprobs=current,
         sampler_logprobs=batch.sampler_logprobs,
-        current_logprobs=current,
         advantages=batch.advantages,
         mask=mask,
+        versions=batch.versions,
+        version=batch.version,
     )
-    weights = torch.ones_like(current)
+    tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
+    keys: tuple[set[str], set[str]] = (set(), set())
     for key, weight in answers:
-        if not isinstance(weight, Tensor) or weight.shape != mask.shape:
+        if not isinstance(weight, Tensor) or weight.shape not in (mask.shape, mask.shape[:1]):
             shape = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-            raise RunError(f"{key} gave {shape} from importance_weights, expected a tensor {list(mask.shape)}")
-        weight = weight != 0 if gates_only else weight
+            expected = f"{list(mask.shape)} or {list(mask.shape[:1])}"
+            raise RunError(f"{key} gave {shape} from importance_weights, expected a tensor {expected}")
+        weight = (weight != 0 if gates_only else weight).to(tokens.dtype)
         # What the plugin left in masked places would reach the gradient as 0·NaN.
-        weights = weights * torch.where(mask, weight.to(weights.dtype), 1.0)
-    return weights
+        if weight.dim() == 1:
+            rows = rows * torch.where(mask.any(-1), weight, 1.0)
+            weight = weight.unsqueeze(-1)
+            keys[1].add(key)
+        else:
+            keys[0].add(key)
+        tokens = tokens * torch.where(mask, weight, 1.0)
+    return Corrections(tokens, rows, frozenset(keys[0]), frozenset(keys[1]))

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host.config.schema import EvalConfig, RunConfig
+from rlhf_host.data.stream import Draw
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Task, Trajectory
 from rlhf_host.records.needs import RoleHandle, ScoreContext
-from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.rollouts.collect import Collected, Collector
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,19 +19,20 @@ from torch import Tensor
 
 from rlhf_host.config.plan import old_logprobs_mode
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.data.sources import TaskStream
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
-from rlhf_host.records.needs import Needs, Outcome, RoleHandle, ScoreContext
+from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
-from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.rollouts.collect import Collected
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
+from rlhf_host.training.checkpoints import plain_state
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
-from rlhf_host.training.trajectories import SavedRollouts, lines, write_lines
+from rlhf_host.training.sampled_rollouts import Rollouts
+from rlhf_host.training.saved_rows import lines, write_lines
 
 
 @dataclass(slots=True)
@@ -57,13 +59,10 @@ class OnlineLoop:
     needs: Needs
     runtime: Runtime
     handles: Mapping[str, RoleHandle]
-    stream: TaskStream | SavedRollouts
-    collector: Collector | SavedRollouts
+    rollouts: Rollouts
     evaluation: Evaluation | None
     loop: EventLoop
     run_dir: Path
-    weights: dict[str, float]
-    """Reward alias → weight."""
     save: Callable[[OnlineLoop], None]
     tokenizer: Any = None
     step: int = 0
@@ -72,14 +71,18 @@ class OnlineLoop:
     best: dict[str, Any] | None = None
     pending: dict[str, float] | None = None
     """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """Role → the peak learning rate that plugins have set."""
+    stopped: str | None = None
+    """Why a plugin ends the run after this step."""
     _saved: tuple[int, dict[str, float] | None] | None = None
     """Step and pending metrics of the checkpoint written last."""
 
     @property
     def steps(self) -> int:
         """Where training ends: ``train.steps``, or before it where saved rollouts do."""
-        steps = self.config.train.steps
-        return min(steps, self.stream.steps) if isinstance(self.stream, SavedRollouts) else steps
+        steps, available = self.config.train.steps, self.rollouts.steps
+        return steps if available is None else min(steps, available)
 
     def run(self) -> Outcome:
         """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
@@ -91,12 +94,12 @@ class OnlineLoop:
                 metrics = self._finish({}, evaluate=True)
                 if self._checkpoint_due():
                     self.save(self)
-            while self.step < self.steps and not self.loop.stop_requested:
-                before = self.stream.state_dict()
+            while self.step < self.steps and self.stopped is None and not self.loop.stop_requested:
+                before = self._position()
                 try:
                     metrics = self._take_step(self.step + 1)
                 except Interrupted:
-                    self.stream.load_state_dict(before)
+                    self._return_to(*before)
                     raise
                 self.step += 1
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
@@ -105,21 +108,39 @@ class OnlineLoop:
                     self._saved = (self.step, None)
         except Interrupted:
             pass
-        interrupted = self.loop.stop_requested and (self.step < self.steps or self.pending is not None)
+        unfinished = self.pending is not None or (self.stopped is None and self.step < self.steps)
+        interrupted = self.loop.stop_requested and unfinished
         if (interrupted or self.config.checkpoint.final) and self._saved != (self.step, self.pending):
             self.save(self)
-        return Outcome("interrupted" if interrupted else "finished", self.step, self.run_dir, metrics=metrics)
+        status: Any = "interrupted" if interrupted else "finished"
+        return Outcome(status, self.step, self.run_dir, metrics=metrics, reason=self.stopped)
+
+    def _position(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where the data is: the stream, and the plugins that have a say in what is drawn."""
+        manager = self.manager
+        drawing = dict.fromkeys([*manager.names("draw_tasks"), *manager.names("load_tasks")])
+        kept = [key for key in drawing if key in manager.names("state_dict") and key in manager.names("load_state_dict")]
+        states = {key: copy.deepcopy(plain_state(manager.call(key, "state_dict"), key)) for key in kept}
+        return self.rollouts.state_dict(), states
+
+    def _return_to(self, stream: dict[str, Any], plugins: dict[str, Any]) -> None:
+        self.rollouts.load_state_dict(stream)
+        for key, state in plugins.items():
+            self.manager.call(key, "load_state_dict", state=state)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values: data position, weight version, best metric, what is pending."""
-        return {"stream": self.stream.state_dict(), "version": self.version, "best": self.best, "pending": self.pending}
+        """JSON values: data position, weight version, best metric, what is pending, adjusted rates."""
+        state = {"version": self.version, "best": self.best, "pending": self.pending, "rates": self.rates}
+        return {"stream": self.rollouts.state_dict(), **state}
 
     def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
         self.step, self.resumed = step, True
-        self.stream.load_state_dict(state["stream"])
+        self.rollouts.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
         self.pending = state["pending"]
+        for role, rate in state["rates"].items():
+            self._set_rate(role, rate)
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -131,18 +152,20 @@ class OnlineLoop:
         context = ScoreContext("train", number, self.handles, self.tokenizer)
         rollout = self.config.rollout
         with phases("rollout"):
-            collected = self.loop.run(self.collector.fill(self._draw, self.config.train.batch_size, context))
+            collected = self.loop.run(self.rollouts.next_rollouts(context))
         experience = make_experience(
             collected.groups,
-            self.weights,
+            self.rollouts.weights,
             step=number,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
+            version=self.version,
         )
         with phases("logprobs"):
             add_outputs(experience, self.runtime.trainer, self.needs, old_logprobs_mode(self.config))
         with phases("advantages"):
-            found = add_advantages(experience, self.manager)
+            found = add_advantages(experience, self.manager, self.needs)
+            add_extra(experience, self.manager, self.runtime.trainer, self.needs)
         metrics = collected.metrics() | reward_metrics(experience) | found
         with phases("train"):
             trained = self._train(experience, number)
@@ -157,13 +180,8 @@ class OnlineLoop:
         outside = elapsed - (self._busy() - busy)
         metrics |= {f"time/{name}": value for name, value in phases.seconds.items()}
         metrics |= {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        metrics |= {"version": float(self.version), "epoch": float(self.stream.epoch)} | memory()
+        metrics |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | memory()
         return metrics
-
-    def _draw(self) -> Draw:
-        assert isinstance(self.stream, TaskStream)
-        task = self.stream.next()
-        return Draw(task, self.stream.epoch)
 
     def _busy(self) -> float:
         """Seconds that models computed so far: sampling, forward, backward, optimizer."""
@@ -227,18 +245,62 @@ class OnlineLoop:
 
     def _finish(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
         """Evaluate where due, then tell controllers and trackers; the step's row is complete here."""
-        if evaluate and self.evaluation is not None:
-            self.pending = metrics
-            found, trajectories = self.loop.run(self.evaluation.run(self.step))
-            metrics = metrics | found
-            for key in self.manager.names("log_trajectories"):
-                self.manager.call(key, "log_trajectories", step=self.step, split="eval", trajectories=trajectories)
-        self.pending = None
+        metrics = self._evaluate(metrics) if evaluate else metrics
         self._remember_best(metrics)
-        for hook, arguments in (("step_finished", {}), ("log_metrics", {"step": self.step})):
-            for key in self.manager.names(hook):
-                self.manager.call(key, hook, metrics=metrics, **arguments)
+        if self.step:
+            self._heed(self.manager.each("step_finished", step=self.step, metrics=metrics))
+        if self.stopped is not None and not evaluate and self.config.eval.at_end:
+            metrics = self._evaluate(metrics)
+            self._remember_best(metrics)
+        self.manager.each("log_metrics", step=self.step, metrics=metrics)
         return metrics
+
+    def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
+        if self.evaluation is None:
+            return metrics
+        self.pending = metrics
+        found, trajectories = self.loop.run(self.evaluation.run(self.step))
+        self.manager.each("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
+        self.pending = None
+        return metrics | found
+
+    def _heed(self, answers: Iterable[tuple[str, Stop | Adjust]]) -> None:
+        """Do what plugins answered to ``step_finished``.
+
+        Raises:
+            RunError: another answer; a setting that there is not, that two plugins set, or that cannot have the value.
+        """
+        wanted: dict[str, tuple[str, float]] = {}
+        for key, answer in answers:
+            if isinstance(answer, Stop):
+                self.stopped = self.stopped or f"{key}: {answer.reason}"
+                continue
+            if not isinstance(answer, Adjust):
+                raise RunError(f"{key} gave a {type(answer).__name__} from step_finished, expected Stop, Adjust or None")
+            for name, value in answer.settings.items():
+                if name in wanted:
+                    raise RunError(f"{wanted[name][0]} and {key} both adjust {name} after step {self.step}: leave one out")
+                wanted[name] = (key, float(value))
+        rates = {f"{need.name}.lr": need.name for need in self.needs.roles if need.trainable}
+        owners = {self.manager.by_key[key].alias: key for key in self.manager.names("adjust")}
+        options: dict[str, dict[str, float]] = {}
+        for name, (key, value) in wanted.items():
+            alias, _, option = name.partition(".")
+            if name not in rates and alias not in owners:
+                choices = ", ".join([*rates, *(f"{owner}.NAME" for owner in owners)])
+                raise RunError(f"{key} adjusts {name}, which nobody takes; there is {choices}")
+            if not math.isfinite(value) or (name in rates and value < 0):
+                raise RunError(f"{key} adjusts {name} to {value:g} after step {self.step}")
+            if name not in rates:
+                options.setdefault(owners[alias], {})[option] = value
+        for name in wanted.keys() & rates.keys():
+            self._set_rate(rates[name], wanted[name][1])
+        for key, settings in options.items():
+            self.manager.call(key, "adjust", settings=settings)
+
+    def _set_rate(self, role: str, rate: float) -> None:
+        self.rates[role] = rate
+        self.runtime.trainer.adjust(role, lr=rate)
 
     def _remember_best(self, metrics: Mapping[str, float]) -> None:
         checkpoint = self.config.checkpoint
@@ -250,21 +312,18 @@ class OnlineLoop:
             self.best = {"step": self.step, "value": value}
 
     def _log_trajectories(self, step: int, split: str, collected: Collected) -> None:
-        rows = collected.trajectories_in_order()
-        for key in self.manager.names("log_trajectories"):
-            self.manager.call(key, "log_trajectories", step=step, split=split, trajectories=rows)
+        self.manager.each("log_trajectories", step=step, split=split, trajectories=collected.trajectories_in_order())
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
     """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place."""
-    for wanted in sorted(needs.outputs):
-        role, _, what = wanted.rpartition(".")
-        if role and what == "logprobs":
+    for role, what in ((output.role, output.what) for output in needs.outputs if output.role):
+        if what == "logprobs":
             experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
-        elif role and what == "values":
+        elif what == "values":
             experience.values[role] = trainer.outputs(role, "values", experience)
-        elif role and what == "bootstrap":
-            experience.bootstrap_value = trainer.outputs(role, "scores", experience)
+        elif what == "bootstrap":
+            experience.bootstrap[role] = trainer.outputs(role, "scores", experience)
     if mode == "recompute":
         known = experience.logprobs.get("actor")
         experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known
@@ -272,7 +331,7 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
         experience.old_logprobs = experience.sampler_logprobs
 
 
-def add_advantages(experience: Experience, manager: PluginManager) -> dict[str, float]:
+def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:
     """Rewards transformed and shaped, then advantages, in place; metrics of them.
 
     Raises:
@@ -280,23 +339,44 @@ def add_advantages(experience: Experience, manager: PluginManager) -> dict[str, 
     """
     apply_rewards(experience, manager)
     found: Advantages = manager.one("compute_advantages", experience=experience)
-    for name, value in (("advantages", found.advantages), ("returns", found.returns)):
+    values = {"advantages": found.advantages, "returns": found.returns}
+    for name, value in values.items():
         if value is None:
             continue
         if value.shape != experience.action_mask.shape:
             raise RunError(f"compute_advantages gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
+        values[name] = value = value.to(torch.float32)
         if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
             raise RunError(f"compute_advantages gave non-finite {name} at step {experience.step}")
-    experience.advantages = found.advantages.to(torch.float32)
-    experience.returns = None if found.returns is None else found.returns.to(torch.float32)
+    experience.advantages, experience.returns = values.values()
+    assert experience.advantages is not None
     kept = experience.advantages[experience.loss_mask].double()
     metrics = reduced(found.metrics)
     if kept.numel():
         metrics |= {"advantages/mean": float(kept.mean()), "advantages/std": float(kept.std(correction=0))}
-    level = _same_within(experience.rewards, experience.group_id)
-    metrics["groups/no_variance"] = level
+    if needs.min_group_size > 1:  # to others a group is nothing
+        metrics["groups/no_variance"] = _same_within(experience.rewards, experience.group_id)
     _note_advantages(experience)
     return metrics
+
+
+def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
+    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks.
+
+    Raises:
+        RunError: when a plugin gives anything but tensors and numbers, or two have one alias.
+    """
+    for output in needs.outputs:
+        if output.what == "distribution" and output.top is not None:
+            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)
+    for key, given in manager.each("prepare_batch", experience=experience):
+        alias = manager.by_key[key].alias
+        if alias in experience.extra:
+            raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
+        for name, value in given.items():
+            if not isinstance(value, Tensor | float | int):
+                raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
+        experience.extra[alias] = dict(given)
 
 
 def _note_advantages(experience: Experience) -> None:

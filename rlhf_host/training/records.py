@@ -16,7 +16,7 @@ _LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u20
 
 
 def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
-    """One trajectory as JSON values; with ``tokens`` all there is, so that it can be read back (``training.trajectories``)."""
+    """One trajectory as JSON values; with ``tokens`` all there is, so that it can be read back (``training.saved_rows``)."""
     row: dict[str, Any] = {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
@@ -43,7 +43,7 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
 
 
 def _whole(trajectory: Trajectory) -> dict[str, Any]:
-    """What ``trajectories.read_steps`` needs besides to make the trajectory again."""
+    """What ``saved_rows.read_steps`` needs besides to make the trajectory again."""
     task = trajectory.task
     several = len(trajectory.completion) > 1
     given: dict[str, Any] = {"prompt": task.prompt, "metadata": task.metadata, "agent": task.agent}
@@ -62,13 +62,15 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
         row["full_text"] = trajectory.full_text
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
+    if trajectory.row or trajectory.parent is not None:
+        row["tree"] = {"row": trajectory.row, "parent": trajectory.parent, "branch": trajectory.branch}
     return row
 
 
 def _verdict(reward: Reward) -> dict[str, Any]:
     fields = {name: getattr(reward, name) for name in ("value", "turns", "tokens", "score")}
     given = {name: value for name, value in fields.items() if value is not None}
-    return given | ({"metrics": reward.metrics} if reward.metrics else {})
+    return given | {name: value for name, value in (("metrics", reward.metrics), ("parts", reward.parts)) if value}
 
 
 def provenance(config: Mapping[str, Any], split: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rlhf_host.functional.options import AGGREGATIONS, sum_over_length
-from rlhf_host.records.tensors import Experience, LossTerm, Metric
+from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
+from rlhf_host.training.corrections import Corrections
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,59 +18,49 @@ class Denominators:
     """What loss weights depend on, of the whole optimizer batch: every rank has all of it and only its own rows' data."""
 
     masks: dict[str, Tensor]
-    """``[B, T]`` bool by name; a plugin's own are ``extra.NAME``."""
+    """``[B, T]`` bool by name; a plugin's own are ``ALIAS.NAME``."""
     group_id: Tensor
     episode_id: Tensor
 
     @classmethod
-    def of(cls, batch: Experience) -> Denominators:
-        named = {name: getattr(batch, name) for name in ("completion_mask", "action_mask", "loss_mask")}
-        named |= {f"extra.{name}": value for name, value in batch.extra.items() if isinstance(value, Tensor)}
-        masks = {name: value for name, value in named.items() if value.dtype == torch.bool and value.dim() == 2}
+    def of(cls, batch: Batch) -> Denominators:
+        masks = {mask.name: getattr(batch, mask.name) for mask in (LOSS, ACTION, COMPLETION)}
+        for alias, own in batch.extra.items():
+            for name, value in own.items():
+                if isinstance(value, Tensor) and value.dtype == torch.bool and value.shape == batch.loss_mask.shape:
+                    masks[f"{alias}.{name}"] = value
         return cls(masks, batch.group_id, batch.episode_id)
 
-    def mask(self, name: str) -> Tensor:
-        """Raises ``ValueError`` when there is no such mask."""
+    def mask(self, mask: Mask, alias: str = "") -> Tensor:
+        """Raises ``ValueError`` when the plugin ``alias`` has no such mask."""
+        name = f"{alias}.{mask.name}" if isinstance(mask, Extra) else mask.name
         if name not in self.masks:
-            raise ValueError(
-                f"a loss term names the mask {name!r}, which is no mask of the batch (loss_mask, action_mask, extra.NAME)"
-            )
+            raise ValueError(f"a loss term has the mask {mask}, and prepare_batch gave no tensor [B, T] of bool by that name")
         return self.masks[name]
 
 
-def token_weights(aggregation: str, mask: Tensor, group_id: Tensor, episode_id: Tensor) -> Tensor:
+def token_weights(aggregation: Aggregation, mask: Tensor, group_id: Tensor, episode_id: Tensor) -> Tensor:
     """``[B, T]`` float64 weights with ``loss = Σ weights·values`` over the optimizer batch.
 
     A sequence mean weights an episode's ``k`` trajectories by ``1/k``; rows without any token in the mask count nowhere.
 
     Args:
-        aggregation: ``token-mean``, ``sequence-mean-token-mean``, ``sequence-mean-token-sum``,
-            ``sequence-mean-token-sum-over(L)`` or ``group-mean-token-mean``.
         mask: ``[B, T]`` bool over the whole optimizer batch.
         group_id: ``[B]`` int64.
         episode_id: ``[B]`` int64.
-
-    Raises:
-        ValueError: for an unknown aggregation.
     """
     wide = mask.to(torch.float64)
     tokens = wide.sum(-1)
-    if aggregation == "token-mean":
+    if aggregation.name == "token-mean":
         return wide / tokens.sum().clamp(min=1)
-    if aggregation == "group-mean-token-mean":
+    if aggregation.name == "group-mean-token-mean":
         groups, of_row = torch.unique(group_id, return_inverse=True)
         per_group = torch.zeros(len(groups), dtype=torch.float64, device=mask.device).index_add(0, of_row, tokens)
         counted = (per_group > 0).sum().clamp(min=1)
         return wide / (per_group.clamp(min=1)[of_row] * counted).unsqueeze(-1)
     rows = row_weights(mask, episode_id)
-    if aggregation == "sequence-mean-token-mean":
-        return wide * (rows / tokens.clamp(min=1)).unsqueeze(-1)
-    if aggregation == "sequence-mean-token-sum":
-        return wide * rows.unsqueeze(-1)
-    length = sum_over_length(aggregation)
-    if length is not None:
-        return wide * (rows / length).unsqueeze(-1)
-    raise ValueError(f"unknown aggregation {aggregation!r}: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)")
+    divisor = tokens.clamp(min=1) if aggregation.name == "sequence-mean-token-mean" else aggregation.length or 1.0
+    return wide * (rows / divisor).unsqueeze(-1)
 
 
 def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
@@ -86,44 +76,38 @@ class Reducer:
     """Weights of one optimizer batch, made once per (mask, aggregation) and cut to micro-batches."""
 
     whole: Denominators
-    _token: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    _row: dict[str, Tensor] = field(default_factory=dict)
+    _weights: dict[tuple[Mask, str, Aggregation | None], Tensor] = field(default_factory=dict)
 
-    def reduce(self, term: LossTerm, rows: list[int], corrections: Tensor | None) -> Tensor:
+    def reduce(self, term: LossTerm, rows: list[int], corrections: Corrections | None, alias: str = "") -> Tensor:
         """The term's share of the batch loss, a float32 scalar with gradient.
 
         Args:
             term: its ``values`` are ``[b, t]`` over the micro-batch, or ``[b]``.
             rows: the micro-batch's rows in the optimizer batch.
-            corrections: ``[b, t]`` sampler-to-trainer weights, multiplied into terms marked ``corrected``.
+            corrections: multiplied into terms marked ``corrected``.
+            alias: of the plugin that gave the term.
 
         Raises:
-            ValueError: for an unknown mask or aggregation, or values of the wrong shape.
+            ValueError: for an unknown mask, or values of the wrong shape.
         """
         values = term.values.float()
         width = int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
-        if values.dim() == 1 and len(values) == len(rows):
-            if term.corrected:
-                raise ValueError(
-                    f"loss term {term.name!r} is per row, and sampler corrections are per token: leave corrected out"
-                )
-            if term.mask not in self._row:
-                self._row[term.mask] = row_weights(self.whole.mask(term.mask), self.whole.episode_id)
-            weights = self._row[term.mask][rows]
-        elif values.shape == (len(rows), width):
-            # Options whose aggregation is left to the loss hand on None.
-            aggregation = term.aggregation or "token-mean"
-            key = (term.mask, aggregation)
-            if key not in self._token:
-                mask = self.whole.mask(term.mask)
-                self._token[key] = token_weights(aggregation, mask, self.whole.group_id, self.whole.episode_id)
-            weights = self._token[key][rows, : values.shape[1]]
-            if corrections is not None and term.corrected:
-                values = values * corrections
-        else:
+        if values.shape not in ((len(rows),), (len(rows), width)):
             raise ValueError(
                 f"loss term {term.name!r} has shape {tuple(values.shape)}; expected [{len(rows)}] or [{len(rows)}, {width}]"
             )
+        per_row = values.dim() == 1
+        key = (term.mask, alias, None if per_row else term.aggregation)
+        if key not in self._weights:
+            mask, whole = self.whole.mask(term.mask, alias), self.whole
+            self._weights[key] = (
+                row_weights(mask, whole.episode_id)
+                if per_row
+                else token_weights(term.aggregation, mask, whole.group_id, whole.episode_id)
+            )
+        weights = self._weights[key][rows] if per_row else self._weights[key][rows, :width]
+        if corrections is not None and term.corrected:
+            values = values * corrections.of(values)[0]
         weights = weights.to(values.device, torch.float32)
         # Sanitised before the product: 0·NaN is NaN, in the gradient too.
         return term.coefficient * (torch.where(weights != 0, values, 0.0) * weights).sum()

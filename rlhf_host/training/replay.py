@@ -23,7 +23,7 @@ from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.online import add_advantages, add_outputs
 from rlhf_host.training.run import run_context, run_lifecycle, using_roles
-from rlhf_host.training.trajectories import SavedStep, check_vocabulary, decoder
+from rlhf_host.training.saved_rows import SavedStep, check_vocabulary, decoder
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
 
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
     """What must be there to score and compute advantages, all frozen; the actor comes with any other."""
-    asked = {output.rpartition(".")[0] for output in needs.outputs}
+    asked = {output.role for output in needs.outputs if output.what != "distribution"}
     found = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
     if found and all(role.name != "actor" for role in found):
         found.insert(0, RoleNeed("actor", source=None))
@@ -236,7 +236,7 @@ class _Replayer:
         elif mode == "sampler":
             experience.old_logprobs = experience.sampler_logprobs
         if self.manager.has("compute_advantages"):
-            add_advantages(experience, self.manager)
+            add_advantages(experience, self.manager, self.needs)
         else:
             apply_rewards(experience, self.manager)
         return experience

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
-from rlhf_host.records.tensors import Experience, Outputs
+from rlhf_host.records.tensors import Batch, Outputs, TopK
 
 
 @dataclass(slots=True)
@@ -77,7 +77,13 @@ class Role:
     def device(self) -> torch.device:
         return self.passes.device
 
-    def forward(self, batch: Experience, outputs: frozenset[str], entropy_grad: bool = False) -> Outputs:
+    def forward(
+        self,
+        batch: Batch,
+        outputs: frozenset[str],
+        entropy_grad: bool = False,
+        others: Mapping[str, TopK] | None = None,
+    ) -> Outputs:
         return self.passes.forward(
             batch.prompt_ids,
             batch.completion_ids,
@@ -86,7 +92,13 @@ class Role:
             temperature=batch.temperature,
             outputs=outputs,
             entropy_grad=entropy_grad,
+            others=others if others and self.passes.scalar is None else {},
         )
+
+    def topk(self, batch: Batch, k: int) -> TopK:
+        """Its ``k`` likeliest tokens, without gradient."""
+        rows = (batch.prompt_ids, batch.completion_ids, batch.completion_mask, batch.group_id)
+        return self.passes.topk(k, *rows, temperature=batch.temperature)
 
     def blank(self) -> Tensor:
         """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
@@ -101,16 +113,7 @@ def zero_loss(outputs: Outputs) -> Tensor:
     return torch.where(torch.isfinite(values), values, 0.0).sum() * 0.0
 
 
-def worker_rows(batch: Experience, rows: Sequence[int], device: torch.device) -> Experience:
-    """The rows on a device, as worker hooks see them: without the records, which other processes do not have."""
-    part = batch.select(rows)
-    part.trajectories = []
-    if device.type == "cpu":
-        return part
-
-    def move(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: move(item) for name, item in value.items()}
-        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-
-    return Experience(**{f.name: move(getattr(part, f.name)) for f in dataclasses.fields(part)})
+def worker_rows(batch: Batch, rows: Sequence[int], device: torch.device) -> Batch:
+    """The rows on a device, as worker hooks see them: without what only the controller has."""
+    part = batch.batch().select(rows)
+    return part if device.type == "cpu" else part.map(lambda _, tensor: tensor.to(device, non_blocking=True))

@@ -14,7 +14,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Trajectory
-from rlhf_host.records.tensors import Experience
+from rlhf_host.records.tensors import Batch
 
 
 class TrainerRole:
@@ -56,14 +56,14 @@ class TrainerRole:
         outputs = await self._outputs(what, batch)
         return [row[:length].tolist() for row, length in zip(outputs, batch.lengths.tolist(), strict=True)]
 
-    async def _outputs(self, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
+    async def _outputs(self, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
         if self._threads:
             return await asyncio.to_thread(self._trainer.outputs, self.name, what, batch)
         return self._trainer.outputs(self.name, what, batch)
 
 
-def completions(trajectories: Sequence[Trajectory], temperature: float) -> Experience:
-    """Trajectories as rows for a forward pass; nothing of rewards or sampling is filled in."""
+def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch:
+    """Trajectories as rows for a forward pass; nothing of sampling is filled in."""
     tokens = [[token for segment in row.completion for token in segment.token_ids] for row in trajectories]
     shape = (len(tokens), max(1, max(map(len, tokens), default=1)))
     ids = torch.zeros(shape, dtype=torch.int64)
@@ -71,9 +71,9 @@ def completions(trajectories: Sequence[Trajectory], temperature: float) -> Exper
     for i, row in enumerate(tokens):
         ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
         mask[i, : len(row)] = True
-    count, zeros = shape[0], torch.zeros(shape)
+    count = shape[0]
     groups: dict[str, int] = {}
-    return Experience(
+    return Batch(
         prompt_ids=[row.prompt_ids for row in trajectories],
         completion_ids=ids,
         completion_mask=mask,
@@ -85,11 +85,7 @@ def completions(trajectories: Sequence[Trajectory], temperature: float) -> Exper
         unit_id=torch.arange(count),
         task_index=torch.tensor([row.task.index for row in trajectories], dtype=torch.int64),
         truncated=torch.tensor([row.truncated for row in trajectories], dtype=torch.bool),
-        rewards=torch.zeros(count),
-        plugin_rewards=torch.zeros(count, 0),
-        scores=torch.zeros(count),
-        token_rewards=zeros,
-        sampler_logprobs=zeros,
+        sampler_logprobs=torch.zeros(shape),
         versions=torch.zeros(shape, dtype=torch.int64),
         temperature=temperature,
     )

@@ -14,14 +14,14 @@ import torch
 
 from rlhf_host.config.plan import merge_needs
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.data.sources import NO_ROWS, GivenRows, TaskStream
+from rlhf_host.data.sources import NO_ROWS, GivenRows
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Generation, Sampling
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunContext, ScoreContext
-from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.rollouts.collect import Collected
 from rlhf_host.training.assemble import (
     Inputs,
     Started,
@@ -30,6 +30,7 @@ from rlhf_host.training.assemble import (
     read_inputs,
     runtime_start,
     start_runtime,
+    stream_of,
     tasks_of,
 )
 from rlhf_host.training.checkpoints import (
@@ -44,7 +45,7 @@ from rlhf_host.training.checkpoints import (
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.online import OnlineLoop
 from rlhf_host.training.run_files import write_start
-from rlhf_host.training.trajectories import SavedRollouts
+from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 
 
 def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: GivenRows = NO_ROWS) -> Outcome:
@@ -63,7 +64,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     if config.run_dir is None:
         raise UserError("the run has no run_dir")
     run_dir = Path(config.run_dir)
-    inputs = read_inputs(config, rows)
+    inputs = read_inputs(config, rows, manager)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
         _refuse_finished(config, checkpoint, run_dir, inputs)
@@ -88,7 +89,7 @@ def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: GivenRows 
     """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
-    held_out = tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows)
+    held_out = tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows, manager)
     with _without_training(config, manager, tokenizer) as (started, events, outcome):
         evaluation = evaluation_of(config, manager, started, tokenizer, held_out, data)
         metrics, trajectories = events.run(evaluation.run(0))
@@ -118,25 +119,21 @@ def rollout_only(
         KeyboardInterrupt: when asked to stop; the steps that ``each`` was told of are whole.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
-    tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows)
-    stream = TaskStream(tasks, config.seed, config.data.shuffle)
-
-    def draw() -> Draw:
-        task = stream.next()
-        return Draw(task, stream.epoch)
+    stream = stream_of(config, manager, tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager))
 
     async def unjudged(step: int, wanted: int) -> Collected:
         collected = Collected()
-        await collector.run([draw() for _ in range(wanted)], ScoreContext("train", step), collected)
+        await collector.run(stream.draw(wanted, step), ScoreContext("train", step), collected)
         return collected
 
     with _without_training(config, manager, tokenizer) as (started, events, outcome):
         collector = collector_of(config, manager, started, tokenizer)
-        judged = collector.judges or config.agent.plugin != RunConfig().agent.plugin
+        judged = collector.judges or not merge_needs(manager).rewards
         if not judged:
             collector.settings = collector.settings.model_copy(update={"max_unjudged": 1.0})
         for step, wanted in enumerate(prompts, start=1):
             context = ScoreContext("train", step, started.handles, tokenizer)
+            draw = partial(stream.draw, step=step)
             each(step, events.run(collector.fill(draw, wanted, context) if judged else unjudged(step, wanted)))
             outcome.step = step
 
@@ -214,15 +211,13 @@ def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext
 def _online(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> OnlineLoop:
-    stream: TaskStream | SavedRollouts
-    collector: Collector | SavedRollouts
-    if isinstance(inputs.tasks, SavedRollouts):
-        stream = collector = inputs.tasks
-        weights = inputs.tasks.weights
+    rollouts: Rollouts
+    if inputs.saved is not None:
+        rollouts = inputs.saved
     else:
-        stream = TaskStream(inputs.tasks, config.seed, config.data.shuffle)
-        collector = collector_of(config, manager, started, inputs.tokenizer)
-        weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
+        assert inputs.tasks is not None
+        stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started, inputs.tokenizer)
+        rollouts = SampledRollouts(stream, collector, config.train.batch_size)
     evaluation = None
     if inputs.held_out is not None:
         evaluation = evaluation_of(config, manager, started, inputs.tokenizer, inputs.held_out, config.eval.data)
@@ -232,12 +227,10 @@ def _online(
         needs=started.needs,
         runtime=started.runtime,
         handles=started.handles,
-        stream=stream,
-        collector=collector,
+        rollouts=rollouts,
         evaluation=evaluation,
         loop=events,
         run_dir=run_dir,
-        weights=weights,
         save=_save,
         tokenizer=inputs.tokenizer,
     )
@@ -343,13 +336,13 @@ def _save(loop: OnlineLoop) -> None:
 
 def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, inputs: Inputs) -> None:
     saved = "trajectories" in checkpoint.state["stream"]
-    if saved != isinstance(inputs.tasks, SavedRollouts):
+    if saved != (inputs.saved is not None):
         then, now = ("from saved trajectories", "sampling") if saved else ("sampling", "from saved trajectories")
         raise UserError(
             f"{run_dir} was trained {then}, and cannot go on {now}: begin a new run with --actor.model {run_dir}/model"
         )
-    if isinstance(inputs.tasks, SavedRollouts) and checkpoint.step >= inputs.tasks.steps:
-        raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.tasks.path} has no more steps")
+    if inputs.saved is not None and checkpoint.step >= inputs.saved.steps:
+        raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.saved.path} has no more steps")
     done = checkpoint.step >= config.train.steps and checkpoint.state["pending"] is None
     if done and ((run_dir / "model").exists() or not config.checkpoint.final):
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to go on")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend
-from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
+from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
 from rlhf_host.training.actor_metrics import actor_metrics
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.reduction import Metrics, Reducer
@@ -30,6 +31,10 @@ class PassResult:
     refused: str | None = None
     failure: Exception | None = None
     """Of a hook, where passes had to go on because other ranks wait in them."""
+    corrections: set[str] = field(default_factory=set)
+    """Plugins that gave importance weights."""
+    taken: set[str] = field(default_factory=set)
+    """Those of them whose weights a loss term took."""
 
 
 @dataclass(slots=True)
@@ -42,12 +47,14 @@ class Accumulation:
     reducer: Reducer
     outputs: frozenset[str]
     entropy_grad: bool
+    whole: Sequence[Role]
+    """Roles whose distribution over the whole vocabulary is wanted."""
     even_passes: bool
     sampled_now: bool
     against_sampler: bool
     """``old_logprobs`` are the sampler's."""
 
-    def run(self, batch: Experience, plan: Sequence[list[int]], places: Sequence[int]) -> tuple[PassResult, float]:
+    def run(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int]) -> tuple[PassResult, float]:
         """All passes, and the seconds they took.
 
         Args:
@@ -67,9 +74,13 @@ class Accumulation:
             compute_s += time.perf_counter() - started
         return result, compute_s
 
-    def _pass(self, part: Experience, places: list[int], result: PassResult, last: bool) -> bool:
+    def _pass(self, part: Batch, places: list[int], result: PassResult, last: bool) -> bool:
         """One micro-batch; False when the others need not be computed any more."""
-        outputs = self.role.forward(part, self.outputs, self.entropy_grad)
+        outputs = self.role.forward(part, self.outputs, self.entropy_grad, part.distributions)
+        for other in self.whole:
+            with torch.no_grad():
+                theirs = other.forward(part, frozenset({"logits"})).logits
+            outputs.others[other.name] = whole_distribution(theirs, outputs.logits, part)
         loss: Tensor | None = None
         try:
             if result.failure is None:
@@ -92,19 +103,22 @@ class Accumulation:
         self.backend.backward(loss, last)
         return True
 
-    def _loss(self, outputs: Outputs, part: Experience, places: list[int], result: PassResult) -> Tensor | None:
+    def _loss(self, outputs: Outputs, part: Batch, places: list[int], result: PassResult) -> Tensor | None:
         """A micro-batch's share of the loss, by the plugins; what else they say goes to ``result``."""
-        items = flat(self.hooks.each("compute_loss", role=self.role.name, outputs=outputs, batch=part))
         corrections = correction_weights(self.hooks, outputs, part, gates_only=self.against_sampler)
+        if corrections is not None:
+            result.corrections |= corrections.keys
         loss: Tensor | None = None
-        for key, item in items:
+        for key, item in ask(self.hooks, "compute_loss", part, role=self.role.name, outputs=outputs):
             if isinstance(item, Metric):
                 result.metrics.add([item])
                 continue
             try:
-                reduced = self.reducer.reduce(item, places, corrections)
+                reduced = self.reducer.reduce(item, places, corrections, self.hooks.by_key[key].alias)
             except ValueError as error:
                 raise RunError(f"{key}: {error}") from error
+            if corrections is not None and item.corrected:
+                result.taken |= corrections.of(item.values)[1]
             result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
             loss = reduced if loss is None else loss + reduced
             result.terms += 1
@@ -115,16 +129,31 @@ class Accumulation:
         return loss
 
 
-def flat(answers: Iterable[tuple[str, Any]]) -> list[tuple[str, LossTerm | Metric]]:
-    """What loss hooks gave, with the plugin that gave it. Raises ``RunError`` for what is no loss term or metric."""
-    items: list[tuple[str, LossTerm | Metric]] = []
-    for key, answer in answers:
+def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) -> Distribution:
+    """Of logits ``[b, t, V]``, at the batch's temperature. Raises ``UserError`` for two vocabularies."""
+    assert theirs is not None
+    assert own is not None
+    if theirs.shape != own.shape:
+        sizes = f"{theirs.shape[-1]} tokens, and this model one of {own.shape[-1]}"
+        raise UserError(f"the other role has a vocabulary of {sizes}: give a model with the same tokens")
+    mask = batch.completion_mask.unsqueeze(-1)
+    logprobs, mine = (torch.where(mask, (logits / batch.temperature).log_softmax(-1), 0.0) for logits in (theirs, own))
+    return Distribution(logprobs, mine)
+
+
+def ask(hooks: PluginManager, hook: str, batch: Batch, **arguments: Any) -> Iterator[tuple[str, LossTerm | Metric]]:
+    """What the plugins' loss hooks give, each with the plugin's key, which sees its own ``prepare_batch`` as ``batch.own``.
+
+    Raises ``RunError`` for what is no loss term or metric.
+    """
+    for key in hooks.names(hook):
+        batch.own = batch.extra.get(hooks.by_key[key].alias, {})
+        answer = hooks.call(key, hook, batch=batch, **arguments)
         try:
-            values = list(answer)  # a generator's body runs here, out of the manager's sight
+            items = list(answer or ())  # a generator's body runs here, out of the manager's sight
         except Exception as error:
             raise RunError(f"{key} failed in a loss hook: {type(error).__name__}: {error}") from error
-        for item in values:
+        for item in items:
             if not isinstance(item, LossTerm | Metric):
                 raise RunError(f"{key} returned a {type(item).__name__}; a loss hook gives LossTerm and Metric")
-            items.append((key, item))
-    return items
+            yield key, item

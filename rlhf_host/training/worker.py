@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,11 +16,19 @@ from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Update
 from rlhf_host.records.needs import Needs
-from rlhf_host.records.tensors import Experience, Metric
+from rlhf_host.records.tensors import Batch, Metric, TopK
 from rlhf_host.training.batching import group_rows, plan_microbatches
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.role import Role, worker_rows
-from rlhf_host.training.update import Accumulation, PassResult, flat
+from rlhf_host.training.update import Accumulation, PassResult, ask
+
+
+def place(whole: Tensor, rows: Sequence[int], part: Tensor) -> None:
+    """Write what was computed of these rows, which may be cut to a shorter ``T``."""
+    if part.dim() > 1:
+        whole[rows, : part.shape[1]] = part
+    else:
+        whole[rows] = part
 
 
 @dataclass(slots=True)
@@ -36,26 +44,49 @@ class Worker:
     """Seconds spent in forward, backward and optimizer steps so far."""
 
     @torch.no_grad()
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Experience) -> Tensor:
+    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
         """``[B, T]`` (``scores``: ``[B]``) float32 on the CPU, in the same micro-batches, layout and precision as training."""
         holder = self.roles[role]
-        result = torch.zeros((len(batch),) if what == "scores" else batch.completion_mask.shape)
+        shape = batch.completion_mask.shape[: 1 if what == "scores" else 2]
+
+        def run(part: Batch) -> tuple[Tensor]:
+            return (getattr(holder.forward(part, frozenset({what})), what),)
+
+        return self._compute(holder, batch, run, torch.zeros(shape))[0]
+
+    @torch.no_grad()
+    def topk(self, role: str, k: int, batch: Batch) -> TopK:
+        """The role's ``k`` likeliest tokens at every completion token, on the CPU."""
+        shape = (*batch.completion_mask.shape, k)
+        holder, ids = self.roles[role], torch.zeros(shape, dtype=torch.int64)
+        return TopK(*self._compute(holder, batch, lambda part: holder.topk(part, k), torch.zeros(shape), ids))
+
+    def _compute(
+        self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor
+    ) -> tuple[Tensor, ...]:
+        """``results`` with what ``run`` gives for the rows of each micro-batch."""
         started = time.perf_counter()
-        for rows in self._plan(holder, batch):
-            if not rows:
-                holder.blank()
-                continue
-            outputs = holder.forward(worker_rows(batch, rows, holder.device), frozenset({what}))
-            part = getattr(outputs, what).float().cpu()
-            if what == "scores":
-                result[rows] = part
-            else:
-                result[rows, : part.shape[1]] = part
+        for rows, part in self._parts(role, batch):
+            for result, values in zip(results, run(part), strict=True):
+                place(result, rows, values.to(result.dtype).cpu())
         self.compute_s += time.perf_counter() - started
-        return result
+        return results
+
+    def _parts(self, role: Role, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
+        """The micro-batches; where only other ranks have rows, a pass that counts nowhere."""
+        for rows in self._plan(role, batch):
+            if rows:
+                yield rows, worker_rows(batch, rows, role.device)
+            else:
+                role.blank()
+
+    def adjust(self, role: str, *, lr: float) -> None:
+        """Another peak learning rate, from the next update on."""
+        if (backend := self.roles[role].backend) is not None:
+            backend.lr = lr
 
     def update(
-        self, batch: Experience, *, sampled_now: bool = True, whole: Denominators | None = None, rows: list[int] | None = None
+        self, batch: Batch, *, sampled_now: bool = True, whole: Denominators | None = None, rows: list[int] | None = None
     ) -> Update:
         """One optimizer batch: a step for every trainable role that has loss terms. Collective over ranks.
 
@@ -81,17 +112,19 @@ class Worker:
             update.metrics = Metrics()
         return update
 
-    def _train(
-        self, role: Role, batch: Experience, sampled_now: bool, reducer: Reducer, places: list[int], update: Update
-    ) -> None:
+    def _train(self, role: Role, batch: Batch, sampled_now: bool, reducer: Reducer, places: list[int], update: Update) -> None:
         assert role.backend is not None
+        own = [output.what for output in self.needs.outputs if not output.role]
+        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
+        whole = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
         accumulation = Accumulation(
             role=role,
             backend=role.backend,
             hooks=self.hooks,
             reducer=reducer,
-            outputs=frozenset({"logprobs", "entropy"} | {name for name in self.needs.outputs if "." not in name}),
-            entropy_grad="entropy" in self.needs.outputs,
+            outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if whole else set())),
+            entropy_grad="entropy" in own,
+            whole=whole,
             even_passes=role.traits.even_passes,
             sampled_now=sampled_now,
             against_sampler=self.settings.old_logprobs == "sampler",
@@ -106,18 +139,23 @@ class Worker:
                 raise
             result.failure = error
         failure = result.failure
-        reports = self.ranks.gather((None if failure is None else str(failure), result.refused, result.terms))
+        message = None if failure is None else str(failure)
+        reports = self.ranks.gather((message, result.refused, result.terms, result.corrections, result.taken))
         self.compute_s += compute_s
         update.metrics.join(result.metrics, role.prefix)
-        errors = [error for error, _, _ in reports if error is not None]
-        update.refused = next((reason for _, reason, _ in reports if reason), None)
-        if errors or update.refused:
-            role.backend.discard()
+        messages, refusals, terms, corrections, taken = zip(*reports, strict=True)
+        errors = [one for one in messages if one is not None]
+        update.refused = next(filter(None, refusals), None)
+        idle = set().union(*corrections).difference(*taken)
+        if any(terms) and idle and role.name == "actor":
+            errors.append(
+                f"{', '.join(sorted(idle))} gave importance_weights, and no loss term takes them: only terms marked corrected do,"
+                " and of these terms [B] take weights [B] alone; leave it out, or choose another loss"
+            )
+        if errors or update.refused or not any(terms):
+            role.backend.discard()  # without terms: what passes that kept ranks even have left
             if errors:
                 raise failure or RunError(errors[0])
-            return
-        if not any(terms for _, _, terms in reports):
-            role.backend.discard()  # what passes that kept ranks even have left
             return
         started = time.perf_counter()
         step = role.backend.step()
@@ -130,23 +168,19 @@ class Worker:
         update.metrics.add((Metric(name, value) for name, value in shared.items()), role.prefix)
 
     @torch.no_grad()
-    def _statistics(self, role: Role, batch: Experience) -> None:
+    def _statistics(self, role: Role, batch: Batch) -> None:
         if not self.hooks.has("batch_statistics"):
             return
         metrics = Metrics()
         failure: Exception | None = None
-        for rows in self._plan(role, batch):
-            if not rows:
-                role.blank()
-                continue
-            part = worker_rows(batch, rows, role.device)
+        for _, part in self._parts(role, batch):
             started = time.perf_counter()
             outputs = role.forward(part, frozenset({"logprobs"}))
             self.compute_s += time.perf_counter() - started
             if failure is not None:
                 continue
             try:
-                items = flat(self.hooks.each("batch_statistics", role=role.name, outputs=outputs, batch=part))
+                items = ask(self.hooks, "batch_statistics", part, role=role.name, outputs=outputs)
                 metrics.add((item for _, item in items if isinstance(item, Metric)), role.prefix)
             except Exception as error:
                 failure = error
@@ -161,7 +195,7 @@ class Worker:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
 
-    def _plan(self, role: Role, batch: Experience) -> list[list[int]]:
+    def _plan(self, role: Role, batch: Batch) -> list[list[int]]:
         """Rows of each micro-batch. Where every rank must run equally many passes, those with fewer get empty ones."""
         prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
         lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-WHEEL = HERE / "rlhf_plugin_first_api-1.0.0-py3-none-any.whl"
-BUILT_THEN = "3db6e2ea268a386caa045171a7a78e1883935d1d0317214b60207639f57d6489"
+WHEEL = HERE / "rlhf_plugin_first_api-0.9.0-py3-none-any.whl"
+BUILT_THEN = "64fb69c199f20e8d500ee5955749441f3021af3f56be76340c196cf78d930476"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_its_source_stands_beside_it():
 def test_it_is_listed_as_fit_for_this_host(rlhf):
     listed = json.loads(rlhf("plugins", "--json"))
     found = {row["name"]: row["status"] for row in listed if row["distribution"] == "rlhf-plugin-first-api"}
-    assert len(found) == 8
+    assert len(found) == 9
     assert set(found.values()) == {"ok"}
 
 
@@ -75,18 +75,27 @@ def test_every_hook_of_the_first_api_is_called_in_a_run_and_its_resumption(rlhf,
     rlhf("train", "--resume", run_dir, "--train.steps", "3")
     report = json.loads((run_dir / "first_api.json").read_text())
     hooks = json.loads((HERE / "first_api.json").read_text())["hooks"]
-    assert set(report["calls"]) == set(hooks) - {"agent_run", "make_rows"}
+    assert set(report["calls"]) == set(hooks) - {"agent_run"}
     assert report["status"] == "finished"
-    assert report["steps"] == 4, "the evaluation before the first step, two steps, and one more after the state came back"
+    assert report["steps"] == 3, "two steps, and one more after the state came back"
     metrics = rows(run_dir)
     assert [row["step"] for row in metrics] == [0, 1, 2, 3]
     for row in metrics[1:]:
         assert row["first/turns"] == 1.0
         assert row["first/spread"] > 0
-        assert row["first/vowels"] == row["reward/first_reward"]
+        assert row["first/vowels"] == row["reward/first_reward.vowels"]
         assert row["reward/agent"] > 0
         assert row["correction/mean"] == pytest.approx(1.0, abs=1e-4), "one update per batch: trainer and sampler agree"
-        assert {"loss/policy", "loss/entropy", "score/mean"} <= row.keys()
+        assert {"loss/policy", "loss/entropy", "loss/first", "loss/every", "score/mean"} <= row.keys()
+    assert [row["lr"] for row in metrics[2:]] == pytest.approx([1e-4, 5e-5]), "adjusted after each step"
+
+
+def test_what_it_cannot_judge_says_why(rlhf, flags, tmp_path):
+    run_dir = tmp_path / "run"
+    doubt = ["--reward", "doubt=first_doubt", "--reward.doubt.weight", "0"]
+    rlhf("train", *flags, *doubt, "--agent", "first_agent", "--train.steps", "1", "--run-dir", run_dir, "--trajectories.tokens")
+    rows_of_step = (run_dir / "trajectories" / "train-step-000001.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["rewards"]["doubt"] is None for line in rows_of_step)
 
 
 def test_an_agent_that_owns_its_loop_still_plays(rlhf, flags, tmp_path):

@@ -19,6 +19,7 @@ selecting = rlhf_recorder:Selecting
 recorder = rlhf_recorder:Judge
 [rlhf.extensions]
 recorder = rlhf_recorder:Extension
+chooser = rlhf_recorder:Chooser
 [rlhf.agents]
 recorder = rlhf_recorder:Agent
 owner = rlhf_recorder:Owner
@@ -63,7 +64,7 @@ def run(tiny_model, tmp_path_factory):
     about = site / "rlhf_recorder-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: rlhf-recorder\nVersion: 1.0\nRequires-Dist: rlhf-host>=1,<2\n"
+        "Metadata-Version: 2.1\nName: rlhf-recorder\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
     )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
 
@@ -130,6 +131,16 @@ def test_hook_run_finished_comes_last_and_after_a_failure_too(run, whole):
     (call,) = failed.of("run_finished")
     assert call["outcome"].status == "failed"
     assert "compute_advantages gave advantages" in call["outcome"].error
+
+
+def test_hook_draw_tasks_chooses_what_comes_next(run):
+    record = run("--with", "chooser", "--train.steps", "2")
+    assert [(call["count"], call["step"], len(call["tasks"])) for call in record.of("draw_tasks")] == [(2, 1, 2), (2, 2, 2)]
+    groups = [row for call in record.of("score") for row in call["trajectories"]]
+    assert {row.task.prompt for row in groups} == {"1+2="}
+    assert len({tuple(row.actions[0].token_ids) for row in groups}) > 2, "the same task is sampled anew"
+    own = run("--with", "chooser", "--with.chooser.own")
+    assert {row.task.prompt for call in own.of("score") for row in call["trajectories"]} == {"7+7="}
 
 
 def test_hook_load_tasks_gives_tasks_or_mappings_of_a_split(whole):
@@ -245,9 +256,21 @@ def test_hook_importance_weights_multiply_into_corrected_terms_only(run):
     assert row["loss/corrected"] == pytest.approx(0.125)
     assert row["loss/plain"] == pytest.approx(1.0)
     for call in record.of("importance_weights"):
+        assert not call["old_logprobs"].requires_grad
         assert not call["logprobs"].requires_grad
-        assert not call["current"].requires_grad
-        assert call["current"].equal(call["logprobs"]), "one update per batch"
+        assert call["old_logprobs"].equal(call["logprobs"]), "one update per batch"
+        assert set(call["versions"][call["mask"]].tolist()) == {call["version"]}
+
+
+def test_hook_prepare_batch_is_what_its_own_worker_hooks_see(run):
+    record = run("--with", "a=recorder,b=recorder", "--with.b.weight", "2", "--train.minibatches", "2")
+    assert len(record.of("prepare_batch")) == 2, "once a step for each"
+    assert all(call["experience"].advantages is not None for call in record.of("prepare_batch"))
+    seen = record.of("own")
+    assert {call["own"]["weight"] for call in seen} == {1.0, 2.0}
+    assert all(set(call["extra"]) == {"a", "b"} for call in seen)
+    rows = [row for call in seen if call["own"]["weight"] == 2.0 for row in call["own"]["row"].tolist()]
+    assert sorted(rows) == [0, 0, 1, 1], "sliced with the batch"
 
 
 def test_hook_make_rows_is_part_of_the_contract_and_of_no_loop_yet(run):
@@ -272,7 +295,7 @@ def test_hook_compute_loss_is_asked_for_every_micro_batch_and_reduced_over_all(r
     for call in split.of("compute_loss"):
         assert call["role"] == "actor"
         assert call["outputs"].logprobs.requires_grad
-        assert call["batch"].trajectories == [], "workers have no records"
+        assert not hasattr(call["batch"], "trajectories"), "workers have no records"
     assert split.metrics[-1]["loss/plain"] == pytest.approx(1.0)
     assert split.metrics[-1]["loss"] == pytest.approx(2.0)
 
@@ -308,14 +331,50 @@ def test_hook_sync_close_ends_what_sync_connect_began(whole):
 
 
 def test_hook_step_finished_sees_the_reduced_metrics_before_the_next_batch(whole):
-    first, second, third = whole.of("step_finished")
-    assert "eval/reward/mean" in first["metrics"]
-    assert "loss" not in first["metrics"]
-    assert second["metrics"]["loss"] == pytest.approx(2.0)
-    assert {"loss", "eval/reward/mean"} <= third["metrics"].keys(), "of the evaluation after it too"
+    first, second = whole.of("step_finished")
+    assert (first["step"], second["step"]) == (1, 2), "an evaluation before the first step is no step"
+    assert first["metrics"]["loss"] == pytest.approx(2.0)
+    assert {"loss", "eval/reward/mean"} <= second["metrics"].keys(), "of the evaluation after it too"
+    assert [call["step"] for call in whole.of("step_finished of tasks")] == [1, 1, 2, 2], "task plugins take part in the run"
     last_loss = whole.order.index("compute_loss")
     next_batch = [i for i, hook in enumerate(whole.order) if hook == "compute_advantages"][1]
     assert any(hook == "step_finished" for hook in whole.order[last_loss:next_batch])
+
+
+def test_hook_step_finished_may_stop_the_run_after_its_step(run):
+    record = run("--with", "recorder", "--with.recorder.stop", "1", "--train.steps", "3", "--eval.data", "recorder")
+    assert [row["step"] for row in record.metrics] == [0, 1]
+    assert "eval/reward/mean" in record.metrics[-1], "the evaluation of the end, in the row of the step"
+    (call,) = record.of("run_finished")
+    assert (call["outcome"].status, call["outcome"].step, call["outcome"].reason) == (
+        "finished",
+        1,
+        "extension:recorder: enough",
+    )
+    assert (record.run_dir / "model/config.json").exists()
+    assert (record.run_dir / "checkpoints/step-000001").is_dir()
+    assert "Finished after step 1 (extension:recorder: enough)." in record.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--with.b.adjust", "actor.lr"], "extension:a and extension:b both adjust actor.lr after step 1: leave one out"),
+        (["--with.b.adjust", "nobody.coef"], "adjusts nobody.coef, which nobody takes; there is actor.lr, a.NAME, b.NAME"),
+        (["--with.b.adjust", "critic.lr"], "adjusts critic.lr, which nobody takes"),
+        (["--with.a.to", "nan"], "extension:a adjusts actor.lr to nan after step 1"),
+        (["--with.a.to", "-1"], "extension:a adjusts actor.lr to -1 after step 1"),
+    ],
+)
+def test_hook_step_finished_may_adjust_only_what_there_is_and_one_of_them(run, flags, message):
+    record = run("--with", "a=recorder,b=recorder", "--with.a.adjust", "actor.lr", *flags, code=1)
+    assert message in record.output
+
+
+def test_hook_adjust_brings_what_another_plugin_wants(run):
+    record = run("--with", "a=recorder,b=recorder", "--with.a.adjust", "b.coef", "--with.a.to", "0.5", "--train.steps", "2")
+    assert [call["settings"] for call in record.of("adjust")] == [{"coef": 0.5}] * 2
+    assert all(call.who.options.adjust == "" for call in record.calls if call.hook == "adjust")
 
 
 def test_hook_log_metrics_gets_a_row_per_step(whole):
@@ -335,8 +394,8 @@ def test_hook_state_dict_is_asked_for_every_checkpoint(whole):
 
 def test_hook_load_state_dict_gives_it_back_before_the_run_starts_again(resumed):
     (call,) = resumed.of("load_state_dict")
-    assert call["state"] == {"steps": 3}, "steps 0, 1 and 2 were finished"
+    assert call["state"] == {"steps": 2}
     (started,) = resumed.of("run_started")
-    assert started["steps"] == 3
+    assert started["steps"] == 2
     assert started["context"].resumed
     assert started["context"].resume_step == 2

@@ -59,9 +59,25 @@ def test_the_snapshot_keeps_the_promises_too(api, first):
 
 def test_the_first_api_is_that_of_the_frozen_plugin(first):
     source = (HERE / "first_api_plugin/src/rlhf_plugin_first_api/__init__.py").read_text(encoding="utf-8")
-    unused = {hook for hook in first["hooks"] if f"def {hook}(" not in source}
-    assert unused == {"make_rows"}, "the frozen plugin has every hook that a run called"
-    assert "current_logprobs" not in first["hooks"]["importance_weights"]["arguments"]
+    assert all(f"def {hook}(" in source for hook in first["hooks"]), "the frozen plugin has every hook that is promised"
+    assert "make_rows" not in first["hooks"]
+
+
+def test_what_no_run_executes_yet_is_described_and_promised_to_nobody(api, first, now):
+    assert first == json.loads(json.dumps(api.promised(first)))
+    provisional = [
+        ("Batch", "unit_id"),
+        ("Needs", "unit_rows"),
+        ("Policy", "base_url"),
+        ("Segment", "support"),
+        ("Task", "agent"),
+    ]
+    for noun, field in provisional:
+        assert field in now["nouns"][noun]["fields"]
+        assert field not in first["nouns"][noun]["fields"]
+    changed = copy.deepcopy(now)
+    del changed["hooks"]["make_rows"], changed["nouns"]["Segment"]["fields"]["support"]
+    assert api.broken_promises(first, changed) == []
 
 
 # --- what would be caught -----------------------------------------------------------------------
@@ -91,7 +107,11 @@ def reorder_arguments(api):
 
 
 def allow_one_only(api):
-    api["hooks"]["keep_group"]["implementations"] = "one"
+    api["hooks"]["keep_group"]["calls"] = "one"
+
+
+def move_to_the_controller(api):
+    api["hooks"]["importance_weights"]["where"] = "controller"
 
 
 def lose_a_field(api):
@@ -145,7 +165,8 @@ def lose_a_group(api):
         (lose_an_argument, "the argument of score 'context' is gone"),
         (rename_an_argument, "the argument of score 'context' is gone"),
         (reorder_arguments, "the arguments of score stand in another order"),
-        (allow_one_only, "keep_group had any number of implementations, and now has one"),
+        (allow_one_only, "keep_group had the rule calls='and', and now has 'one'"),
+        (move_to_the_controller, "importance_weights had the rule where='worker', and now has 'controller'"),
         (lose_a_field, "the field of Reward 'turns' is gone"),
         (reorder_fields, "the fields of Reward stand in another order"),
         (demand_a_field, "Reward.confidence is new and has no default"),
@@ -169,7 +190,7 @@ def test_a_change_that_breaks_plugins_is_named(api, first, now, change, said):
 def test_additions_break_nothing(api, first, now):
     grown = copy.deepcopy(now)
     grown["hooks"]["score"]["arguments"]["deadline_s"] = "float"
-    grown["hooks"]["another"] = {"arguments": {}, "returns": "None", "implementations": "any"}
+    grown["hooks"]["another"] = {"arguments": {}, "returns": "None", "calls": "each", "where": "controller", "per": "run"}
     grown["nouns"]["Reward"]["fields"]["confidence"] = {"type": "float", "default": "1.0"}
     grown["functions"]["leave_one_out"].insert(-1, "weights: Tensor | None = None")
     grown["names"]["rlhf_host"].append("Another")

@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import LossTerm, Metric, Needs, hookimpl
+from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
@@ -102,7 +102,7 @@ class Plugin:
         if 98 in batch.task_index.tolist():
             yield LossTerm("steep", (outputs.logprobs * 0.0).abs().sqrt())  # 0, with a gradient that is not finite
         if role == "critic":
-            yield LossTerm("value", (outputs.values - batch.returns) ** 2, aggregation="sequence-mean-token-mean")
+            yield LossTerm("value", (outputs.values - batch.returns) ** 2, aggregation=SEQUENCE_MEAN_TOKEN_MEAN)
         else:
             yield from F.policy_loss(outputs, batch, F.PolicyLossOptions())
             yield LossTerm("entropy", -outputs.entropy * abs(batch.stats["level"]), coefficient=0.1)
@@ -200,7 +200,7 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
 
 def worker_of(model: Path, ranks: Ranks, kind: str) -> Worker:
     roles = {name: role_of(name, model, ranks, kind) for name in ("actor", "critic")}
-    needs = Needs(outputs=frozenset({"values", "entropy"}))
+    needs = Needs(outputs=(Output("values"), Output("entropy")))
     return Worker(roles, manager(), TRAIN, needs, ranks)
 
 

@@ -11,7 +11,7 @@ import pytest
 PLUGINS = '''"""Plugins that say on which thread they are called, or stop in a debugger."""
 import asyncio, json, os, threading
 from pydantic import BaseModel
-from rlhf_host import Advantages, LossTerm, Needs, RoleNeed, Step, hookimpl
+from rlhf_host import Advantages, LossTerm, Needs, Output, RoleNeed, Step, hookimpl
 
 def seen(hook):
     with open(os.environ["SEEN"], "a") as file:
@@ -29,7 +29,8 @@ class Plugin:
 class Watch(Plugin):
     @hookimpl
     def needs(self):
-        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), outputs=frozenset({"actor.logprobs"}))
+        actor = RoleNeed("actor", trainable=True, source=None)
+        return Needs(data="prompts", roles=(actor,), outputs=(Output("logprobs", role="actor"),))
     @hookimpl
     def run_started(self, context):
         seen("run_started")
@@ -42,7 +43,7 @@ class Watch(Plugin):
         seen("compute_loss")
         yield LossTerm("watch", -batch.advantages * outputs.logprobs)
     @hookimpl
-    def step_finished(self, metrics):
+    def step_finished(self, step, metrics):
         seen("step_finished")
 
 class Look(Plugin):
@@ -98,7 +99,9 @@ def stopping(tmp_path_factory) -> Path:
     about = root / "stopping-1.0.dist-info"
     about.mkdir()
     (root / "stopping.py").write_text(PLUGINS)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=1,<2\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+    )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     return root
 
@@ -191,15 +194,17 @@ def test_the_numbers_are_the_same(rlhf_here, small_run, tmp_path):
         assert [row[name] for row in debug] == [row[name] for row in plain]
 
 
-def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, monkeypatch):
+def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, caplog):
     import yaml
 
-    monkeypatch.setattr("rlhf_host.config.plan.EXTRAS", {"ray": "ray", "vllm": "vllm"})
     result = rlhf_here(*small_run, "--runtime", "ray", "--engine", "vllm", "--sync", "broadcast", "--debug", "--print-config")
     assert result.exit_code == 0, result.output
     config = yaml.safe_load(result.stdout)
     assert [config[key]["plugin"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
-    assert config["train"]["replicas"] == 1
+    assert [record.message for record in caplog.records] == [
+        "--debug: engine vllm runs where no debugger can follow; transformers takes its place",
+        "--debug: runtime ray runs where no debugger can follow; local takes its place",
+    ]
 
 
 def test_inside_a_running_loop_it_is_refused(tiny_model, prompts, reward_plugins, monkeypatch):

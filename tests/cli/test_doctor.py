@@ -102,7 +102,7 @@ def test_the_hosts_own_extras_are_judged_too(here):
 
 def test_broken_plugins_and_only_these_are_problems(here, monkeypatch):
     here.install("cli-good", {"rlhf.trackers": "good = cli_good:X"}, {"cli_good.py": GOOD})
-    here.install("cli-old", {"rlhf.trackers": "old = cli_old:X"}, {"cli_old.py": ""}, requires=["rlhf-host<1"])
+    here.install("cli-old", {"rlhf.trackers": "old = cli_old:X"}, {"cli_old.py": ""}, requires=["rlhf-host<0.9"])
     here.install("cli-bad", {"rlhf.trackers": "bad = cli_bad:X"}, {"cli_bad.py": "import no_such_module"})
     here.install("cli-off", {"rlhf.trackers": "off = cli_off:X"}, {"cli_off.py": "import no_such_module"})
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "off")
@@ -126,16 +126,26 @@ class X:
 """
 
 
+ENGINES = """
+from rlhf_host.protocols import EngineTraits
+class X:
+    traits = EngineTraits()
+    def __init__(self, options): ...
+class Y(X):
+    traits = EngineTraits(libraries=("no_such_library",))
+"""
+
+
 def test_what_can_run_follows_from_the_libraries(here):
-    here.install("cli-engine", {"rlhf.engines": "mine = cli_engine:X"}, {"cli_engine.py": ""})
+    here.install("cli-engine", {"rlhf.engines": "mine = cli_engine:X\nlacking = cli_engine:Y"}, {"cli_engine.py": ENGINES})
 
     def states(torch):
         return {finding.name: finding.status for finding in parts({"torch": [Finding("Libraries", "torch", torch)]})}
 
     well, ill = states("ok"), states("problem")
-    for name in ("--runtime local", "--engine transformers", "--backend torch"):
+    for name in ("--runtime local", "--engine transformers", "--backend torch", "--engine mine"):
         assert (well[name], ill[name]) == ("ok", "problem")
-    assert well["--engine mine"] == ill["--engine mine"] == "ok"
+    assert well["--engine lacking"] == ill["--engine lacking"] == "absent"
 
 
 # --- machine ------------------------------------------------------------------------------------
@@ -177,7 +187,7 @@ def test_tokens_and_proxies_are_told_of_and_never_shown(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_reports_on_this_machine_and_its_exit_code_says_whether_all_is_well(site):
-    site.install("cli-old", {"rlhf.rewards": "old = cli_old:X"}, {"cli_old.py": ""}, requires=["rlhf-host<1"])
+    site.install("cli-old", {"rlhf.rewards": "old = cli_old:X"}, {"cli_old.py": ""}, requires=["rlhf-host<0.9"])
     done = site.rlhf("doctor", "--json", HF_TOKEN="hf_verysecret")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"]) == (1, False)

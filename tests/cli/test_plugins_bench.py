@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlhf_host.testing.bench import bench
-from rlhf_host.testing.contracts import Subject
+from rlhf_host.testing.contracts.subject import Subject
 
 MIB = 2**20
 

@@ -19,7 +19,7 @@ from rlhf_host.plugins.catalogue import CATALOGUE
 HOST = f"rlhf-host=={rlhf_host.__version__}"
 
 
-def wheel(folder, name, requires="rlhf-host>=1,<2"):
+def wheel(folder, name, requires="rlhf-host>=0.9,<0.10"):
     """A plugin distribution as a wheel."""
     module = name.replace("-", "_")
     path = folder / f"{module}-1.0-py3-none-any.whl"
@@ -80,7 +80,7 @@ def test_a_wheel_comes_and_goes(fresh, tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="environments are laid out otherwise there")
 def test_a_plugin_for_another_host_is_refused_and_the_host_stays(fresh, tmp_path):
-    done = fresh("install", wheel(tmp_path, "cli-old", "rlhf-host<1"), code=1)
+    done = fresh("install", wheel(tmp_path, "cli-old", "rlhf-host<0.9"), code=1)
     assert "Error: pip failed with exit code 1" in done.stderr
     assert not (fresh.packages / "cli_old.py").exists()
 

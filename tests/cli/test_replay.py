@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_host.training.trajectories import read_steps
+from rlhf_host.training.saved_rows import read_steps
 
 
 @pytest.fixture(autouse=True)

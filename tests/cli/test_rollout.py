@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_host.training.trajectories import read_steps
+from rlhf_host.training.saved_rows import read_steps
 
 TIMES = ("time/", "memory/", "tokens_per_s", "rollout/")
 
@@ -141,9 +141,9 @@ def test_a_resume_with_other_trajectories_or_none_is_refused(rollout, train, pro
 
 def test_nothing_is_generated_or_evaluated(rollout, train, prompts, monkeypatch):
     rollout()
-    from rlhf_host.engines.transformers import TransformersEngine
+    from rlhf_host.engines.embedded import EmbeddedEngine
 
-    monkeypatch.delattr(TransformersEngine, "generate")
+    monkeypatch.delattr(EmbeddedEngine, "generate")
     rows, run_dir, _ = train("--from-trajectories", "rollouts.jsonl", "--eval.data", prompts)
     assert len(rows) == 1
     assert not any(name.startswith("eval/") for name in rows[0])
@@ -202,7 +202,7 @@ def test_unjudged_trajectories_are_saved_and_leave_the_training_again(rollout, t
 
 def test_trajectories_come_back_exactly(rollout, tiny_model, prompts):
     """Read and written again, the file is the same bytes: nothing is lost or rounded."""
-    from rlhf_host.training.trajectories import lines
+    from rlhf_host.training.saved_rows import lines
 
     rollout("--steps", "2")
     steps = read_steps(Path("rollouts.jsonl"))

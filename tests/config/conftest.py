@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 PLUGINS = '''"""Plugins with every sort of option and need."""
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_host import Needs, RoleNeed, hookimpl
+from rlhf_host import Forbid, Needs, RoleNeed, hookimpl
 
 class Plugin:
     class Options(BaseModel):
@@ -38,7 +38,8 @@ class Picky(Toy):
     @hookimpl
     def needs(self):
         roles = (RoleNeed("critic", head="scalar", trainable=True, source=None),)
-        return Needs(data="prompts", roles=roles, min_group_size=4, forbids=frozenset({"old_logprobs=sampler", "rollout.n=16"}))
+        forbids = (Forbid("train.old_logprobs", "sampler", "made up"), Forbid("rollout.n", 16, "made up"))
+        return Needs(data="prompts", roles=roles, min_group_size=4, forbids=forbids)
 
 class Pairs(Plugin):
     @hookimpl
@@ -100,7 +101,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about, package, recipes = (root / name for name in ("made_up-1.0.dist-info", "made_up", "made_up_recipes"))
     for folder in (about, package, recipes):
         folder.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\nRequires-Dist: rlhf-host>=1,<2\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (package / "__init__.py").write_text("")
     (package / "plugins.py").write_text(PLUGINS)

@@ -180,11 +180,11 @@ REFUSALS = {
     ),
     "forbidden settings": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
-        "algo:picky does not work with train.old_logprobs sampler: set --train.old-logprobs to something else",
+        "algo:picky does not work with train.old_logprobs sampler (made up): set --train.old-logprobs to something else",
     ),
     "forbidden numbers": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--rollout.n", "16"],
-        "algo:picky does not work with rollout.n 16: set --rollout.n to something else",
+        "algo:picky does not work with rollout.n 16 (made up): set --rollout.n to something else",
     ),
     "roles without a model": (
         ["--algo", "picky", "--reward", "length"],
@@ -236,12 +236,10 @@ def test_all_reasons_are_told_at_once(rlhf):
     assert len(rlhf.refused("train", "--algo", "toy", "--rollout.temperature", "0", "--rollout.n", "1")) == 3
 
 
-def test_the_hosts_engines_name_the_extra_they_need(rlhf, monkeypatch):
-    from rlhf_host.config import plan
-
-    monkeypatch.setitem(plan.EXTRAS, "transformers", "no_such_library")
-    message = "--engine: engine 'transformers' needs no_such_library: pip install 'rlhf-host[no_such_library]'"
-    assert rlhf.refused("train", *ONE, "--engine", "transformers") == [message]
+def test_engines_name_the_extra_that_brings_their_library(rlhf, monkeypatch):
+    monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: False)
+    message = "engine 'vllm' needs vllm: pip install 'rlhf-host[vllm]'"
+    assert rlhf.refused("train", *ONE, "--engine", "vllm") == [message]
 
 
 def test_forced_kl_and_idle_roles_pass_with_a_warning(rlhf, trained):
@@ -355,9 +353,7 @@ def test_control_flags_have_near_matches_and_take_no_surplus(rlhf):
     ],
 )
 def test_engines_with_weights_of_their_own_get_a_sync_that_reaches_them(rlhf, monkeypatch, flags, sync):
-    from rlhf_host.config import plan
-
-    monkeypatch.setattr(plan, "_require_library", lambda *_: None)
+    monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: True)
     result = rlhf("train", *ONE, *flags, "--print-config")
     assert result.exit_code == 0, result.output
     found = yaml.safe_load(result.stdout)["sync"]
@@ -366,9 +362,7 @@ def test_engines_with_weights_of_their_own_get_a_sync_that_reaches_them(rlhf, mo
 
 @pytest.mark.parametrize("flags", [["--runtime", "ray"], ["--engine", "vllm"]])
 def test_a_sync_that_reaches_nobody_is_refused(rlhf, monkeypatch, flags):
-    from rlhf_host.config import plan
-
-    monkeypatch.setattr(plan, "_require_library", lambda *_: None)
+    monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: True)
     (line,) = rlhf.refused("train", *ONE, *flags, "--sync", "in_process")
     assert "leave --sync out" in line
     assert " ".join(flags).removeprefix("--") in line

@@ -11,6 +11,7 @@ import pytest
 
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.sources import load_tasks
+from rlhf_host.data.stream import TaskStream
 from rlhf_host.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -411,7 +412,7 @@ def installed(tmp_path, monkeypatch):
         info = tmp_path / "puzzles_plugin-2.0.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: puzzles-plugin\nVersion: 2.0\nRequires-Dist: rlhf-host>=1,<2\n"
+            "Metadata-Version: 2.1\nName: puzzles-plugin\nVersion: 2.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
         )
         (info / "entry_points.txt").write_text("[rlhf.tasks]\npuzzles = puzzles_plugin:Source\n")
         monkeypatch.syspath_prepend(str(tmp_path))
@@ -431,7 +432,7 @@ def test_a_plugin_gives_tasks_or_mappings(load, installed):
         "shell",
     )
     assert (first.index, second.index) == (0, 1)
-    assert len(load("puzzles-plugin:puzzles").tasks) == 2
+    assert len(load("puzzles-plugin:puzzles", split="eval")) == 2
 
 
 @pytest.mark.parametrize(
@@ -443,9 +444,11 @@ def test_a_plugin_gives_tasks_or_mappings(load, installed):
     ],
 )
 def test_a_plugin_s_bad_task_names_the_plugin(load, installed, more, message):
+    """Read at once, or when it is drawn."""
     installed(more)
-    with pytest.raises(UserError) as caught:
-        load("puzzles")
+    for read in (lambda: load("puzzles", split="eval"), lambda: TaskStream(load("puzzles")).draw(3, 1)):
+        with pytest.raises(UserError) as caught:
+            read()
     assert str(caught.value) == f"tasks 'puzzles' from puzzles-plugin 2.0: {message}" or str(caught.value).startswith(
         f"tasks 'puzzles' from puzzles-plugin 2.0: {message}"
     )

@@ -220,10 +220,10 @@ def test_the_models_positions_bound_a_row(llama):
     ("request_", "message"),
     [
         (Request((), Sampling(4), (0,)), "empty prompt"),
-        (Request((3,) * 96, Sampling(4), (0,)), "96 tokens leaves no room in the model's 96 positions"),
+        (Request((3,) * 96, Sampling(4), (0,)), "96 tokens leaves no room in the engine's 96 positions"),
         (Request((3, 99), Sampling(4), (0,)), "token 99 is not in the model's vocabulary of 31"),
         (Request((3,), Sampling(0), (0,)), "max_new_tokens ≥ 1"),
-        (Request((3,), Sampling(4, temperature=-1.0), (0,)), "temperature ≥ 0"),
+        (Request((3,), Sampling(4, temperature=-1.0), (0,)), r"temperature 0 \(greedy\) or ≥ 0 is"),
         (Request((3,), Sampling(4, top_p=0.0), (0,)), "top_p in"),
     ],
 )

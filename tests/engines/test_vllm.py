@@ -16,12 +16,14 @@ import torch
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.engines.vllm import Vllm
-from rlhf_host.engines.vllm_engine import VLLMEngine, end_tokens, request_seed
+from rlhf_host.engines.vllm_engine import VLLMEngine
+from rlhf_host.engines.vllm_requests import request_seed
+from rlhf_host.engines.vllm_startup import ends_of
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
-from rlhf_host.testing.models import write_tiny_model
+from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
 pytest.importorskip("vllm")
 
@@ -365,7 +367,7 @@ def test_a_stop_string_ends_the_completion_and_its_tokens_are_kept(rig):
     generations = rig.sample(prompts, Sampling(60, stop=("7", "ab")))
     reasons = set()
     for prompt, made in zip(prompts, generations, strict=True):
-        text = rig.engine.tokenizer.decode(made.token_ids)
+        text = tiny_tokenizer().decode(made.token_ids)
         reasons.add(made.finish_reason)
         assert text.endswith(("7", "ab")) == (made.finish_reason == "stop")
         assert text.count("7") + text.count("ab") == (made.finish_reason == "stop")
@@ -385,12 +387,12 @@ def test_end_tokens_are_the_generation_configs_and_the_tokenizers(tiny_model, tm
     from transformers import AutoTokenizer, GenerationConfig
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    assert end_tokens(str(tiny_model), tokenizer) == {2}
+    assert ends_of(str(tiny_model), tokenizer) == {2}
     (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
     tokenizer.eos_token = None
-    assert end_tokens(str(tmp_path), tokenizer) == {2}, "the config's, without a generation config"
+    assert ends_of(str(tmp_path), tokenizer) == {2}, "the config's, without a generation config"
     GenerationConfig(eos_token_id=[5, 6]).save_pretrained(tmp_path)
-    assert end_tokens(str(tmp_path), tokenizer) == {5, 6}
+    assert ends_of(str(tmp_path), tokenizer) == {5, 6}
 
 
 # --- requests -----------------------------------------------------------------------------------

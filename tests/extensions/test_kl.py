@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from rlhf_host.config.schema import KLConfig
+from rlhf_host.errors import UserError
 from rlhf_host.extensions.kl import KL
 from rlhf_host.records.tensors import LossTerm, Outputs
 from rlhf_host.testing.tensors import make_batch
-from rlhf_host.training.reduction import Denominators, Reducer
+from rlhf_host.training.reduction import Denominators, Reducer, reduced
 
 
 def controlled(**options):
@@ -23,7 +24,7 @@ def test_the_reward_is_minus_coef_times_k1_on_action_tokens():
     kl, batch = controlled()
     shaped = kl.shape_rewards(batch)
     assert shaped[batch.action_mask].tolist() == pytest.approx([-0.05] * int(batch.action_mask.sum()))
-    assert batch.extra["kl"]["coef"] == 0.1
+    assert kl.prepare_batch(batch) == {"coef": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -31,27 +32,50 @@ def test_the_reward_is_minus_coef_times_k1_on_action_tokens():
 )
 def test_the_adaptive_coefficient_follows_its_formula(measured, factor):
     kl, batch = controlled()
-    kl.shape_rewards(batch)
-    kl.step_finished({"kl": measured})
+    kl.prepare_batch(batch)
+    kl.step_finished(1, {"kl": measured})
     assert kl.coef == pytest.approx(0.1 * factor)
 
 
 def test_a_step_without_a_finite_kl_leaves_it_alone():
     kl, batch = controlled()
-    kl.shape_rewards(batch)
-    kl.step_finished({"kl": float("nan")})
-    kl.step_finished({})
+    kl.prepare_batch(batch)
+    kl.step_finished(1, {"kl": float("nan")})
+    kl.step_finished(2, {})
     assert kl.coef == 0.1
+
+
+def test_the_kl_it_follows_is_that_of_the_policy_that_sampled():
+    """Updates of the same batch move the policy: the controller would follow its own learning rate."""
+    kl, batch = controlled()
+    batch.own = kl.prepare_batch(batch)
+    batch.old_logprobs = batch.logprobs["reference"] + 0.02
+    moved = Outputs(logprobs=batch.logprobs["reference"] + 0.9)
+    assert reduced(kl.compute_loss("actor", moved, batch))["kl"] == pytest.approx(0.02, abs=1e-6)
+    batch.old_logprobs = None  # one update: the policy of this forward is the one that sampled
+    assert reduced(kl.compute_loss("actor", moved, batch))["kl"] == pytest.approx(0.9, abs=1e-5)
+
+
+def test_its_coefficient_can_be_adjusted_and_nothing_else():
+    kl, batch = controlled()
+    kl.adjust({"coef": 0.02})
+    assert kl.prepare_batch(batch) == {"coef": 0.02}
+    other, _ = controlled()
+    other.load_state_dict(kl.state_dict())
+    assert other.coef == 0.02
+    for wrong in ({"target": 1.0}, {"coef": -0.1}):
+        with pytest.raises(UserError, match="only coef can be adjusted, to 0 or more"):
+            kl.adjust(wrong)
 
 
 def test_state_round_trips_between_rollout_and_step():
     kl, batch = controlled()
-    kl.shape_rewards(batch)
+    kl.prepare_batch(batch)
     kl.coef = 0.3
     other, _ = controlled()
     other.load_state_dict(kl.state_dict())
     for one in (kl, other):
-        one.step_finished({"kl": 9.0})
+        one.step_finished(1, {"kl": 9.0})
     assert other.coef == kl.coef > 0.3
 
 
@@ -62,7 +86,7 @@ def test_the_loss_term_is_averaged_as_kl_aggregation_says(aggregation):
     batch = make_batch([1, 3])
     gap = torch.tensor([[0.4], [0.2]])
     batch.logprobs = {"reference": torch.where(batch.action_mask, batch.sampler_logprobs - gap, 0.0)}
-    kl.shape_rewards(batch)
+    batch.own = kl.prepare_batch(batch)
     (term,) = (
         item for item in kl.compute_loss("actor", Outputs(logprobs=batch.sampler_logprobs), batch) if isinstance(item, LossTerm)
     )

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from rlhf_host import Needs, RoleNeed
+from rlhf_host import GROUP_MEAN_TOKEN_MEAN, Aggregation, Forbid, Needs, Output, RoleNeed
 from rlhf_host import functional as F
 
 
@@ -19,9 +19,9 @@ from rlhf_host import functional as F
     ],
 )
 def test_every_loss_has_its_own_aggregation_until_one_is_given(loss, own):
-    assert F.PolicyLossOptions(loss=loss).reduction == own
+    assert F.PolicyLossOptions(loss=loss).reduction == Aggregation.parse(own)
     if loss != "gspo":
-        assert F.PolicyLossOptions(loss=loss, aggregation="group-mean-token-mean").reduction == "group-mean-token-mean"
+        assert F.PolicyLossOptions(loss=loss, aggregation="group-mean-token-mean").reduction == GROUP_MEAN_TOKEN_MEAN
 
 
 def test_every_loss_that_can_be_chosen_exists():
@@ -81,10 +81,10 @@ def test_needs_join_the_loss_and_the_algorithm():
         F.PolicyLossOptions(loss="gspo", entropy_coef=0.01),
         min_group_size=2,
         roles=[critic],
-        outputs=["values", "critic.values"],
-        forbids=["kl.estimator=k2"],
+        outputs=[Output("values"), Output("values", role="critic")],
+        forbids=[Forbid("kl.estimator", "k2", "it is biased")],
     )
     assert found.roles == (RoleNeed("actor", trainable=True, source=None), critic)
     assert found.min_group_size == 2
-    assert found.outputs == {"entropy", "values", "critic.values"}
-    assert found.forbids == {"old_logprobs=sampler", "kl.estimator=k2"}
+    assert found.outputs == (Output("entropy"), Output("values"), Output("values", role="critic"))
+    assert [(one.setting, one.value) for one in found.forbids] == [("train.old_logprobs", "sampler"), ("kl.estimator", "k2")]

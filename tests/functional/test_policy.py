@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_host import functional as F
-from rlhf_host.records.tensors import LossTerm, Metric, Outputs
+from rlhf_host.records.tensors import LOSS, SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, LossTerm, Metric, Outputs
 from rlhf_host.testing.tensors import make_batch
 
 NAN = float("nan")
@@ -264,7 +264,7 @@ def test_fused_mode_is_a_corrected_term_of_ratio_one():
     (term,) = [
         i for i in F.policy_loss(Outputs(batch.sampler_logprobs), batch, F.PolicyLossOptions()) if isinstance(i, LossTerm)
     ]
-    assert (term.name, term.mask, term.corrected, term.aggregation) == ("policy", "loss_mask", True, "token-mean")
+    assert (term.name, term.mask, term.corrected, term.aggregation) == ("policy", LOSS, True, TOKEN_MEAN)
     assert term.values[batch.loss_mask].tolist() == [-1.0] * int(batch.loss_mask.sum())
 
 
@@ -276,7 +276,7 @@ def test_the_entropy_bonus_is_a_term_of_its_own_with_the_same_aggregation():
     items = F.policy_loss(Outputs(batch.sampler_logprobs, entropy=entropy), batch, options)
     policy, bonus = [i for i in items if isinstance(i, LossTerm)]
     assert (bonus.name, bonus.coefficient, bonus.corrected) == ("entropy", 0.01, False)
-    assert policy.aggregation == bonus.aggregation == "sequence-mean-token-mean"
+    assert policy.aggregation == bonus.aggregation == SEQUENCE_MEAN_TOKEN_MEAN
     assert bonus.values.tolist() == torch.where(batch.loss_mask, -1.0, 0.0).tolist()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_host.models.logprobs import token_logprobs
+from rlhf_host.models.logprobs import token_logprobs, top_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 11, 6, 23
 
@@ -144,3 +144,59 @@ def test_no_more_logits_than_a_chunk_are_ever_held():
     with Largest() as largest:
         naive(hidden, weight, None, torch.arange(tokens))[0].sum().backward()
     assert largest.elements == tokens * vocabulary
+
+
+# --- several tokens at each place -------------------------------------------------------------------
+
+HEADS = [{}, {"temperature": 0.6}, {"temperature": 1.7, "scale": 0.25}, {"temperature": 0.6, "softcap": 2.0}]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, TOKENS, 100])
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_several_tokens_at_a_place_have_the_values_and_gradients_of_the_full_logits(parts, head, chunk_tokens):
+    hidden, weight, bias, targets = parts
+    several = torch.randint(VOCABULARY, (TOKENS, 5))
+    several[:, 0], several[:, 4] = targets, several[:, 3]  # a token may be there twice
+    leaves = [hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+    expected = torch.stack([naive(*leaves, several[:, column], **head)[0] for column in range(5)], -1)
+    entropy = naive(*leaves, targets, **head)[1]
+    found = token_logprobs(*leaves, several, chunk_tokens=chunk_tokens, with_entropy=True, entropy_grad=True, **head)
+    torch.testing.assert_close(found, (expected, entropy))
+    pull, other = torch.randn(TOKENS, 5, dtype=torch.float64), torch.randn(TOKENS, dtype=torch.float64)
+    torch.testing.assert_close(
+        gradients((pull * found[0]).sum() + (other * found[1]).sum(), *leaves),
+        gradients((pull * expected).sum() + (other * entropy).sum(), *leaves),
+    )
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, TOKENS, 100])
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_the_likeliest_tokens_are_those_of_the_full_logits(parts, head, chunk_tokens):
+    hidden, weight, bias, _ = parts
+    every = torch.stack(
+        [naive(hidden, weight, bias, torch.full((TOKENS,), token), **head)[0] for token in range(VOCABULARY)], -1
+    )
+    logprobs, ids = top_logprobs(hidden, weight, bias, 7, chunk_tokens=chunk_tokens, **head)
+    expected = every.topk(7)
+    torch.testing.assert_close(logprobs, expected.values)
+    assert ids.equal(expected.indices)
+    assert not logprobs.requires_grad
+
+
+def test_of_the_likeliest_tokens_never_are_all_logits_in_memory():
+    hidden, weight = torch.randn(64, WIDTH), torch.randn(1000, WIDTH)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            found = function(*args, **(kwargs or {}))
+            for part in found if isinstance(found, tuple | list) else (found,):
+                largest = max(largest, part.numel() if isinstance(part, Tensor) else 0)
+            return found
+
+    with Watch():
+        _, ids = top_logprobs(hidden, weight, None, 8, chunk_tokens=4)
+        leaf = hidden.clone().requires_grad_()
+        token_logprobs(leaf, weight, None, ids, chunk_tokens=4)[0].sum().backward()
+    assert largest <= max(4 * 1000, weight.numel())

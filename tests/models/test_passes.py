@@ -14,6 +14,7 @@ from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
 from rlhf_host.models.loading import remove_dropout
 from rlhf_host.models.passes import Passes
+from rlhf_host.records.tensors import TopK
 
 VOCABULARY = 61
 SIZES = {
@@ -362,3 +363,56 @@ def test_a_last_token_is_computed_only_where_it_is_read(rows, shared_prefix, sca
         "off": (len(PROMPTS), max(len(prompt) + length for prompt, length in zip(PROMPTS, held, strict=True))),
     }
     assert seen == [expected[shared_prefix]]
+
+
+# --- beside another model ---------------------------------------------------------------------------
+
+
+def every_logprob(model, ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """``[B, T, V]`` of each row alone, by transformers; 0 at padding."""
+    rows = []
+    for row, prompt in enumerate(PROMPTS):
+        own = ids[row, mask[row]].tolist()
+        logits = model(torch.tensor([[*prompt, *own]]), use_cache=False).logits[0, len(prompt) - 1 :][: len(own)]
+        logprobs = torch.log_softmax(logits.float() / temperature, -1)
+        rows.append(torch.nn.functional.pad(logprobs, (0, 0, 0, ids.shape[1] - len(own))))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "phi-bias"])
+def test_another_role_s_likeliest_tokens_have_the_values_and_gradients_of_the_full_logits(
+    name, shared_prefix, chunk, rows, monkeypatch
+):
+    monkeypatch.setitem(logprobs_module.CHUNK_ELEMENTS, "cpu", chunk * VOCABULARY)
+    teacher, student = make_model("llama-tied"), make_model(name)
+    ids, mask = rows
+    top = Passes(teacher, shared_prefix=shared_prefix).topk(5, PROMPTS, ids, mask, temperature=0.7)
+    with torch.no_grad():
+        expected = every_logprob(teacher, ids, mask, 0.7).topk(5)
+    there = mask.unsqueeze(-1)
+    torch.testing.assert_close(top.logprobs, expected.values * there, rtol=1e-5, atol=1e-5)
+    assert top.ids[mask].equal(expected.indices[mask])
+    assert not top.ids[~mask].any()
+
+    outputs = {"temperature": 0.7, "outputs": LM, "others": {"teacher": top}, "shared_prefix": shared_prefix}
+    found = forward(student, PROMPTS, ids, mask, **outputs)
+    whole = every_logprob(student, ids, mask, 0.7)
+    own = torch.where(there, whole.gather(-1, top.ids), 0.0)
+    theirs = found.others["teacher"]
+    torch.testing.assert_close(theirs.own, own, rtol=1e-5, atol=1e-5)
+    assert (theirs.logprobs.equal(top.logprobs), theirs.ids.equal(top.ids)) == (True, True)
+    torch.testing.assert_close(found.logprobs, whole.gather(-1, ids[..., None]).squeeze(-1) * mask, rtol=1e-5, atol=1e-5)
+    pull = torch.randn(own.shape) * there
+    expected = gradients(student, (pull * own).sum())
+    assert_same_gradients(gradients(student, (pull * theirs.own).sum()), expected, 2e-5)
+
+
+def test_more_tokens_than_there_are_and_tokens_that_there_are_not_are_refused(rows):
+    ids, mask = rows
+    with pytest.raises(UserError, match=rf"the 99 likeliest tokens are wanted of a model that has {VOCABULARY}: ask for fewer"):
+        Passes(make_model("llama")).topk(99, PROMPTS, ids, mask)
+    top = TopK(torch.zeros(*ids.shape, 1), torch.full((*ids.shape, 1), VOCABULARY))
+    with pytest.raises(UserError, match=rf"the role 'teacher' has tokens beyond this model's {VOCABULARY}"):
+        forward(make_model("llama"), PROMPTS, ids, mask, others={"teacher": top})

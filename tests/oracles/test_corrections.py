@@ -14,14 +14,15 @@ from rlhf_host.training.reduction import reduced
 def ours(plugin, case, **options):
     """``[B, T]`` weights; NaN stands wherever the batch is masked."""
     given = {
-        "logprobs": case.batch.old_logprobs,
+        "old_logprobs": case.batch.old_logprobs,
         "sampler_logprobs": case.batch.sampler_logprobs,
-        "current_logprobs": case.logprobs.masked_fill(~case.mask, float("nan")),
+        "logprobs": case.logprobs.masked_fill(~case.mask, float("nan")),
         "advantages": case.batch.advantages,
         "mask": case.mask,
     }
     hook = plugin(plugin.Options(**options)).importance_weights
-    return hook(**{name: given[name] for name in hook.__code__.co_varnames[1 : hook.__code__.co_argcount]})
+    found = hook(**{name: given[name] for name in hook.__code__.co_varnames[1 : hook.__code__.co_argcount]})
+    return found if found.dim() == 2 else torch.where(case.mask, found.unsqueeze(-1), 1.0)
 
 
 def verls(verl, case, level, threshold):

@@ -42,7 +42,7 @@ def test_k3_in_the_loss_is_trls(make_case, same, trl):
 def test_the_kl_term_is_a_token_mean_whatever_the_policy_loss_but_trl_and_verl_reduce_both_alike(make_case, same, trl, verl):
     case = make_case()
     case.batch.logprobs["reference"] = case.reference.masked_fill(~case.mask, float("nan"))
-    case.batch.extra["kl"] = {"coef": 0.1}
+    case.batch.own = {"coef": 0.1}
     extension = KL(KLConfig(coef=0.1, place="loss", estimator="k3"))
     term = case.reduced(lambda x: list(extension.compute_loss("actor", Outputs(logprobs=x), case.batch)))
     case.advantages = torch.zeros_like(case.advantages)
@@ -132,8 +132,8 @@ def test_the_adaptive_controller_is_that_of_verl_and_openrlhf(make_case, verl, o
     ]
     seen = {ours.coef}
     for kl in (0.5, 0.021, 0.019, 0.0, -1.0, 0.03):
-        ours.shape_rewards(case.batch)
-        ours.step_finished({"kl": kl})
+        ours.prepare_batch(case.batch)
+        ours.step_finished(1, {"kl": kl})
         for controller in theirs:
             controller.update(kl, len(case.batch))
             assert ours.coef == pytest.approx(controller.value, rel=1e-12)

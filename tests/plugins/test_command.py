@@ -41,7 +41,7 @@ def shop(site):
     site.install("cmd-good", {"rlhf.rewards": "judge = cmd_good:Judge"}, {"cmd_good.py": GOOD}, summary="Judges answers.")
     site.install("cmd-left", {"rlhf.algos": "twin = cmd_left:X"}, {"cmd_left.py": ""}, requires=[])
     site.install("cmd-right", {"rlhf.algos": "twin = cmd_right:X"}, {"cmd_right.py": ""}, requires=["rlhf-host"])
-    site.install("cmd-old", {"rlhf.rewards": "old = cmd_old:X"}, {"cmd_old.py": ""}, requires=["rlhf-host<1"])
+    site.install("cmd-old", {"rlhf.rewards": "old = cmd_old:X"}, {"cmd_old.py": ""}, requires=["rlhf-host<0.9"])
     site.install("cmd-gone", {"rlhf.rewards": "gone = cmd_gone:X"})
     site.install("cmd-broken", {"rlhf.rewards": "broken = cmd_broken:X"}, {"cmd_broken.py": "import no_such_module\n"})
     return site
@@ -50,17 +50,17 @@ def shop(site):
 def test_json_is_a_list_of_objects_with_these_keys(shop):
     row = shop.listed()["judge"]
     assert tuple(row) == FIELDS == ("kind", "name", "distribution", "version", "api", "status", "summary")
-    assert list(row.values()) == ["reward", "judge", "cmd-good", "1.0", ">=1,<2", "ok", "Judges answers."]
+    assert list(row.values()) == ["reward", "judge", "cmd-good", "1.0", ">=0.9,<0.10", "ok", "Judges answers."]
 
 
 def test_status_is_judged_without_importing(shop):
     statuses = {name: (row["status"], row["api"]) for name, row in shop.listed().items()}
     assert statuses.pop("twin")[0] == "conflict"
     assert statuses == {
-        "judge": ("ok", ">=1,<2"),
-        "old": ("incompatible", "<1"),
-        "gone": ("missing", ">=1,<2"),
-        "broken": ("ok", ">=1,<2"),
+        "judge": ("ok", ">=0.9,<0.10"),
+        "old": ("incompatible", "<0.9"),
+        "gone": ("missing", ">=0.9,<0.10"),
+        "broken": ("ok", ">=0.9,<0.10"),
     }
 
 
@@ -77,6 +77,15 @@ def test_verify_imports_each_and_finds_the_broken(shop):
     assert "broken: importing cmd_dies ended the process with exit code 7" in text
 
 
+ENGINES = """
+from rlhf_host.protocols import EngineTraits
+class Bare:
+    def __init__(self, options): ...
+class E(Bare):
+    traits = EngineTraits()
+"""
+
+
 @pytest.mark.parametrize(
     ("group", "value", "problem"),
     [
@@ -84,11 +93,12 @@ def test_verify_imports_each_and_finds_the_broken(shop):
         ("rlhf.presets", "cmd_pkg:bad.yaml", "bad.yaml: while parsing"),
         ("rlhf.presets", "cmd_pkg:list.yaml", "list.yaml: a preset is a mapping of settings"),
         ("rlhf.engines", "cmd_pkg.engine:E", ""),
+        ("rlhf.engines", "cmd_pkg.engine:Bare", "has no traits: see rlhf_host.protocols"),
         ("rlhf.rewards", "cmd_pkg.engine:E", "cmd_pkg.engine:E implements no hook: mark its methods with @hookimpl"),
     ],
 )
-def test_presets_are_read_and_protocols_need_no_hooks(here, group, value, problem):
-    files = {"good.yaml": "seed: 1", "bad.yaml": "seed: [1", "list.yaml": "[1]", "engine.py": "class E: ...\n"}
+def test_presets_are_read_and_protocols_need_traits_in_place_of_hooks(here, group, value, problem):
+    files = {"good.yaml": "seed: 1", "bad.yaml": "seed: [1", "list.yaml": "[1]", "engine.py": ENGINES}
     here.install("cmd-pkg", {group: f"x = {value}"}, {f"cmd_pkg/{name}": text for name, text in files.items()})
     (info,) = [info for info in discover() if info.distribution == "cmd-pkg"]
     found = look_inside(info).problem
@@ -126,7 +136,7 @@ def test_the_table_fits_80_columns_and_a_wide_one_has_a_line_each(shop):
     wide = shop.rlhf("plugins", "--kind", "reward", COLUMNS="200").stdout.splitlines()
     assert wide[0].split() == ["KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION"]
     row = next(line for line in wide if "judge" in line)
-    assert row.split(maxsplit=5) == ["reward", "judge", "1.0", ">=1,<2", "ok", "cmd-good: Judges answers."]
+    assert row.split(maxsplit=5) == ["reward", "judge", "1.0", ">=0.9,<0.10", "ok", "cmd-good: Judges answers."]
 
 
 # --- show ---------------------------------------------------------------------------------------
@@ -140,7 +150,7 @@ def test_show_tells_where_it_comes_from_its_hooks_and_options(shop):
         "  from     cmd-good 1.0 (cmd_good:Judge)",
         f"  file     {shop.folder / 'cmd_good.py'}",
         "  summary  Judges answers.",
-        f"  API      >=1,<2 (this is rlhf-host {rlhf_host.__version__})",
+        f"  API      >=0.9,<0.10 (this is rlhf-host {rlhf_host.__version__})",
         "  status   ok",
         "  hooks    needs, score",
         "  options",
@@ -170,7 +180,7 @@ def test_show_of_an_incompatible_plugin_says_so_and_does_not_import_it(shop):
     (shop.folder / "cmd_old.py").write_text("raise SystemExit('imported')")
     done = shop.rlhf("plugins", "show", "old", COLUMNS="200")
     assert done.returncode == 1
-    assert "incompatible: cmd-old 1.0 is for rlhf-host <1" in done.stdout
+    assert "incompatible: cmd-old 1.0 is for rlhf-host <0.9" in done.stdout
     assert "imported" not in done.stdout
 
 

@@ -23,7 +23,7 @@ def manager(**plugins):
     loaded = []
     for name, plugin in plugins.items():
         kind, _, alias = name.partition("_")
-        info = PluginInfo(kind, alias, f"dist-{alias}", "1.0", ">=1,<2", "ok", "", "m:X")
+        info = PluginInfo(kind, alias, f"dist-{alias}", "1.0", ">=0.9,<0.10", "ok", "", "m:X")
         loaded.append(Loaded(kind, alias, info, plugin))
     return PluginManager(loaded)
 
@@ -98,15 +98,6 @@ def test_one_is_none_without_an_implementation_and_refuses_to_pick():
     assert manager().one("compute_advantages", experience=None) is None
     with refuses("reward:a and reward:b implement score; this call is for one"):
         manager(reward_a=Scores(1), reward_b=Scores(2)).one("score", **GIVEN)
-
-
-def test_require_says_who_needs_it_and_what_is_selected():
-    plugins = manager(reward_a=Scores([1.0]))
-    plugins.require("score", "training needs a reward; choose one with --reward")
-    with refuses("no selected plugin implements make_rows: choose one with --algo (selected: reward:a)"):
-        plugins.require("make_rows", "choose one with --algo")
-    assert plugins.has("score")
-    assert not plugins.has("make_rows")
 
 
 def test_equal_and_unhashable_plugins_are_still_two():
@@ -256,6 +247,36 @@ def test_an_argument_the_hook_does_not_have_is_named(argument, hint):
         manager(reward_a=plugin())
 
 
+def test_an_argument_that_moved_says_where_to():
+    class Old:
+        @hookimpl
+        def importance_weights(self, logprobs, sampler_logprobs, current_logprobs, mask): ...
+
+    moved = "which is `logprobs` now, and what was `logprobs` is `old_logprobs`"
+    with refuses(f"algo:a (dist-a 1.0): importance_weights() takes 'current_logprobs', {moved}"):
+        manager(algo_a=Old())
+
+
+def test_plugins_that_join_later_are_called_after_the_others_and_alone():
+    class Adds:
+        def __init__(self, value):
+            self.value = value
+
+        @hookimpl
+        def transform_rewards(self, rewards):
+            return self.value
+
+    found = manager(extension_a=Adds(1))
+    assert found.call("extension:a", "transform_rewards", experience=None, rewards=None) == 1
+    other = manager(extension_b=Adds(2)).loaded[0]
+    found.add(other)
+    assert found.call("extension:a", "transform_rewards", experience=None, rewards=None) == 1
+    assert found.each("transform_rewards", experience=None, rewards=None) == [("extension:a", 1), ("extension:b", 2)]
+    assert found.loaded[1] is other
+    with pytest.raises(PluginError, match="two plugins are called extension:b"):
+        found.add(other)
+
+
 def test_a_hook_implemented_twice_in_one_plugin_is_refused():
     class Twice(Scores):
         @hookimpl(specname="score")
@@ -344,7 +365,7 @@ def test_synchronous_agent_and_score_hooks_run_in_threads_and_the_loop_stays_fre
         return await asyncio.gather(*(plugins.acall("reward:a", "score", **GIVEN) for _ in range(8)))
 
     assert run(many()) == [[True]] * 8
-    assert run(plugins.aone("agent_step", episode=None, action=None)).startswith("rlhf-hook-")
+    assert run(plugins.acall(plugins.names("agent_step")[0], "agent_step", episode=None, action=None)).startswith("rlhf-hook-")
     plugins.close()
 
 
@@ -363,10 +384,10 @@ def test_coroutines_run_on_the_loop_and_other_hooks_too():
 
     plugins = manager(agent_a=Loop(), extension_b=Starts())
     here = threading.current_thread().name
-    assert run(plugins.aone("agent_run", episode=None, policy=None)) == [here]
-    assert run(plugins.aone("run_started", context=None)) == here
-    assert run(plugins.aone("sync_close")) == here
-    assert run(plugins.aone("sync_weights", source=None, version=1)) is None
+    assert run(plugins.acall(plugins.names("agent_run")[0], "agent_run", episode=None, policy=None)) == [here]
+    assert run(plugins.acall(plugins.names("run_started")[0], "run_started", context=None)) == here
+    assert run(plugins.acall(plugins.names("sync_close")[0], "sync_close")) == here
+    assert run(plugins.acall("extension:b", "sync_weights", source=None, version=1)) is None
 
 
 @pytest.mark.parametrize("way", ["coroutine", "thread", "coroutine from a thread"])

@@ -113,8 +113,10 @@ def test_a_plugin_is_loaded_and_built_with_its_options(here):
 
 
 def test_an_incompatible_plugin_is_refused_before_its_import(here):
-    here.install("sel-a", {"rlhf.rewards": "r = sel_mod:X"}, {"sel_mod.py": "X = 1"}, requires=["rlhf-host>=2"])
-    with pytest.raises(PluginError, match=r"reward 'r' from sel-a 1\.0: sel-a 1.0 is for rlhf-host >=2, and this is rlhf-host"):
+    here.install("sel-a", {"rlhf.rewards": "r = sel_mod:X"}, {"sel_mod.py": "X = 1"}, requires=["rlhf-host>=1,<2"])
+    with pytest.raises(
+        PluginError, match=r"reward 'r' from sel-a 1\.0: sel-a 1.0 is for rlhf-host >=1,<2, and this is rlhf-host 0"
+    ):
         selection.load(selection.find("reward", "r"))
     assert "sel_mod" not in sys.modules
 

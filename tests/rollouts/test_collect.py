@@ -8,13 +8,26 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rlhf_host import Drop, EpisodeFailed, Reward, RunError, ScoreContext, Step, Task, Trajectory, UserError, hookimpl
+from rlhf_host import (
+    Drop,
+    EpisodeFailed,
+    Reward,
+    RunError,
+    ScoreContext,
+    Step,
+    Task,
+    Trajectory,
+    Unjudged,
+    UserError,
+    hookimpl,
+)
 from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.data.stream import Draw
 from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.records.episodes import Sampling
-from rlhf_host.rollouts.collect import Collected, Collector, Draw
+from rlhf_host.records.episodes import Sampling, Segment
+from rlhf_host.rollouts.collect import Collected, Collector
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.testing.engines import ScriptedEngine
@@ -53,10 +66,9 @@ def collect(tokenizer):
         collector = Collector(episodes, manager, settings, n=n, seed=7, split="train")
         drawn = iter(range(10_000))
 
-        def draw():
-            index = next(drawn)
-            task = (tasks or [])[index] if tasks else Task("12", "12", index=index, source="made", prompt_ids=(3 + index, 4))
-            return Draw(task, 0)
+        def draw(count):
+            made = (Task("12", "12", index=index, source="made", prompt_ids=(3 + index, 4)) for index in drawn)
+            return [Draw(tasks[next(drawn)] if tasks else next(made), 0) for _ in range(count)]
 
         try:
             return asyncio.run(collector.fill(draw, groups, ScoreContext())), engine
@@ -101,7 +113,11 @@ def test_rewards_add_up_by_weight_and_scores_average(collect):
     ("score", "reason"),
     [
         (lambda ts: [None] * len(ts), "could not judge"),
-        (lambda ts: [float("nan")] * len(ts), "could not judge"),
+        (lambda ts: [float("nan")] * len(ts), "a reward that is not finite"),
+        (lambda ts: [1e39] * len(ts), "a reward that is not finite"),
+        (lambda ts: [Reward(parts={"style": 1e39})] * len(ts), "a reward that is not finite"),
+        (lambda ts: [Unjudged("the judge gave no JSON")] * len(ts), "p1: the judge gave no JSON"),
+        (lambda ts: [Reward(1.0, turns=[5.0])] * len(ts), "value 1, turns 5"),
         (lambda ts: 1 / 0, "ZeroDivisionError"),
         (lambda ts: [1.0], "1 rewards for 2 trajectories"),
         (lambda ts: ["high"] * len(ts), "not str"),
@@ -259,6 +275,87 @@ def test_an_agent_that_runs_its_own_loop(collect):
     found, engine = collect(load(agent=Own()), groups=1, n=2, script=lambda ids, key: [8])
     assert [t.reward for t in found.groups[0].trajectories] == [2.0, 2.0]
     assert len({key for _, _, key in engine.calls}) == 4
+
+
+def rows_of_an_episode(*branches):
+    """``(parent, branch)`` of each row after a first of prompt ``3, 4`` and one sampled token ``9``."""
+
+    class Brancher:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            rows = []
+            for number, (parent, branch) in enumerate([(None, 0), *branches]):
+                prompt = [3, 4, 9][: 2 + (number > 0)]
+                action = Segment("action", [9], [-0.5], [0])
+                ids = (episode.episode_id, episode.group_id, episode.task)
+                rows.append(Trajectory(*ids, [Segment("prompt", prompt), action], parent=parent, branch=branch))
+            return rows
+
+    return Brancher()
+
+
+def test_rows_that_branch_name_their_parent(collect):
+    found, _ = collect(load(Length(), agent=rows_of_an_episode((0, 3), (0, 2), (1, 3))), groups=2, n=1)
+    experience = make_experience(found.groups, {"p0": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+    assert experience.parent.tolist() == [-1, 0, 0, 1, -1, 4, 4, 5]
+    assert experience.branch.tolist() == [0, 3, 2, 3] * 2
+    del found.groups[0].trajectories[1]
+    experience = make_experience(found.groups, {"p0": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+    assert experience.parent.tolist() == [-1, 0, -1, -1, 3, 3, 4], "a row whose parent left has none"
+
+
+@pytest.mark.parametrize(
+    ("branch", "message"),
+    [
+        ((1, 3), "row 1 has the parent 1; that is the index of an earlier row"),
+        ((-1, 3), "row 1 has the parent -1"),
+        ((5, 3), "row 1 has the parent 5"),
+        ((0, 4), "row 1 does not begin with the first 4 tokens of row 0"),
+        ((0, 0), "row 1 does not begin with the first 0 tokens of row 0"),
+    ],
+)
+def test_a_row_that_did_not_branch_there_is_refused(collect, branch, message):
+    with pytest.raises(RunError, match=message):
+        collect(load(Length(), agent=rows_of_an_episode(branch)), groups=1, n=1)
+
+
+def test_the_parts_of_a_reward_are_columns_of_their_own(collect):
+    class Parts:
+        @hookimpl
+        def score(self, trajectories):
+            rewards = [Reward(parts={"a": 1.0, "b": float(t.sample)}) for t in trajectories]
+            return [Reward(5.0), *rewards[1:]]
+
+    found, _ = collect(load(Length(), Parts(), weights={1: 0.5}), groups=1, n=3)
+    experience = make_experience(found.groups, {"p0": 1.0, "p1": 0.5}, step=1, max_new_tokens=8, temperature=1.0)
+    assert experience.reward_names == ("p0", "p1.a", "p1.b", "p1")
+    assert experience.reward_weights == (1.0, 0.5, 0.5, 0.5)
+    assert experience.plugin_rewards[:, 1:].nan_to_num(-7).tolist() == [[-7, -7, 5], [1, 1, -7], [1, 2, -7]]
+    weighed = experience.plugin_rewards.nan_to_num() @ torch.tensor(experience.reward_weights)
+    torch.testing.assert_close(weighed, experience.rewards)
+
+
+def test_a_sum_that_float32_cannot_hold_is_unjudged(collect):
+    class Large:
+        @hookimpl
+        def score(self, trajectories):
+            return [1e38 for _ in trajectories]
+
+    with pytest.raises(RunError, match=r"the weighted sum of its rewards, 1e\+39, is not finite in float32"):
+        collect(load(Large(), weights={0: 10.0}), groups=1)
+
+
+def test_what_float32_cannot_hold_is_not_finite_from_a_transform_either(collect):
+    class Stretch:
+        @hookimpl
+        def transform_rewards(self, rewards):
+            return rewards.double() * 1e39
+
+    manager = load(Length(), Stretch())
+    found, _ = collect(load(Length()), groups=1)
+    experience = make_experience(found.groups, {"p0": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+    with pytest.raises(RunError, match="gave non-finite numbers from transform_rewards"):
+        apply_rewards(experience, manager)
 
 
 def test_a_transform_comes_before_any_baseline_and_lands_on_the_last_action_token(collect):

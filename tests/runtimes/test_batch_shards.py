@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.runtimes.batch_shards import deal_rows, make_shard
 from rlhf_host.testing.tensors import make_batch
 
@@ -48,7 +49,7 @@ def test_ranks_without_work_get_an_empty_share():
     batch = make_batch([5, 3])
     hands = deal_rows(batch, 4, unit_rows=False)
     assert sorted(hands) == [[], [], [0], [1]]
-    empty = make_shard(batch, []).experience()
+    empty = make_shard(batch, []).batch()
     assert len(empty) == 0
     assert empty.completion_ids.shape[0] == 0
 
@@ -57,16 +58,21 @@ def test_what_arrives_is_what_was_sent_without_the_records():
     batch = make_batch([3, 6, 2], observations=True)
     batch.advantages = torch.randn(batch.action_mask.shape)
     batch.logprobs["reference"] = torch.randn(batch.action_mask.shape)
-    batch.extra["mine"] = {"weights": torch.arange(3.0), "name": "x"}
+    batch.extra["mine"] = {"weights": torch.arange(3.0), "scale": 2.0}
+    batch.distributions["teacher"] = TopK(
+        torch.randn(*batch.action_mask.shape, 2), torch.ones(*batch.action_mask.shape, 2).long()
+    )
     batch.trajectories = ["record"] * 3
     shard = pickle.loads(pickle.dumps(make_shard(batch, [2, 0]), protocol=5))
     assert shard.rows == [2, 0]
-    found, expected = shard.experience(), batch.select([2, 0])
-    assert found.trajectories == []
+    found, expected = shard.batch(), batch.batch().select([2, 0])
+    assert type(found) is Batch, "neither rewards nor records"
     for field in dataclasses.fields(expected):
         value = getattr(expected, field.name)
         if isinstance(value, torch.Tensor):
             torch.testing.assert_close(getattr(found, field.name), value, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(found.logprobs["reference"], expected.logprobs["reference"])
     assert torch.equal(found.extra["mine"]["weights"], torch.tensor([2.0, 0.0]))
-    assert found.extra["mine"]["name"] == "x"
+    assert found.extra["mine"]["scale"] == 2.0
+    for ours, theirs in zip(found.distributions["teacher"], expected.distributions["teacher"], strict=True):
+        assert torch.equal(ours, theirs)

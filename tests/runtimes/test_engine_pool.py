@@ -18,7 +18,7 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorUnavailableError
 
 from rlhf_host.protocols import EngineTraits
-from rlhf_host.runtimes import engine_pool
+from rlhf_host.runtimes import engine_revival
 from rlhf_host.runtimes.engine_pool import AHEAD, EnginePool
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo
 
@@ -30,6 +30,7 @@ class Gated:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[SampleKey] = field(default_factory=list)
     version: int = 0
+    dead: bool = False
 
     def expect(self, count: int) -> None:
         pass
@@ -41,6 +42,9 @@ class Gated:
 
     async def close(self) -> None:
         pass
+
+
+TRAITS = EngineTraits(largest_batch=2)
 
 
 class Here:
@@ -63,7 +67,7 @@ async def references(answers):
 class Gone(EngineActor):
     """Its machine is lost, and Ray has none to start it on."""
 
-    async def start(self, setup):
+    async def start(self, setup, threads, gpus):
         raise ActorUnavailableError("the actor is restarting", None)
 
 
@@ -72,8 +76,7 @@ def pool_of(*engines: Gated, actor_class: type[EngineActor] = EngineActor, **set
     for engine in engines:
         actors.append(actor_class())
         actors[-1].engine = engine
-    traits = EngineTraits(largest_batch=2)
-    pool = EnginePool([(str(i), Here(actor), None) for i, actor in enumerate(actors)], traits, **settings)
+    pool = EnginePool([(str(i), Here(actor), (None, 0, None)) for i, actor in enumerate(actors)], TRAITS, **settings)
     pool.start(EngineInfo(actor.life, 0, None, True, 0) for actor in actors)
     pool.synced(0)
     return pool
@@ -105,7 +108,7 @@ async def test_an_engine_that_stands_still_holds_up_nothing_but_what_it_was_give
         engine.gate.set()
     pool = pool_of(*engines)
     tasks = ask(pool, groups=20, n=2)
-    given = AHEAD * 2
+    given = AHEAD * TRAITS.largest_batch
     await count(tasks, len(tasks) - given)
     assert len(slow.asked) == given
     # What comes meanwhile goes to those that are free.
@@ -136,19 +139,19 @@ async def test_long_requests_weigh_more_than_many_short_ones():
 
 @on_a_loop
 async def test_without_any_machine_for_the_last_engine_the_run_ends(monkeypatch, caplog):
-    monkeypatch.setattr(engine_pool, "RETRY_S", 0.001)
-    monkeypatch.setattr(engine_pool, "MOVE_S", 0.0)
+    monkeypatch.setattr(engine_revival, "RETRY_S", 0.001)
+    monkeypatch.setattr(engine_revival, "MOVE_S", 0.0)
     engines = [Gated(), Gated()]
     pool = pool_of(*engines, actor_class=Gone, wait_s=0.01)
-    pool.homeless = lambda name: True
+    pool.lives.homeless = lambda name: True
     tasks = ask(pool, groups=2, n=1)
     await asyncio.sleep(0.01)
     first, second = (target.engine for target in pool.targets)
-    pool.report_lost(first, RuntimeError())
+    pool.lives.report_lost(first)
     while "the run goes on with 1 of 2 until one joins" not in caplog.text:
         await asyncio.sleep(0.001)
     assert not any(task.done() for task in tasks)
-    pool.report_lost(second, RuntimeError())
+    pool.lives.report_lost(second)
     for task in tasks:
         with pytest.raises(LostError, match="no engine is left: no machine has had room for it"):
             await task

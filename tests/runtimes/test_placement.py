@@ -3,7 +3,8 @@
 import pytest
 
 from rlhf_host.errors import UserError
-from rlhf_host.runtimes.placement import Block, Node, describe, parse_placement, plan_places, shortage
+from rlhf_host.records.needs import Needs, Output
+from rlhf_host.runtimes.placement import Block, Node, describe, parse_placement, plan_places, refuse_apart, shortage
 
 ROLES = ["actor", "reference", "critic"]
 
@@ -161,3 +162,16 @@ def test_strict_pack_wants_one_node():
 
 def test_a_placement_in_words():
     assert describe(plan("actor+rollout=2", "critic=1")) == "actor+reference+rollout on 2 CPUs (2 engines), critic on 1 CPU"
+
+
+def test_a_whole_vocabulary_is_compared_in_one_place():
+    roles = ["actor", "teacher"]
+    whole = Needs(outputs=(Output("distribution", role="teacher"),))
+    refuse_apart(plan(roles=roles), whole)
+    refuse_apart(plan("actor+teacher=2", "rollout=1", roles=roles), whole)
+    apart = plan("actor=2", "teacher=1", "rollout=1", roles=roles)
+    refuse_apart(apart, Needs(outputs=(Output("distribution", role="teacher", top=8), Output("logprobs", role="teacher"))))
+    with pytest.raises(
+        UserError, match=r"'teacher' is compared with the actor over the whole vocabulary.*actor\+teacher=DEVICES"
+    ):
+        refuse_apart(apart, whole)

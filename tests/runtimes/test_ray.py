@@ -64,6 +64,13 @@ def test_outputs_come_back_in_the_order_of_rows(ray_runtime, local_runtime, save
         torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
 
 
+def test_the_likeliest_tokens_of_a_role_come_back_in_the_order_of_rows(ray_runtime, local_runtime, saved_at_first):
+    here, there = (one.runtime.trainer.topk("actor", 5, batch()) for one in (local_runtime, ray_runtime))
+    torch.testing.assert_close(there.logprobs, here.logprobs, rtol=0, atol=1e-5)
+    assert there.ids.equal(here.ids)
+    assert there.ids.shape == (12, 20, 5)
+
+
 def test_more_ranks_than_rows_leave_some_without_work(ray_runtime, local_runtime, saved_at_first):
     data = batch().select([4])
     torch.testing.assert_close(
@@ -93,6 +100,8 @@ def test_plugins_ask_roles_through_their_handles(ray_runtime, local_runtime, sav
 def test_groups_of_ranks_train_as_one_worker_does(ray_runtime, local_runtime, saved_at_first, tmp_path):
     """Three updates of actor (two ranks) and critic (one rank, at the same time) against one process."""
     for seed in range(3):
+        for trainer in (local_runtime.runtime.trainer, ray_runtime.runtime.trainer):
+            trainer.adjust("critic", lr=1e-3 / (1 + seed))
         here = local_runtime.runtime.trainer.update(batch(seed), sampled_now=seed == 0)
         there = ray_runtime.runtime.trainer.update(batch(seed), sampled_now=seed == 0)
         assert here.refused is None
@@ -101,6 +110,7 @@ def test_groups_of_ranks_train_as_one_worker_does(ray_runtime, local_runtime, sa
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+        assert (found["lr"], found["critic/lr"]) == pytest.approx((1e-3, 1e-3 / (1 + seed)))
     for role in ("actor", "critic"):
         before = saved_at_first[role]
         here, there = (
@@ -239,7 +249,7 @@ def test_an_engine_killed_in_mid_rollout_loses_nothing_and_comes_back_with_curre
     started.wait(back())
     new = started.runtime.targets[0].engine
     assert new.pid != victim.pid
-    assert engine.restarts == 1
+    assert engine.lives.restarts == 1
     again = [started.wait(new.generate([5, 6, 7], LONG, (0, sample, 0))) for sample in range(4)]
     assert tokens(again) == tokens(generations[:4])
     assert trainer_gap(started, again, [5, 6, 7]) < 1e-4

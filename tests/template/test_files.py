@@ -73,8 +73,8 @@ def test_the_metadata_is_complete(kind, new):
     assert about["license"] == "Apache-2.0"
     assert "Apache License" in (project / about["license-files"][0]).read_text()
     assert about["authors"] == [{"name": "Ada Lovelace"}]
-    assert "rlhf-host>=1,<2" in about["dependencies"]
-    assert settings["dependency-groups"]["test"] == ["rlhf-host[testing]>=1,<2"]
+    assert "rlhf-host>=0.9,<0.10" in about["dependencies"]
+    assert settings["dependency-groups"]["test"] == ["rlhf-host[testing]>=0.9,<0.10"]
     group = GROUPS[kind.replace("-", "_")]
     assert about["entry-points"] == {group: {"my_plugin": "rlhf_plugin_my_plugin:MyPlugin"}}
 

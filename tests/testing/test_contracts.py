@@ -11,14 +11,14 @@ import pytest
 
 from rlhf_host import UserError
 from rlhf_host.testing import algorithm_contract, run_contract
-from rlhf_host.testing.contracts import common, kernels
-from rlhf_host.testing.contracts.suite import all_checks
+from rlhf_host.testing.contracts import kernels, traces
+from rlhf_host.testing.contracts.suite import HOOKED, all_checks
 
 HEAD = '''"""A plugin for tests."""
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_host import Advantages, Drop, LossTerm, Metric, Needs, Reward, RoleNeed, RunError, Segment, Step, Task, Trajectory
-from rlhf_host import hookimpl
+from rlhf_host import COMPLETION, Adjust, Advantages, Drop, Forbid, LossTerm, Metric, Needs, Reward, RoleNeed, RunError, Segment
+from rlhf_host import Step, Task, Trajectory, hookimpl
 from rlhf_host import functional as F
 
 
@@ -177,12 +177,30 @@ WEIGHTS = (
     HEAD
     + """
     @hookimpl
-    def importance_weights(self, logprobs, sampler_logprobs, mask):
+    def importance_weights(self, old_logprobs, sampler_logprobs, mask):
         import torch
 
-        gap = torch.where(mask, logprobs - sampler_logprobs, 0.0)
+        gap = torch.where(mask, old_logprobs - sampler_logprobs, 0.0)
         weights = gap.clamp(-20, 20).exp().clamp(max=2.0).detach()
         return weights
+"""
+)
+
+STEERING = (
+    HEAD
+    + """
+    @hookimpl
+    def draw_tasks(self, tasks, count, step):
+        self.seen += count
+        return [(self.seen + number) % len(tasks) for number in range(count)]
+
+    @hookimpl
+    def prepare_batch(self, experience):
+        return {"rewards": experience.rewards, "seen": self.seen}
+
+    @hookimpl
+    def step_finished(self, step, metrics):
+        return Adjust({"actor.lr": 1e-3 / step})
 """
 )
 
@@ -337,6 +355,7 @@ GOOD = {
     "shaping": ("extension", SHAPE),
     "masks": ("extension", MASKS),
     "weights": ("extension", WEIGHTS),
+    "steering": ("extension", STEERING),
     "tasks": ("tasks", SOURCE),
     "tracker": ("tracker", TRACKER),
     "weight sync": ("weight_sync", SYNC),
@@ -398,7 +417,7 @@ TABLE = [
         "needs_are_pure",
         "algorithm",
         'return Needs(data="prompts"',
-        'self.seen += 1\n        return Needs(forbids=frozenset({str(self.seen)}), data="prompts"',
+        'self.seen += 1\n        return Needs(forbids=(Forbid("rollout.n", self.seen, ""),), data="prompts"',
     ),
     breaks("state_survives_a_checkpoint", "algorithm", '{"seen": self.seen}', '{"seen": self.seen, "options": self.options}'),
     breaks("state_survives_a_checkpoint", "reward", 'self.seen = state["seen"]', "pass"),
@@ -476,7 +495,7 @@ TABLE = [
         "loss_is_finite_when_masked_out",
         "algorithm",
         'LossTerm("policy", values)',
-        'LossTerm("policy", values / mask.sum(-1, keepdim=True), "completion_mask")',
+        'LossTerm("policy", values / mask.sum(-1, keepdim=True), COMPLETION)',
     ),
     breaks(
         "loss_choices_are_finite",
@@ -543,6 +562,13 @@ TABLE = [
     breaks("episodes_give_trajectories", "agent with its own loop", "episode.task, segments,", "episode.task, segments[:1],"),
     breaks("tokens_are_only_appended", "agent", "self.seen += 1", "action.token_ids[:] = [5]"),
     breaks("tokens_are_only_appended", "agent with its own loop", "tokens = [*tokens, *made", "tokens = [*tokens[:-1], *made"),
+    breaks(
+        "sampled_tokens_are_trained_once",
+        "agent with its own loop",
+        "        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)]",
+        "        row = Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)\n"
+        "        return [row, row]",
+    ),
     breaks("agent_rewards_are_valid", "agent", "score=float(right)", "score=2.0"),
     breaks("agent_rewards_are_valid", "agent", "reward=float(right)", "reward='much'"),
     breaks("episodes_end", "agent", ">= self.options.max_turns", ">= 9"),
@@ -608,9 +634,20 @@ TABLE = [
     breaks(
         "importance_weights_ignore_masked_garbage",
         "weights",
-        "torch.where(mask, logprobs - sampler_logprobs, 0.0)",
-        "logprobs - sampler_logprobs",
+        "torch.where(mask, old_logprobs - sampler_logprobs, 0.0)",
+        "old_logprobs - sampler_logprobs",
     ),
+    breaks("drawn_tasks_come_again", "steering", "% len(tasks) for", "+ len(tasks) for"),
+    breaks("drawn_tasks_come_again", "steering", "in range(count)]", "in range(count - 1)]"),
+    breaks(
+        "drawn_tasks_come_again",
+        "steering",
+        "        self.seen += count",
+        "        self.drawn = getattr(self, 'drawn', 0) + count\n        self.seen = self.drawn",
+    ),
+    breaks("prepared_batches_are_plain", "steering", "experience.rewards,", "experience.rewards, 'text': 'x',"),
+    breaks("answers_to_a_step_are_known", "steering", 'return Adjust({"actor.lr": 1e-3 / step})', "return 1e-3"),
+    breaks("answers_to_a_step_are_known", "steering", "1e-3 / step", "float('inf')"),
     # --- tasks ----------------------------------------------------------------------------------
     breaks("tasks_are_well_formed", "tasks", 'f"{number}+1="', '"" if number == 7 else f"{number}+1="'),
     breaks("tasks_are_well_formed", "tasks", "else range(20)", "else []"),
@@ -829,7 +866,7 @@ def test_a_good_plugin_passes_every_check(name, install):
 @pytest.mark.parametrize("case", TABLE, ids=[f"{case.check}-{number}" for number, case in enumerate(TABLE)])
 def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, install, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # one of them writes where it was started
-    monkeypatch.setattr(common, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(traces, "PATIENCE_S", 0.3)
     monkeypatch.setattr(kernels, "PRECISIONS", kernels.PRECISIONS[:1])
     install(case.plugin[0], broken_source(case))
     results = run_contract(case.plugin[0], "made_up", **case.settings)
@@ -838,9 +875,10 @@ def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, in
 
 
 def test_every_check_is_broken_by_some_plugin():
-    names = [check.name for check in all_checks()]
-    assert len(set(names)) == len(names)
-    assert {case.check for case in TABLE} | INSTALLED_APART == set(names)
+    everywhere = [check.name for check in all_checks()]
+    assert len(set(everywhere)) == len(everywhere)
+    names = {check.name for check in all_checks((*HOOKED, "kernels"))}
+    assert {case.check for case in TABLE} | INSTALLED_APART == names
 
 
 def test_every_check_states_its_rule():
@@ -860,7 +898,7 @@ def test_a_plugin_that_is_not_installed_fails_one_check_and_leaves_the_rest_unju
     assert {result.passed for result in results} == {False, None}
 
 
-@pytest.mark.parametrize("requires", ["rlhf-host>=1", "rlhf-host", "torch"])
+@pytest.mark.parametrize("requires", ["rlhf-host>=0.9", "rlhf-host", "torch"])
 def test_a_dependency_without_an_upper_bound_is_reported(requires, install):
     install("extension", FILTER, requires=requires)
     assert failed(run_contract("extension", "made_up")) == {"host_dependency_is_bounded"}

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rlhf_host.records.tensors import LossTerm, Metric
+from rlhf_host.records.tensors import Aggregation, Extra, LossTerm, Mask, Metric
 from rlhf_host.testing.tensors import make_batch
+from rlhf_host.training.corrections import Corrections
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, token_weights
 
 GROUPS, EPISODES = [0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4]
@@ -51,7 +52,7 @@ def uneven_batch():
 def test_every_aggregation_matches_its_definition(aggregation):
     batch = uneven_batch()
     values = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = token_weights(aggregation, batch.loss_mask, batch.group_id, batch.episode_id)
+    weights = token_weights(Aggregation.parse(aggregation), batch.loss_mask, batch.group_id, batch.episode_id)
     expected = loop(aggregation, values, batch.loss_mask, GROUPS, EPISODES)
     assert float((weights * values).sum()) == pytest.approx(expected, rel=1e-12)
 
@@ -61,12 +62,14 @@ def test_every_aggregation_matches_its_definition(aggregation):
 def test_micro_batches_add_up_to_the_whole_in_any_order(aggregation, split):
     batch = uneven_batch()
     values = torch.randn(batch.loss_mask.shape, generator=torch.Generator().manual_seed(1))
-    whole = float((token_weights(aggregation, batch.loss_mask, batch.group_id, batch.episode_id) * values).sum())
+    whole = float(
+        (token_weights(Aggregation.parse(aggregation), batch.loss_mask, batch.group_id, batch.episode_id) * values).sum()
+    )
     reducer = Reducer(Denominators.of(batch))
     total = 0.0
     for rows in split:
         part = batch.select(rows)
-        term = LossTerm("policy", values[rows][:, : part.completion_ids.shape[1]], aggregation=aggregation)
+        term = LossTerm("policy", values[rows][:, : part.completion_ids.shape[1]], aggregation=Aggregation.parse(aggregation))
         total += float(reducer.reduce(term, rows, None))
     assert total == pytest.approx(whole, rel=1e-5)
 
@@ -87,7 +90,9 @@ def test_a_fully_masked_batch_gives_zero():
     batch.loss_mask[:] = False
     for aggregation in AGGREGATIONS:
         values = torch.ones(batch.loss_mask.shape, requires_grad=True)
-        loss = Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values, aggregation=aggregation), list(range(6)), None)
+        loss = Reducer(Denominators.of(batch)).reduce(
+            LossTerm("policy", values, aggregation=Aggregation.parse(aggregation)), list(range(6)), None
+        )
         assert float(loss) == 0.0
 
 
@@ -96,12 +101,17 @@ def test_corrections_multiply_corrected_terms_only_and_leave_the_denominator():
     rows = list(range(6))
     half = torch.zeros(batch.loss_mask.shape)
     half[:, 0] = 1.0
+    corrections = Corrections(half, torch.tensor([2.0, 1.0, 1.0, 9.0, 1.0, 0.0]), frozenset({"tokens"}), frozenset({"rows"}))
     values = torch.ones(batch.loss_mask.shape)
     kept = float((batch.loss_mask & (half > 0)).sum() / batch.loss_mask.sum())
     assert float(
-        Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values, corrected=True), rows, half)
+        Reducer(Denominators.of(batch)).reduce(LossTerm("policy", values, corrected=True), rows, corrections)
     ) == pytest.approx(kept)
-    assert float(Reducer(Denominators.of(batch)).reduce(LossTerm("value", values), rows, half)) == pytest.approx(1.0)
+    assert float(Reducer(Denominators.of(batch)).reduce(LossTerm("value", values), rows, corrections)) == pytest.approx(1.0)
+    pairs = LossTerm("pairs", torch.ones(6), corrected=True)  # rows 0 and 1 are one episode, row 3 is masked
+    assert float(Reducer(Denominators.of(batch)).reduce(pairs, rows, corrections)) == pytest.approx((1.5 + 1 + 1 + 0) / 4)
+    assert corrections.of(pairs.values)[1] == {"rows"}
+    assert corrections.of(values)[1] == {"tokens", "rows"}
 
 
 def test_row_terms_average_over_rows_of_the_whole_batch():
@@ -112,10 +122,24 @@ def test_row_terms_average_over_rows_of_the_whole_batch():
     assert total == pytest.approx((2.0 + 5.0 + 7.0 + 9.0) / 4)
 
 
-@pytest.mark.parametrize("mask", ["no_such_mask", "rewards", "extra.nothing"])
+def test_a_plugin_s_own_mask_is_its_own():
+    batch = uneven_batch()
+    first = torch.zeros_like(batch.loss_mask)
+    first[:, 0] = True
+    batch.extra["mine"] = {"first": first, "floats": first.float(), "row": first[:, 0]}
+    term = LossTerm("first", torch.arange(42.0).view(6, 7), mask=Extra("first"))
+    rows = list(range(6))
+    assert float(Reducer(Denominators.of(batch)).reduce(term, rows, None, "mine")) == pytest.approx(sum(range(0, 42, 7)) / 6)
+    for alias, name in (("other", "first"), ("mine", "floats"), ("mine", "row")):
+        wrong = LossTerm("first", term.values, mask=Extra(name))
+        with pytest.raises(ValueError, match=f"Extra\\(name='{name}'\\), and prepare_batch gave no tensor"):
+            Reducer(Denominators.of(batch)).reduce(wrong, rows, None, alias)
+
+
+@pytest.mark.parametrize("mask", [Mask("no_such_mask"), Mask("rewards"), Extra("nothing")])
 def test_an_unknown_mask_is_named(mask):
     batch = uneven_batch()
-    with pytest.raises(ValueError, match=mask):
+    with pytest.raises(ValueError, match=mask.name):
         Reducer(Denominators.of(batch)).reduce(
             LossTerm("policy", torch.ones(batch.loss_mask.shape), mask=mask), list(range(6)), None
         )

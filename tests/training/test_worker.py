@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import LossTerm, Metric, Needs, RoleNeed, hookimpl
+from rlhf_host import Batch, LossTerm, Metric, Needs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
@@ -43,8 +43,8 @@ class Weights:
     """A correction that depends on the row alone."""
 
     @hookimpl
-    def importance_weights(self, logprobs, sampler_logprobs, mask):
-        return torch.where(mask, (logprobs - sampler_logprobs).exp().clamp(max=1.5), 1.0)
+    def importance_weights(self, old_logprobs, sampler_logprobs, mask):
+        return torch.where(mask, (old_logprobs - sampler_logprobs).exp().clamp(max=1.5), 1.0)
 
 
 def manager(*plugins):
@@ -183,7 +183,7 @@ def test_ranks_agree_on_failures_only_where_none_waits_in_a_pass(tiny_model, mon
     monkeypatch.setattr(Worker, "_statistics", lambda *_: None)
     with pytest.raises(Exception, match="out of memory"):
         worker.update(batch())
-    assert any(isinstance(value, tuple) and len(value) == 3 for value in asked) is (where == "loss" or not even)
+    assert any(isinstance(value, tuple) and len(value) == 5 for value in asked) is (where == "loss" or not even)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -246,19 +246,21 @@ def test_corrections_see_the_old_and_the_current_policy_and_masked_weights_may_b
 
     class Both:
         @hookimpl
-        def importance_weights(self, logprobs, current_logprobs, sampler_logprobs, mask):
-            assert not current_logprobs.requires_grad
-            seen.append((logprobs, current_logprobs, sampler_logprobs, mask))
+        def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, mask, versions, version):
+            assert not logprobs.requires_grad
+            assert versions.shape == mask.shape
+            assert version == 7
+            seen.append((old_logprobs, logprobs, sampler_logprobs, mask))
             return torch.where(mask, 2.0, float("nan"))
 
-    data = batch("recompute")
+    data = dataclasses.replace(batch("recompute"), version=7)
     found, metrics = gradient(tiny_model, data, [Both()])
     assert close(found, 2 * gradient(tiny_model, data)[0])
     assert (metrics["correction/mean"], metrics["correction/ess"]) == (2.0, 1.0)
     for old, current, _, mask in seen:
         assert not torch.allclose(old[mask], current[mask], atol=0.1)
     seen.clear()
-    gradient(tiny_model, batch("fused"), [Both()])
+    gradient(tiny_model, dataclasses.replace(batch("fused"), version=7), [Both()])
     assert all(torch.equal(old, current) for old, current, _, _ in seen)
     seen.clear()
     data.old_logprobs = data.sampler_logprobs
@@ -284,13 +286,96 @@ def test_correction_metrics_are_over_tokens_in_the_loss_however_they_are_split(t
 
 
 def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
-    class PerRow:
+    class Column:
         @hookimpl
         def importance_weights(self, mask):
-            return torch.ones(len(mask))
+            return torch.ones(len(mask), 1)
 
-    with pytest.raises(RunError, match=r"extension:p1 gave \[8\] from importance_weights, expected a tensor \[8, 12\]"):
-        gradient(tiny_model, batch(), [PerRow()])
+    with pytest.raises(
+        RunError, match=r"extension:p1 gave \[8, 1\] from importance_weights, expected a tensor \[8, 12\] or \[8\]"
+    ):
+        gradient(tiny_model, batch(), [Column()])
+
+
+def test_weights_of_a_row_are_those_of_all_its_tokens(tiny_model):
+    class Rows:
+        @hookimpl
+        def importance_weights(self, mask):
+            return torch.where(mask.sum(-1) > 1, mask.sum(-1) / 4.0, float("nan"))  # the row without a token in the loss
+
+    class Tokens:
+        @hookimpl
+        def importance_weights(self, mask):
+            return (mask.sum(-1, keepdim=True) / 4.0).expand(mask.shape)
+
+    found, metrics = gradient(tiny_model, batch(), [Rows(), Weights()])
+    expected, theirs = gradient(tiny_model, batch(), [Tokens(), Weights()])
+    assert close(found, expected)
+    assert metrics == pytest.approx(theirs, rel=1e-5)
+
+
+class PerRow:
+    """A loss of whole rows, as of pairs."""
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        yield LossTerm("row", -(outputs.logprobs * batch.loss_mask).sum(-1), corrected=True)
+
+
+def test_a_loss_per_row_takes_weights_of_rows(tiny_model):
+    class Twice:
+        @hookimpl
+        def importance_weights(self, mask):
+            return torch.full((len(mask),), 2.0)
+
+    plain, weighed = (run_once(tiny_model, hooks) for hooks in ([PerRow()], [PerRow(), Twice()]))
+    assert weighed["loss/row"] == pytest.approx(2 * plain["loss/row"])
+    assert weighed["correction/mean"] == 2.0
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_weights_that_no_term_takes_stop_the_first_update_before_its_step(tiny_model, corrected):
+    """A correction that changes nothing must not report correction/* as if it did."""
+
+    class Uncorrected:
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            yield LossTerm("plain", -outputs.logprobs)
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    before = [p.clone() for p in model.parameters()]
+    worker = worker_for(model, manager(PerRow() if corrected else Uncorrected(), Weights()))
+    with pytest.raises(RunError, match="extension:p1 gave importance_weights, and no loss term takes them"):
+        worker.update(batch())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def run_once(tiny_model, hooks):
+    worker = worker_for(AutoModelForCausalLM.from_pretrained(tiny_model), manager(*hooks))
+    return worker.update(batch()).metrics.result()
+
+
+def test_a_worker_hook_sees_what_its_own_plugin_prepared_and_no_rewards(tiny_model):
+    seen = {}
+
+    class Curious(Policy):
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            seen.setdefault("own", []).append(batch.own["double"])
+            seen["type"] = type(batch)
+            with pytest.raises(AttributeError, match=r"batch\.rewards stays with the controller: give it in prepare_batch"):
+                batch.rewards  # noqa: B018
+            return F.policy_loss(outputs, batch, self.options)
+
+    data = batch()
+    data.extra = {"p0": {"double": torch.arange(8.0)}, "p1": {"double": torch.zeros(8)}}
+    worker = worker_for(
+        AutoModelForCausalLM.from_pretrained(tiny_model), manager(Curious()), TrainConfig(max_tokens_per_microbatch=1)
+    )
+    worker.update(data)
+    assert seen["type"] is Batch
+    assert sorted(float(part) for part in seen["own"]) == list(range(8))
 
 
 # --- batching and backend -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -67,6 +68,17 @@ def tokens_are_only_appended(subject: Subject) -> None:
                     kept = any((a.logprobs, a.versions) == (segment.logprobs, segment.versions) for a in same)
                     expect(kept, "an action segment has other log-probabilities or versions than were sampled")
                 seen += segment.token_ids
+
+
+@check("agent_run")
+def sampled_tokens_are_trained_once(subject: Subject) -> None:
+    """What was sampled is an action in one row at most: rows that branch repeat it in their prompts."""
+    with Session(subject) as session:
+        engine = session.engine()
+        rows = [trajectory for episode in session.play(engine=engine) for trajectory in episode]
+        acted = Counter((*action.token_ids, *(action.logprobs or ())) for row in rows for action in row.actions)
+        answered = Counter((*answer.token_ids, *answer.logprobs) for _, answer in engine.answers)
+        expect(acted <= answered, "tokens that were sampled once are actions of two rows; repeat them in the prompt instead")
 
 
 @check("agent_step", "agent_run")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,15 +79,14 @@ def _group(number: int, size: int, turns: int, rewards: Callable[[int, int], flo
 def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
     """The groups as an experience that also has what the plugin's ``needs().outputs`` asks for, at random per row."""
     batch = make_experience(groups, WEIGHTS, step=STEP, max_new_tokens=MAX_NEW_TOKENS, temperature=1.0)
-    batch.extra = {}
-    for salt, wanted in enumerate(sorted(subject.needs.outputs)):
-        role, _, what = wanted.rpartition(".")
-        if role and what == "logprobs":
+    for salt, output in enumerate(output for output in subject.needs.outputs if output.role):
+        role, what = output.role, output.what
+        if what == "logprobs":
             batch.logprobs[role] = torch.where(batch.completion_mask, batch.sampler_logprobs + 0.1 * noise(batch, salt), 0.0)
-        elif role and what == "values":
+        elif what == "values":
             batch.values[role] = noise(batch, salt)
-        elif role and what == "bootstrap":
-            batch.bootstrap_value = noise(batch, salt)[:, 0].clone()
+        elif what == "bootstrap":
+            batch.bootstrap[role] = noise(batch, salt)[:, 0].clone()
     return batch
 
 
@@ -137,49 +134,41 @@ def in_order(batch: Experience, rows: Sequence[int]) -> Experience:
 
 def widen(batch: Experience, by: int, *, fill: float = 0.0) -> Experience:
     """A copy with ``by`` more columns of padding, float tensors filled with ``fill``."""
-    count, width = batch.completion_mask.shape
+    shape = batch.completion_mask.shape
 
-    def wider(value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):
-            return {key: wider(item) for key, item in value.items()}
-        if not isinstance(value, Tensor) or value.shape != (count, width):
+    def wider(name: str, value: Tensor) -> Tensor:
+        if value.shape != shape:
             return value
         padding = fill if value.is_floating_point() else -1 if name == "turn_ids" else 0
-        return torch.cat([value, torch.full((count, by), padding, dtype=value.dtype)], dim=1)
+        return torch.cat([value, torch.full((shape[0], by), padding, dtype=value.dtype)], dim=1)
 
-    return dataclasses.replace(batch, **{f.name: wider(getattr(batch, f.name), f.name) for f in dataclasses.fields(batch)})
+    return batch.map(wider)
 
 
 def spoil(batch: Experience) -> Experience:
     """A copy whose float tensors ``[B, T]`` are NaN at padding and observations."""
-    shape = batch.action_mask.shape
+    mask = batch.action_mask
 
-    def spoiled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: spoiled(item) for key, item in value.items()}
-        if isinstance(value, Tensor) and value.shape == shape and value.is_floating_point():
-            return torch.where(batch.action_mask, value, float("nan"))
-        return value
+    def spoiled(_: str, value: Tensor) -> Tensor:
+        return torch.where(mask, value, float("nan")) if value.shape == mask.shape and value.is_floating_point() else value
 
-    return dataclasses.replace(batch, **{f.name: spoiled(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+    return batch.map(spoiled)
 
 
 def without_observations(batch: Experience) -> Experience:
     """A copy in which every row has only its action tokens, moved to the left."""
-    count, width = batch.action_mask.shape
     order = torch.argsort((~batch.action_mask).to(torch.int8), dim=1, stable=True)
     kept = torch.gather(batch.action_mask, 1, order)
 
-    def compact(value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):
-            return {key: compact(item) for key, item in value.items()}
-        if not isinstance(value, Tensor) or value.shape != (count, width):
+    def compact(name: str, value: Tensor) -> Tensor:
+        if value.shape != kept.shape:
             return value
-        empty = -1 if name == "turn_ids" else 0
-        return torch.where(kept, torch.gather(value, 1, order), torch.tensor(empty, dtype=value.dtype))
+        empty = torch.tensor(-1 if name == "turn_ids" else 0, dtype=value.dtype)
+        return torch.where(kept, torch.gather(value, 1, order), empty)
 
-    fields = {f.name: compact(getattr(batch, f.name), f.name) for f in dataclasses.fields(batch)}
-    return dataclasses.replace(batch, **{**fields, "completion_mask": kept})
+    found = batch.map(compact)
+    found.completion_mask = kept
+    return found
 
 
 def close(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:

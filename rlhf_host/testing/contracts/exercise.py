@@ -16,7 +16,8 @@ from rlhf_host.testing.contracts.training import online, trainable, training_bat
 from rlhf_host.testing.weights import ModuleEngine, module_source
 
 ON_BATCHES = frozenset(
-    {"compute_advantages", "compute_loss", "transform_rewards", "shape_rewards", "loss_masks", "importance_weights"}
+    {"compute_advantages", "compute_loss", "transform_rewards", "shape_rewards", "loss_masks", "prepare_batch"}
+    | {"importance_weights"}
 )
 ON_EPISODES = frozenset({"agent_step", "agent_run"})
 LOGGING = frozenset({"log_metrics", "log_trajectories"})
@@ -53,15 +54,17 @@ def _run(subject: Subject, manager: PluginManager) -> None:
 
 def _finish_steps(subject: Subject, manager: PluginManager) -> None:
     if "step_finished" in subject.hooks:
-        for value in (0.5, 0.25):
+        for step, value in enumerate((0.5, 0.25), start=1):
             metrics = {"kl": value, "reward/mean": value, "score/mean": value, "length/mean": 10.0, "loss": -value}
-            manager.call(subject.key, "step_finished", metrics=metrics)
+            manager.call(subject.key, "step_finished", step=step, metrics=metrics)
 
 
 def _load(subject: Subject, manager: PluginManager) -> None:
     if "load_tasks" in subject.hooks:
         for split in ("train", "eval"):
             list(islice(manager.one("load_tasks", split=split, seed=0) or (), 100))
+    if "draw_tasks" in subject.hooks:
+        manager.one("draw_tasks", tasks=TASKS, count=3, step=1)
 
 
 def _log(subject: Subject, manager: PluginManager) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +13,14 @@ import torch
 from torch import Tensor
 
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Drop, Group
+from rlhf_host.records.episodes import Drop, Group, Task
+from rlhf_host.records.needs import Adjust, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.testing.contracts.batches import close, in_order, make_batch, make_groups, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.training import training_batch, weights_of
+from rlhf_host.training.checkpoints import plain_state
 
 SIZES = (4, 2, 3)
 ROWS = [5, 0, 8, 3, 1, 7, 2, 6, 4]
@@ -195,16 +200,20 @@ def _correction_batch(subject: Subject) -> Experience:
 
 
 def _weigh(subject: Subject, grad: bool = False) -> Call:
+    """The weights as ``[B, T]``, whichever shape they have."""
+
     def call(batch: Experience) -> Any:
         assert batch.old_logprobs is not None
-        return weights_of(subject.manager(), batch.old_logprobs.clone().requires_grad_(grad), batch)
+        found = weights_of(subject.manager(), batch, batch.old_logprobs.clone().requires_grad_(grad))
+        whole = isinstance(found, Tensor) and found.shape == batch.action_mask.shape[:1]
+        return found.unsqueeze(-1).expand(batch.action_mask.shape) if whole else found
 
     return call
 
 
 @check("importance_weights")
 def importance_weights_have_shape(subject: Subject) -> None:
-    """``[B, T]``, finite everywhere (a NaN outside the mask spoils gradients) and never negative."""
+    """``[B, T]`` or ``[B]``, finite everywhere (a NaN outside the mask spoils gradients) and never negative."""
     batch = _correction_batch(subject)
     found = _weigh(subject)(batch)
     _is_tensor(found, batch.action_mask.shape, "importance_weights")
@@ -249,3 +258,50 @@ def importance_weights_ignore_masked_garbage(subject: Subject) -> None:
     _ignores_garbage(_weigh(subject), batch, "importance_weights")
     dirty = _weigh(subject)(widen(spoil(batch), 3, fill=float("nan")))
     expect(bool(torch.isfinite(dirty).all()), "importance_weights: NaN outside the mask comes out again; it spoils gradients")
+
+
+# --- what is drawn, what workers see, what follows a step -----------------------------------------
+
+STEP = {
+    name: 0.1 for name in ("reward/mean", "score/mean", "length/mean", "loss", "grad_norm", "lr", "kl", "kl/update", "entropy")
+}
+"""Metrics of a step."""
+
+
+@check("draw_tasks")
+def drawn_tasks_come_again(subject: Subject) -> None:
+    """As many as asked for, numbers below the count of tasks or tasks; a fresh instance with the same state draws the same."""
+    tasks = [Task(f"{number}+1=", str(number + 1), index=number) for number in range(7)]
+
+    def draw(manager: PluginManager) -> list[Any]:
+        return list(manager.one("draw_tasks", tasks=tasks, count=5, step=1))
+
+    manager, fresh = subject.manager(), subject.manager()
+    draw(manager)
+    if {"state_dict", "load_state_dict"} <= subject.hooks:
+        fresh.call(subject.key, "load_state_dict", state=copy.deepcopy(plain_state(manager.one("state_dict"), subject.key)))
+    drawn = draw(manager)
+    expect(len(drawn) == 5, f"draw_tasks gave {len(drawn)} tasks where 5 were asked for")
+    for one in drawn:
+        known = isinstance(one, Task) or (hasattr(one, "__index__") and 0 <= operator.index(one) < len(tasks))
+        expect(known, f"draw_tasks gave {one!r}; give numbers below len(tasks), or tasks")
+    expect(draw(fresh) == drawn, "another instance with the same state draws other tasks; keep dice and counts in state_dict")
+
+
+@check("prepare_batch")
+def prepared_batches_are_plain(subject: Subject) -> None:
+    """Tensors and numbers by name, or ``None``: they go to other processes."""
+    batch = _batch(subject)
+    batch.advantages = torch.where(batch.action_mask, noise(batch, 80), 0.0)
+    for name, value in (subject.manager().one("prepare_batch", experience=batch) or {}).items():
+        expect(isinstance(value, Tensor | float | int), f"prepare_batch gave a {type(value).__name__} as {name!r}")
+
+
+@check("step_finished")
+def answers_to_a_step_are_known(subject: Subject) -> None:
+    """``None``, ``Stop(reason)``, or ``Adjust`` of finite numbers."""
+    answer = subject.manager().call(subject.key, "step_finished", step=1, metrics=dict(STEP))
+    known = answer is None or isinstance(answer, Stop | Adjust)
+    expect(known, f"step_finished gave a {type(answer).__name__}; return Stop, Adjust or nothing")
+    for name, value in answer.settings.items() if isinstance(answer, Adjust) else ():
+        expect(math.isfinite(value), f"step_finished adjusts {name} to {value}")

@@ -188,7 +188,7 @@ class _Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@check(kinds=("kernels",))
+@check()
 def unsuited_computes_nothing(subject: Subject) -> None:
     """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
     plugin: Any = subject.build()
@@ -207,7 +207,7 @@ def unsuited_computes_nothing(subject: Subject) -> None:
 # --- what is left alone -------------------------------------------------------------------------
 
 
-@check(kinds=("kernels",))
+@check()
 def the_model_is_left_alone(subject: Subject) -> None:
     """Model, configuration, classes, and torch's and transformers' functions and registries stay as they were: others use them."""
     before: list[dict[str, Any]] = []
@@ -267,7 +267,7 @@ def _unchanged(was: Any, now: Any) -> bool:
 # --- what a twin shares with its model ----------------------------------------------------------
 
 
-@check(kinds=("kernels",))
+@check()
 def twins_hold_the_models_tensors(subject: Subject) -> None:
     """A twin has exactly the model's ``Parameter`` objects and persistent buffers: an optimizer's steps are seen in both."""
     for case in _served(subject, "train"):
@@ -284,7 +284,7 @@ def _saved(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in module.named_buffers() if name in names)
 
 
-@check(kinds=("kernels",))
+@check()
 def changes_of_the_weights_are_seen(subject: Subject) -> None:
     """When the model's weights change in place, a twin computes with the new ones at once."""
     for case in _served(subject, "train"):
@@ -302,7 +302,7 @@ def _train(model: nn.Module) -> None:
 # --- modules ------------------------------------------------------------------------------------
 
 
-@check(kinds=("kernels",))
+@check()
 def values_are_the_models(subject: Subject) -> None:
     """A twin's values are the model's, closely: of short and of long rows, in every layout that the model takes."""
     for case in _served(subject, "train", every_precision=True):
@@ -311,7 +311,7 @@ def values_are_the_models(subject: Subject) -> None:
                 case.compare(partial(_hidden_states, shared=shared), layout)
 
 
-@check(kinds=("kernels",))
+@check()
 def gradients_are_the_models(subject: Subject) -> None:
     """A pass of a twin leaves on the model's parameters the gradients that autograd finds through the model, and none on those
     that are frozen."""
@@ -332,7 +332,7 @@ def gradients_are_the_models(subject: Subject) -> None:
                 case.compare(partial(gradients, shared=shared), f"gradients, {layout}")
 
 
-@check(kinds=("kernels",))
+@check()
 def keywords_are_the_models(subject: Subject) -> None:
     """A twin takes every keyword that the model takes, and gives the same for it: masks, positions, embeddings, caches."""
     ids = torch.tensor([[0, 0, 5, 9, 3, 8], [4, 7, 6, 2, 11, 3]])
@@ -364,7 +364,7 @@ def keywords_are_the_models(subject: Subject) -> None:
                 case.compare(compute, f"called with {keyword}")
 
 
-@check(kinds=("kernels",))
+@check()
 def passes_repeat_themselves(subject: Subject) -> None:
     """The same inputs give the same bits, with and without gradients and gradient checkpointing, wherever the model's own do:
     ratios of log-probabilities computed twice are 1."""
@@ -402,7 +402,7 @@ def _repetitions(case: _Case, module: Any, shared: bool) -> Iterator[tuple[str, 
         module.eval()
 
 
-@check(kinds=("kernels",))
+@check()
 def even_passes_keep_names_and_order(subject: Subject) -> None:
     """For ``even_passes`` a twin has the model's ``named_parameters``, and their gradients come in one order, whatever the layout:
     ranks exchange them as they come, by name."""
@@ -429,7 +429,7 @@ def _order_of_gradients(case: _Case, module: Any, shared: bool) -> list[str]:
     return order
 
 
-@check(kinds=("kernels",))
+@check()
 def adapters_are_switched_in_both(subject: Subject) -> None:
     """A twin of a model with adapters computes without them once they are switched off in both, and with them again."""
     from peft import LoraConfig, get_peft_model
@@ -451,7 +451,7 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
 # --- decoders -----------------------------------------------------------------------------------
 
 
-@check(kinds=("kernels",))
+@check()
 def decoders_sample_from_the_model(subject: Subject) -> None:
     """A decoder's logits are those of the model's full pass over each row, closely: of prompts that rows share, of rows that leave,
     of long completions."""
@@ -460,7 +460,7 @@ def decoders_sample_from_the_model(subject: Subject) -> None:
             case.compare(partial(_logits, leaving=leaving), "rows that leave" if leaving else "all rows")
 
 
-@check(kinds=("kernels",))
+@check()
 def decoders_follow_refresh(subject: Subject) -> None:
     """After ``refresh`` a decoder samples from the model's weights as they are now, also from the next step of a batch on."""
     for case in _served(subject, "sample"):
@@ -477,7 +477,7 @@ def decoders_follow_refresh(subject: Subject) -> None:
         case.compare(partial(_logits, leaving=False), "after a change of the weights")
 
 
-@check(kinds=("kernels",))
+@check()
 def decoders_begin_anew(subject: Subject) -> None:
     """A batch gives the same bits whatever was decoded before it, to its end or not: a resumed run has not decoded it."""
     for case in _served(subject, "sample"):

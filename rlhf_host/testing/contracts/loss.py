@@ -15,7 +15,7 @@ from rlhf_host.testing.contracts.batches import close, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.training import Bigram, Updated, items_of, online, trainable, training_batch, update
-from rlhf_host.training.reduction import Denominators, Reducer, token_weights
+from rlhf_host.training.reduction import Denominators, Reducer
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess")
 
@@ -39,7 +39,7 @@ def _agree(a: Updated, b: Updated) -> bool:
 
 @check("compute_loss")
 def loss_items_are_well_formed(subject: Subject) -> None:
-    """Loss terms name masks and aggregations that exist and have the batch's shape; metrics are finite numbers."""
+    """Loss terms have masks that exist and the batch's shape; metrics are finite numbers."""
     for name, manager, role, batch in _cases(subject):
         part = batch.select(range(len(batch)))
         outputs = Bigram()(trainable(subject)[role], part, subject.needs.outputs)
@@ -47,7 +47,7 @@ def loss_items_are_well_formed(subject: Subject) -> None:
             if isinstance(item, Metric):
                 _metric_is_well_formed(name, item)
             else:
-                _term_is_well_formed(name, item, part)
+                _term_is_well_formed(name, item, part, subject.info.name)
 
 
 def _metric_is_well_formed(name: str, metric: Metric) -> None:
@@ -61,15 +61,14 @@ def _metric_is_well_formed(name: str, metric: Metric) -> None:
     expect(bool(torch.isfinite(values).all()), f"{who} is not finite where it counts")
 
 
-def _term_is_well_formed(name: str, term: LossTerm, batch: Experience) -> None:
+def _term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: str) -> None:
     who = f"{name}loss term {term.name!r}"
     expect(math.isfinite(term.coefficient), f"{who} has coefficient {term.coefficient}")
     try:
-        Reducer(Denominators.of(batch)).reduce(term, list(range(len(batch))), None)
-        token_weights(term.aggregation, Denominators.of(batch).mask(term.mask), batch.group_id, batch.episode_id)
+        Reducer(Denominators.of(batch)).reduce(term, list(range(len(batch))), None, alias)
     except ValueError as error:
         raise Broken(f"{name}{error}") from error
-    counted = term.values if term.values.dim() == 1 else term.values[Denominators.of(batch).mask(term.mask)]
+    counted = term.values if term.values.dim() == 1 else term.values[Denominators.of(batch).mask(term.mask, alias)]
     expect(bool(torch.isfinite(counted).all()), f"{who} is not finite where its mask counts")
 
 
@@ -165,8 +164,8 @@ def loss_choices_are_finite(subject: Subject) -> None:
 @check("compute_advantages")
 def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
     """On policy, the loss falls as the log-probability of a token with positive advantage rises, and the other way round."""
-    if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm":
-        return
+    if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm" or not subject.needs.rewards:
+        return  # without rewards the signal is not in the advantages
     for name, manager, role, batch in _cases(subject):
         if role != "actor":
             continue
@@ -191,6 +190,6 @@ def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experienc
     reducer, rows = Reducer(Denominators.of(batch)), list(range(len(batch)))
     terms = [item for item in items_of(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
     expect(terms, "compute_loss gives no loss term for the actor")
-    total = torch.stack([reducer.reduce(term, rows, None) for term in terms]).sum()
+    total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
     (gradient,) = torch.autograd.grad(total, [leaf], allow_unused=True)
     return torch.zeros_like(leaf) if gradient is None else gradient

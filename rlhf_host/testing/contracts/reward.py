@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any
 
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
+from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory, Unjudged
 from rlhf_host.testing.contracts.session import Session, said
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
@@ -19,7 +19,7 @@ ODD_TEXTS = ("", " \n\t ", "\0", "\u202e٧٢\u200f", "👩‍👩‍👧" * 40, 
 ODD_LABELS: tuple[Any, ...] = (None, "", 7, 1.5, [], {"answer": "4"}, "\0")
 
 
-def _valid(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | float | None]:
+def _valid(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | float | Unjudged | None]:
     """The answer as a list of what ``score`` may give. Raises ``Broken``."""
     sequence = hasattr(answer, "__len__") and hasattr(answer, "__getitem__")
     expect(sequence, f"score gave a {type(answer).__name__}; return a list, one entry per trajectory")
@@ -27,8 +27,10 @@ def _valid(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | flo
     return list(answer)
 
 
-def _value(reward: Reward | float | None) -> float | None:
-    return reward.total if isinstance(reward, Reward) else None if reward is None else float(reward)
+def _value(reward: Reward | float | Unjudged | None) -> float | None:
+    if reward is None or isinstance(reward, Unjudged):
+        return None
+    return reward.total if isinstance(reward, Reward) else float(reward)
 
 
 def _plain(answer: Any, trajectories: Sequence[Trajectory]) -> list[Any]:
@@ -52,12 +54,12 @@ def score_gives_one_result_each(subject: Subject) -> None:
 
 @check("score")
 def results_are_rewards(subject: Subject) -> None:
-    """Each result is a ``Reward``, a number, or ``None`` where it cannot judge; metrics are numbers."""
+    """Each result is a ``Reward``, a number, or ``Unjudged`` or ``None`` where it cannot judge; metrics are numbers."""
     with Session(subject) as session:
         for group in session.groups():
             for one in _valid(session.score(group), group):
-                known = one is None or isinstance(one, Reward | Real)
-                expect(known, f"score gave a {type(one).__name__}; give a Reward, a number or None")
+                known = one is None or isinstance(one, Reward | Real | Unjudged)
+                expect(known, f"score gave a {type(one).__name__}; give a Reward, a number, Unjudged or None")
                 for name, value in one.metrics.items() if isinstance(one, Reward) else ():
                     expect(isinstance(value, Real), f"metric {name!r} is a {type(value).__name__}, not a number")
 

@@ -8,11 +8,12 @@ import threading
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf_host.config.schema import DataConfig, RunConfig
+from rlhf_host.data.chat import render_prompt
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Episode, Generation, SampleKey, Sampling, Segment, Task, Trajectory
 from rlhf_host.records.needs import Outcome, RunContext, ScoreContext
@@ -101,6 +102,34 @@ class Endless(Exception):
     """An episode took more turns than it may."""
 
 
+class LoopThread:
+    """An event loop that turns in a thread of its own."""
+
+    def __init__(self, deadline_s: float):
+        self.deadline_s = deadline_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlhf-contract", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """The coroutine's result. Raises ``Broken`` when it is not there in time, the event loop blocked included."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(self.deadline_s)
+        except TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise Broken(f"{what} gave no answer in {self.deadline_s:g} s") from None
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(self.deadline_s)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(1.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
 class Session:
     """One fresh instance of the plugin in a run of its own. As a context manager: ``run_started``, ``run_finished``."""
 
@@ -116,11 +145,9 @@ class Session:
         self.run_dir, self.resume_step = run_dir, resume_step
         self.manager = subject.manager() if manager is None else manager
         self.roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rlhf-contract", daemon=True)
 
     def __enter__(self) -> Session:
-        self._thread.start()
+        self._loop = LoopThread(self.subject.deadline_s)
         context = RunContext(
             RunConfig().model_dump(),
             tokenizer(),
@@ -144,10 +171,7 @@ class Session:
             self._stop()
 
     def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._loop.close()
         self.manager.close()
 
     def _hook(self, hook: str, **arguments: Any) -> None:
@@ -155,15 +179,7 @@ class Session:
             self.wait(self.manager.acall(key, hook, **arguments), hook)
 
     def wait(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """The coroutine's result. Raises ``Broken`` when it is not there in time, the event loop blocked included."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(self.subject.deadline_s)
-        except TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise Broken(f"{what} gave no answer in {self.subject.deadline_s:g} s") from None
+        return self._loop.wait(work, what)
 
     # --- rewards ----------------------------------------------------------------------------------
 
@@ -197,7 +213,11 @@ class Session:
 
     def episodes(self, samples: int = 2) -> list[Episode]:
         """``samples`` episodes per task, as a rollout would make them."""
-        tasks = self.subject.tasks or TASKS
+        words, data = tokenizer(), DataConfig()
+        tasks = [
+            replace(task, prompt_ids=tuple(render_prompt(task.prompt, words, data.system_prompt, data.template)))
+            for task in self.subject.tasks or TASKS
+        ]
         return [
             Episode(f"made-up-{number}-{i}", f"made-up-{number}", task, sample=i, seed=episode_seed(0, "train", task, 0))
             for number, task in enumerate(tasks)

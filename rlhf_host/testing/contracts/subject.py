@@ -44,6 +44,7 @@ class Subject:
         max_turns: bound on an agent's turns; ``None``: its option of that name, else 64.
         deadline_s: bound on one call of ``score`` and on one episode.
         models: what kernels are tried on, by name, each a function that makes one; default: tiny ones of several families.
+        placement: of a runtime that takes one, as ``--placement`` would have it.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Subject:
     max_turns: int | None = None
     deadline_s: float = 60.0
     models: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    placement: Sequence[str] = ()
 
     @cached_property
     def info(self) -> PluginInfo:

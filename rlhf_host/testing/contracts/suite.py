@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.discovery import PROTOCOLS
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule. ``hooks``: it applies to plugins that implement one of these; ``kinds``: to these alone; ``stage``: the building
-    step whose failure it reports."""
+    """One rule. ``hooks``: it applies to plugins that implement one of these; ``stage``: the building step whose failure it
+    reports."""
 
     name: str
     function: Callable[[Subject], None]
     hooks: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
     stage: str | None = None
 
     @property
@@ -40,43 +40,37 @@ class CheckResult:
 CHECKS: list[Check] = []
 """Every check, in the order of definition."""
 
-_MODULES = ("common", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync", "kernels")
+HOOKED = ("common", "hooked", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync")
+"""Modules with the checks of plugins that have hooks. Those of another kind have the common ones and a module of its name."""
 
 
-def check(
-    *hooks: str, kinds: tuple[str, ...] = (), stage: str | None = None
-) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Mark a function as a check named after it, of plugins that implement one of ``hooks`` (none: of all) or are of ``kinds``."""
+def check(*hooks: str, stage: str | None = None) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Mark a function as a check named after it, of plugins that implement one of ``hooks`` (none: of all)."""
 
     def add(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
-        CHECKS.append(Check(function.__name__, function, hooks, kinds, stage))
+        CHECKS.append(Check(function.__name__, function, hooks, stage))
         return function
 
     return add
 
 
-def all_checks() -> list[Check]:
-    """Every check there is: of all plugins first, then by hook."""
-    for name in _MODULES:
-        importlib.import_module(f"rlhf_host.testing.contracts.{name}")
-    return list(CHECKS)
+def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS)) -> list[Check]:
+    """Every check of the modules."""
+    names = [importlib.import_module(f"{__package__}.{module}").__name__ for module in modules]
+    return [check for check in CHECKS if check.function.__module__ in names]
 
 
 def checks_of(subject: Subject) -> list[Check]:
     """The checks that apply: those of all plugins, those of its kind, and those of the hooks it implements."""
-
-    def applies(check: Check) -> bool:
-        of_kind = not check.kinds or subject.kind in check.kinds
-        return of_kind and (not check.hooks or bool(subject.hooks.intersection(check.hooks)))
-
-    return [check for check in all_checks() if applies(check)]
+    checks = all_checks(("common", subject.kind) if subject.kind in PROTOCOLS else HOOKED)
+    return [check for check in checks if not check.hooks or subject.hooks.intersection(check.hooks)]
 
 
 def run_contract(kind: str, name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> list[CheckResult]:
     """Every check that applies to the installed plugin, none stopping the others. Needs no pytest.
 
     Args:
-        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker``, ``weight_sync`` or ``kernels``.
+        kind: as ``rlhf plugins --kind`` has it.
         name: the plugin's name.
         options: its options.
         settings: fields of ``Subject``, such as ``tasks`` and ``texts``.
@@ -102,58 +96,33 @@ def run_check(check: Check, subject: Subject) -> CheckResult:
     return CheckResult(check.name, True)
 
 
-def algorithm_contract(
-    name: str, options: Mapping[str, Any] | None = None, *, group_relative: bool | None = None, **settings: Any
-) -> type:
-    """A class of pytest tests for an algorithm: ``TestContract = algorithm_contract("rloo")``.
+def _suite(kind: str, about: str) -> Callable[..., type]:
+    def contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
+        return _test_class(kind, name, options, **settings)
 
-    Args:
-        name: of the installed plugin.
-        options: its options, as a run would give them.
-        group_relative: whether equal rewards in a group give advantages of exactly 0; default: when groups of two or more
-            are needed.
-        settings: fields of ``Subject``.
+    contract.__doc__ = f"""A class of pytest tests for an installed {kind}: ``TestContract = ..._contract("NAME")``.
+
+    ``options`` are the plugin's, as a run would give them; settings are fields of ``Subject``. {about}
 
     Raises:
         UserError: when pytest or hypothesis is missing.
     """
-    return _test_class("algo", name, options, group_relative=group_relative, **settings)
+    return contract
 
 
-def reward_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for a reward; ``tasks`` (with the ground truths it knows) and ``texts`` are what it judges."""
-    return _test_class("reward", name, options, **settings)
-
-
-def agent_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for an agent; ``tasks`` is what it plays and ``texts`` what the policy says, one after the other."""
-    return _test_class("agent", name, options, **settings)
-
-
-def extension_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for an extension, whichever hooks it has."""
-    return _test_class("extension", name, options, **settings)
-
-
-def tasks_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for a task source."""
-    return _test_class("tasks", name, options, **settings)
-
-
-def tracker_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for a tracker; it is run in directories of its own."""
-    return _test_class("tracker", name, options, **settings)
-
-
-def weight_sync_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for weight sync, with engines in this process; what it refuses to serve is not judged."""
-    return _test_class("weight_sync", name, options, **settings)
-
-
-def kernels_contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-    """The same for kernels, on the GPU where there is one; ``models`` (name → function that makes one) are what they are tried on,
-    and what they refuse is not judged."""
-    return _test_class("kernels", name, options, **settings)
+algorithm_contract = _suite("algo", "``group_relative``: equal rewards in a group give advantages of exactly 0.")
+reward_contract = _suite("reward", "``tasks`` (with the ground truths it knows) and ``texts`` are what it judges.")
+agent_contract = _suite("agent", "``tasks`` is what it plays and ``texts`` what the policy says, one after the other.")
+extension_contract = _suite("extension", "The checks are those of the hooks it has.")
+tasks_contract = _suite("tasks", "Both splits are read.")
+tracker_contract = _suite("tracker", "It is run in directories of its own.")
+weight_sync_contract = _suite("weight_sync", "Engines are in this process; what it refuses to serve is not judged.")
+kernels_contract = _suite(
+    "kernels", "``models`` (name → function that makes one) are what they are tried on, on the GPU if any."
+)
+engine_contract = _suite("engine", "It samples from a tiny Llama; one engine is up at a time.")
+backend_contract = _suite("backend", "It trains a tiny Llama, in one process and in two.")
+runtime_contract = _suite("runtime", "It is compared with the local one; ``placement`` as a run would give it.")
 
 
 def _test_class(kind: str, name: str, options: Mapping[str, Any] | None, **settings: Any) -> type:

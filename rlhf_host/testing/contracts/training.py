@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host import hookspecs
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.tensors import Experience, LossTerm, Metric, Outputs
+from rlhf_host.errors import RunError
+from rlhf_host.plugins.manager import HookFailed, PluginManager
+from rlhf_host.records.needs import Output
+from rlhf_host.records.tensors import Batch, Distribution, Experience, LossTerm, Metric, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_by, make_batch, make_groups, noise
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
+from rlhf_host.testing.contracts.subject import Broken, Subject
+from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
+from rlhf_host.training.update import ask
 
 
 class Bigram:
@@ -27,7 +29,7 @@ class Bigram:
         self.table = torch.randn(VOCABULARY, VOCABULARY, generator=random).requires_grad_()
         self.head = torch.randn(VOCABULARY, generator=random).requires_grad_()
 
-    def __call__(self, head: str, batch: Experience, wanted: frozenset[str] = frozenset()) -> Outputs:
+    def __call__(self, head: str, batch: Batch, wanted: Sequence[Output] = ()) -> Outputs:
         last = torch.tensor([prompt[-1] for prompt in batch.prompt_ids])
         previous = torch.cat([last.unsqueeze(-1), batch.completion_ids[:, :-1]], dim=1)
         mask = batch.completion_mask
@@ -41,8 +43,18 @@ class Bigram:
         return Outputs(
             logprobs=torch.where(mask, logprobs, 0.0),
             entropy=torch.where(mask, -(logs.exp() * logs).sum(-1), 0.0),
-            logits=logits if "logits" in wanted else None,
+            logits=logits if Output("logits") in wanted else None,
+            others={one.role: self._beside(logs, previous, mask, one.top) for one in wanted if one.what == "distribution"},
         )
+
+    def _beside(self, logs: Tensor, previous: Tensor, mask: Tensor, top: int | None) -> Distribution:
+        """Another role's distribution, of the same table turned round."""
+        theirs, ids = torch.log_softmax(self.table.detach().flip(0)[previous], -1), None
+        if top is not None:
+            theirs, ids = theirs.topk(min(top, VOCABULARY))
+            logs = torch.gather(logs, -1, ids)
+        there = mask.unsqueeze(-1)
+        return Distribution(torch.where(there, theirs, 0.0), torch.where(there, logs, 0.0), ids)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -80,6 +92,8 @@ def training_batch(subject: Subject, manager: PluginManager, *, turns: int = 3, 
         advantages_by(manager, batch)
     else:
         apply_rewards(batch, manager)
+    for key, given in manager.each("prepare_batch", experience=batch):
+        batch.extra[manager.by_key[key].alias] = given
     if batch.advantages is None:
         batch.advantages = torch.where(batch.action_mask, noise(batch, 70), 0.0)
         batch.returns = torch.where(batch.action_mask, noise(batch, 71), 0.0)
@@ -113,19 +127,18 @@ def update(
     reducer, found = Reducer(Denominators.of(batch)), Metrics()
     total, terms = torch.zeros(()), []
     for rows in parts:
-        part = batch.select(rows)
-        part.trajectories = []
+        part = batch.batch().select(rows)
         outputs = model(head, part, wanted)
         if spoiled:
             outputs = _spoiled(outputs, part)
-        corrections = corrections_of(manager, outputs, part)
+        corrections = correction_weights(manager, outputs, part, gates_only=False)
         for item in items_of(manager, role, outputs, part):
             if isinstance(item, Metric):
                 found.add([item])
                 continue
             terms.append(item)
             try:
-                total = total + reducer.reduce(item, rows, corrections)
+                total = total + reducer.reduce(item, rows, corrections, subject.info.name)
             except ValueError as error:
                 raise Broken(str(error)) from error
     gradients = [torch.zeros_like(parameter) for parameter in model.parameters]
@@ -135,35 +148,28 @@ def update(
     return Updated(total.detach(), gradients, terms, found.result())
 
 
-def items_of(manager: PluginManager, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
-    """What ``compute_loss`` gives, as a list of the right types."""
-    found = [list(items) for _, items in manager.each("compute_loss", role=role, outputs=outputs, batch=batch)]
-    items = [item for part in found for item in part]
-    for item in items:
-        known = isinstance(item, LossTerm | Metric)
-        expect(known, f"compute_loss returned a {type(item).__name__}; it gives LossTerm and Metric")
-    return items
+def items_of(manager: PluginManager, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+    """What ``compute_loss`` gives. Raises ``Broken`` where the host could not use it."""
+    try:
+        return [item for _, item in ask(manager, "compute_loss", batch, role=role, outputs=outputs)]
+    except HookFailed:
+        raise
+    except RunError as error:
+        raise Broken(str(error)) from error
 
 
-def corrections_of(manager: PluginManager, outputs: Outputs, batch: Experience) -> Tensor | None:
-    """``importance_weights`` of the micro-batch, ``None`` where the plugin has no such hook."""
-    if outputs.logprobs is None or not manager.has("importance_weights"):
-        return None
-    logprobs = outputs.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-    return weights_of(manager, logprobs, batch, outputs.logprobs.detach())
-
-
-def weights_of(manager: PluginManager, logprobs: Tensor, batch: Experience, current: Tensor | None = None) -> Any:
-    """The hook ``importance_weights`` itself, with the arguments that it has."""
-    given: dict[str, Any] = {
-        "logprobs": logprobs,
-        "sampler_logprobs": batch.sampler_logprobs,
-        "advantages": batch.advantages,
-        "mask": batch.action_mask,
-        "current_logprobs": logprobs if current is None else current,
-    }
-    has = inspect.signature(hookspecs.importance_weights).parameters
-    return manager.one("importance_weights", **{name: value for name, value in given.items() if name in has})
+def weights_of(manager: PluginManager, batch: Experience, old_logprobs: Tensor) -> Any:
+    """What ``importance_weights`` gives for the whole batch."""
+    return manager.one(
+        "importance_weights",
+        old_logprobs=old_logprobs,
+        logprobs=old_logprobs,
+        sampler_logprobs=batch.sampler_logprobs,
+        advantages=batch.advantages,
+        mask=batch.action_mask,
+        versions=batch.versions,
+        version=batch.version,
+    )
 
 
 def _statistics(
@@ -172,18 +178,20 @@ def _statistics(
     found = Metrics()
     with torch.no_grad():
         for rows in parts:
-            part = batch.select(rows)
-            part.trajectories = []
-            for _, items in manager.each("batch_statistics", role=role, outputs=model(head, part), batch=part):
-                found.add(items)
+            part = batch.batch().select(rows)
+            items = ask(manager, "batch_statistics", part, role=role, outputs=model(head, part))
+            found.add(item for _, item in items if isinstance(item, Metric))
     batch.stats = {**batch.stats, **found.result()}
 
 
-def _spoiled(outputs: Outputs, batch: Experience) -> Outputs:
+def _spoiled(outputs: Outputs, batch: Batch) -> Outputs:
     # Added, so that a gradient at a masked position reaches the model, as it would from a real forward pass.
     garbage = torch.where(batch.action_mask, 0.0, float("nan"))
 
     def spoil(value: Tensor | None) -> Tensor | None:
         return None if value is None else value + garbage
 
-    return Outputs(spoil(outputs.logprobs), spoil(outputs.entropy), spoil(outputs.values), outputs.scores, outputs.logits)
+    wide = garbage.unsqueeze(-1)
+    others = {role: Distribution(one.logprobs + wide, one.own + wide, one.ids) for role, one in outputs.others.items()}
+    logprobs, entropy, values = spoil(outputs.logprobs), spoil(outputs.entropy), spoil(outputs.values)
+    return Outputs(logprobs, entropy, values, outputs.scores, outputs.logits, others)

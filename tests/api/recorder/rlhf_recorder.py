@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from rlhf_host import (
+    Adjust,
     Advantages,
     Drop,
     EpisodeFailed,
@@ -18,6 +19,7 @@ from rlhf_host import (
     RoleNeed,
     Segment,
     Step,
+    Stop,
     Task,
     Trajectory,
     hookimpl,
@@ -121,6 +123,9 @@ class Extension(Plugin):
         first: int = 0
         last: int = 1000
         refuse: str = ""
+        stop: int = -1
+        adjust: str = ""
+        to: float = 0.0
 
     def __init__(self, options):
         super().__init__(options)
@@ -152,14 +157,32 @@ class Extension(Plugin):
         return (position >= self.options.first) & (position <= self.options.last)
 
     @hookimpl
-    def importance_weights(self, logprobs, sampler_logprobs, current_logprobs, advantages, mask):
-        note(self, "importance_weights", logprobs=logprobs, sampler_logprobs=sampler_logprobs, current=current_logprobs)
+    def prepare_batch(self, experience):
+        note(self, "prepare_batch", experience=experience)
+        return {"row": experience.rewards.clone(), "weight": self.options.weight}
+
+    @hookimpl
+    def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, advantages, mask, versions, version):
+        arguments = {"old_logprobs": old_logprobs, "logprobs": logprobs, "sampler_logprobs": sampler_logprobs}
+        note(self, "importance_weights", **arguments, versions=versions, version=version, mask=mask)
         return logprobs.new_full(mask.shape, self.options.weight)
 
     @hookimpl
-    def step_finished(self, metrics):
-        note(self, "step_finished", metrics=dict(metrics))
+    def compute_loss(self, role, batch):
+        note(self, "own", own=dict(batch.own), extra=dict(batch.extra))
+        return []
+
+    @hookimpl
+    def step_finished(self, step, metrics):
+        note(self, "step_finished", step=step, metrics=dict(metrics))
         self.steps += 1
+        if step == self.options.stop:
+            return Stop("enough")
+        return Adjust({self.options.adjust: self.options.to}) if self.options.adjust else None
+
+    @hookimpl
+    def adjust(self, settings):
+        note(self, "adjust", settings=dict(settings))
 
     @hookimpl
     def state_dict(self):
@@ -174,6 +197,18 @@ class Extension(Plugin):
     @hookimpl
     def run_finished(self, outcome):
         note(self, "run_finished", outcome=outcome)
+
+
+class Chooser(Plugin):
+    """The last task, always; or one of its own."""
+
+    class Options(BaseModel):
+        own: bool = False
+
+    @hookimpl
+    def draw_tasks(self, tasks, count, step):
+        note(self, "draw_tasks", tasks=tasks, count=count, step=step)
+        return [Task("7+7=", "14") if self.options.own else len(tasks) - 1] * count
 
 
 class Agent(Plugin):
@@ -217,8 +252,11 @@ class Tasks(Plugin):
     @hookimpl
     def load_tasks(self, split, seed):
         note(self, "load_tasks", split=split, seed=seed)
-        yield Task("1+1=", "2")
-        yield {"prompt": "1+2=", "label": "3"}
+        return [Task("1+1=", "2"), {"prompt": "1+2=", "label": "3"}]
+
+    @hookimpl
+    def step_finished(self, step):
+        note(self, "step_finished of tasks", step=step)
 
 
 class Tracker(Plugin):

@@ -52,7 +52,8 @@ def verdict(group, **options):
         ([0.0, 1.0, 1.0], True),
         ([0.0, 0.0, 0.0], "too_hard"),
         ([1.0, 1.0], "too_easy"),
-        ([0.5, 0.5], True),
+        ([0.5, 0.5], "no_spread"),
+        ([0.5, 0.25], True),
         ([0.3], "alone"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 
-from rlhf_host import LossTerm, Outputs
+from rlhf_host import TOKEN_MEAN, Aggregation, LossTerm, Output, Outputs
 from rlhf_host import functional as F
 from rlhf_host.testing.tensors import make_batch
 
@@ -200,11 +200,11 @@ def test_the_loss_pulls_towards_what_beat_its_group(algorithm):
 def test_dr_grpo_sums_over_the_runs_longest_completion_or_the_length_it_is_told():
     batch = make_batch([2, 3], groups=[0, 0])
     batch.max_new_tokens = 48
-    assert loss_term(DrGRPO, batch).aggregation == "sequence-mean-token-sum-over(48)"
-    assert loss_term(DrGRPO, batch, max_length=100).aggregation == "sequence-mean-token-sum-over(100)"
-    F.PolicyLossOptions(aggregation=loss_term(DrGRPO, batch).aggregation)  # the host knows it
-    assert loss_term(GRPO, batch).aggregation == "token-mean"
-    assert loss_term(DrGRPO, batch, loss="sapo").aggregation == "sequence-mean-token-sum-over(48)"
+    assert loss_term(DrGRPO, batch).aggregation == Aggregation("sequence-mean-token-sum", 48)
+    assert loss_term(DrGRPO, batch, max_length=100).aggregation == Aggregation("sequence-mean-token-sum", 100)
+    F.PolicyLossOptions(aggregation=str(loss_term(DrGRPO, batch).aggregation))  # the host knows it
+    assert loss_term(GRPO, batch).aggregation == TOKEN_MEAN
+    assert loss_term(DrGRPO, batch, loss="sapo").aggregation == Aggregation("sequence-mean-token-sum", 48)
 
 
 @pytest.mark.parametrize(
@@ -223,9 +223,9 @@ def test_dr_grpo_refuses_what_would_not_be_dr_grpo(options, why):
 @pytest.mark.parametrize("algorithm", [GRPO, DrGRPO, GDPO])
 def test_needs_groups_and_what_the_loss_wants(algorithm):
     needs = algorithm(algorithm.Options()).needs()
-    assert (needs.data, needs.min_group_size, needs.outputs) == ("prompts", 2, frozenset())
+    assert (needs.data, needs.min_group_size, needs.outputs) == ("prompts", 2, ())
     assert [(role.name, role.trainable) for role in needs.roles] == [("actor", True)]
-    assert "entropy" in algorithm(algorithm.Options(entropy_coef=0.01)).needs().outputs
+    assert Output("entropy") in algorithm(algorithm.Options(entropy_coef=0.01)).needs().outputs
 
 
 # --- the package ----------------------------------------------------------------------------------

@@ -42,13 +42,14 @@ def example(gaps=None, seed=3):
 def weights(plugin, batch, current):
     names = set(inspect.signature(plugin.importance_weights).parameters)
     arguments = {
-        "logprobs": batch.old_logprobs,
+        "old_logprobs": batch.old_logprobs,
         "sampler_logprobs": batch.sampler_logprobs,
-        "current_logprobs": current,
+        "logprobs": current,
         "advantages": batch.advantages,
         "mask": batch.action_mask,
     }
-    return plugin.importance_weights(**{name: arguments[name] for name in names})
+    found = plugin.importance_weights(**{name: arguments[name] for name in names})
+    return found if found.dim() == 2 else torch.where(batch.action_mask, found.unsqueeze(-1), 1.0)
 
 
 def looped(rule, batch, current):
@@ -259,5 +260,5 @@ def test_a_run_shows_the_metrics_of_its_corrections(run, tmp_path):
 def test_weights_that_could_not_act_are_refused(run):
     result = run("--with", "tis", "--train.old-logprobs", "sampler")
     assert result.exit_code == 2
-    message = "extension:tis does not work with train.old_logprobs sampler: set --train.old-logprobs to something else"
+    message = "extension:tis does not work with train.old_logprobs sampler (the ratio is against the sampler there,"
     assert message in result.stderr

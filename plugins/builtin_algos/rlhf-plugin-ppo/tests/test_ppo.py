@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from rlhf_plugin_ppo import PPO, Options
 
-from rlhf_host import LossTerm, Metric, Outputs
+from rlhf_host import LOSS, LossTerm, Metric, Output, Outputs
 from rlhf_host.testing import algorithm_contract, make_batch
 
 TestContract = algorithm_contract("ppo")
@@ -22,7 +22,7 @@ def with_values(batch, seed=0):
     generator = torch.Generator().manual_seed(seed)
     batch.values["critic"] = torch.randn(batch.action_mask.shape, generator=generator)
     batch.shaped = 0.1 * torch.randn(batch.action_mask.shape, generator=generator)
-    batch.bootstrap_value = torch.randn(len(batch), generator=generator)
+    batch.bootstrap["critic"] = torch.randn(len(batch), generator=generator)
     return batch
 
 
@@ -37,7 +37,7 @@ def by_hand(batch, gamma, lam, bootstrap):
         places = [t for t in range(batch.action_mask.shape[1]) if batch.action_mask[row, t]]
         r = [float(batch.token_rewards[row, t].double() + batch.shaped[row, t].double()) for t in places]
         v = [float(batch.values["critic"][row, t]) for t in places]
-        v.append(float(batch.bootstrap_value[row]) if bootstrap and batch.truncated[row] else 0.0)
+        v.append(float(batch.bootstrap["critic"][row]) if bootstrap and batch.truncated[row] else 0.0)
         delta = [r[i] + gamma * v[i + 1] - v[i] for i in range(len(places))]
         for i, t in enumerate(places):
             found[row, t] = math.fsum((gamma * lam) ** (j - i) * delta[j] for j in range(i, len(places)))
@@ -167,7 +167,7 @@ def test_the_value_loss_counts_the_tokens_of_the_policy_loss_and_is_not_correcte
     plugin = PPO(Options())
     (value,) = terms(plugin, "critic", batch, values=torch.zeros(3, 3))
     (policy,) = terms(plugin, "actor", batch, logprobs=batch.sampler_logprobs)
-    assert value.mask == policy.mask == "loss_mask"
+    assert value.mask == policy.mask == LOSS
     assert value.values[1].eq(0).all()
     assert policy.corrected
     assert not value.corrected
@@ -194,12 +194,13 @@ def test_needs():
     actor, critic = needs.roles
     assert actor.trainable
     assert (critic.name, critic.head, critic.trainable, critic.source, critic.lr) == ("critic", "scalar", True, "actor", 1e-5)
-    assert needs.outputs == {"values", "critic.values"}
+    values = (Output("values"), Output("values", role="critic"))
+    assert needs.outputs == values
     assert needs.min_group_size == 1
     more = PPO(Options(bootstrap_truncated=True, critic_from="reward", critic_warmup=1, entropy_coef=0.1)).needs()
-    assert more.outputs == {"values", "critic.values", "critic.bootstrap", "entropy"}
+    assert more.outputs == (Output("entropy"), *values, Output("bootstrap", role="critic"))
     assert more.roles[1].source == "reward"
-    assert more.forbids == {"kl.place=loss"}
+    assert [(one.setting, one.value) for one in more.forbids] == [("kl.place", "loss")]
 
 
 @pytest.mark.parametrize("wrong", [{"lam": 1.1}, {"gamma": -0.1}, {"value_clip": 0}, {"whiten": "yes"}, {"critic_warmup": -1}])

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
 
-from rlhf_host import LossTerm, Outputs
+from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Output, Outputs
 from rlhf_host.testing.tensors import make_batch
 
 BOTH = [ReinforcePP, ReinforcePPBaseline]
@@ -147,7 +147,7 @@ def test_reinforce_pp_takes_single_samples():
 @pytest.mark.parametrize("algorithm", BOTH)
 def test_needs_what_the_loss_wants(algorithm):
     needs = algorithm(algorithm.Options(entropy_coef=0.01)).needs()
-    assert (needs.data, needs.outputs) == ("prompts", {"entropy"})
+    assert (needs.data, needs.outputs) == ("prompts", (Output("entropy"),))
     assert [(role.name, role.trainable) for role in needs.roles] == [("actor", True)]
 
 
@@ -189,7 +189,7 @@ def test_the_loss_pulls_towards_what_is_better_than_the_rest(algorithm):
     (term,) = [item for item in plugin.compute_loss("actor", outputs, batch) if isinstance(item, LossTerm)]
     assert term.values[0, :2].lt(0).all()
     assert term.values[1].gt(0).all()
-    assert (term.aggregation, term.corrected) == ("sequence-mean-token-mean", True)
+    assert (term.aggregation, term.corrected) == (SEQUENCE_MEAN_TOKEN_MEAN, True)
 
 
 def test_the_discount_belongs_to_reinforce_pp_alone():

@@ -47,8 +47,8 @@ class DynamicFiltering:
 
     @hookimpl
     def keep_group(self, group: Group) -> bool | Drop:
-        """An episode's several trajectories count once. Without a score for every trajectory the rewards' spread decides: equal
-        rewards are dropped.
+        """An episode's several trajectories count once. Groups of equal rewards are dropped, whatever their scores; without a score
+        for every trajectory that is all.
 
         Raises:
             UserError: scores are missing, and ``low`` or ``high`` were set to compare them.
@@ -70,7 +70,7 @@ class DynamicFiltering:
         if options.min_std is not None:
             return statistics.stdev(rewards) > options.min_std or Drop("no_spread")
         equal = max(rewards) - min(rewards) <= 1e-6 * max(1.0, *map(abs, rewards))
-        return Drop("no_spread") if equal and not scored else True
+        return Drop("no_spread") if equal else True
 
 
 class OverlongPenalty:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveInt, model_validator
 
-from rlhf_host import Advantages, Experience, LossTerm, Metric, Outputs, hookimpl
+from rlhf_host import Advantages, Batch, Experience, LossTerm, Metric, Outputs, hookimpl
 from rlhf_host import functional as F
 from rlhf_plugin_grpo.group import GroupRelative, sequence_rewards
 
@@ -41,7 +41,7 @@ class DrGRPO(GroupRelative):
         return Advantages(F.on_actions(values, experience.action_mask))
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         """The policy loss, averaged over sequences and divided by a constant instead of each one's length."""
         if role != "actor":
             return []

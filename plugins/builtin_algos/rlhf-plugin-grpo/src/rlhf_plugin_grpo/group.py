@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_host import Experience, LossTerm, Metric, Needs, Outputs, hookimpl
+from rlhf_host import Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class GroupRelative:
         return F.with_siblings(experience)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         return F.policy_loss(outputs, batch, self.options) if role == "actor" else []
 
 

@@ -1,6 +1,7 @@
 """Weights and gates for tokens that the sampler drew from another distribution than the trainer's.
 
-``log w = log π_old − log μ`` per action token, μ being the sampler; all results are detached and ``[B, T]``, 1 outside the mask.
+``log w = log π_old − log μ`` per action token, μ being the sampler; all results are detached: ``[B, T]``, 1 outside the mask, or
+``[B]`` (``sequence_truncate``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rlhf_host import Experience, LossTerm, Metric, Needs, Outputs, hookimpl
+from rlhf_host import Batch, Forbid, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 MAX_LOG = 20.0
 BOUNDS = {"sum": (0.0, 2.0), "geometric": (0.999, 1.001), "k3": (0.0, 0.01)}
 """``sequence_mask``'s statistic → its default bounds."""
+AGAIN = Forbid(
+    "train.old_logprobs", "sampler", "the ratio is against the sampler there, and weights that are never 0 do nothing"
+)
 
 
 class _Options(BaseModel):
@@ -48,11 +52,11 @@ class _Bounding:
         raise NotImplementedError
 
     @hookimpl
-    def importance_weights(self, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        return self.bounded(logprobs.detach(), sampler_logprobs, mask)[0].masked_fill(~mask, 1.0)
+    def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        return self.bounded(old_logprobs.detach(), sampler_logprobs, mask)[0].masked_fill(~mask, 1.0)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         """No loss: the fraction of tokens whose weight was cut."""
         if role != "actor" or outputs.logprobs is None:
             return []
@@ -76,7 +80,7 @@ class TIS(_Bounding):
 
     @hookimpl
     def needs(self) -> Needs:
-        return _weighing()
+        return Needs(forbids=(AGAIN,))
 
     def bounded(self, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio = F.importance_ratio(logprobs, sampler_logprobs, mask)
@@ -100,8 +104,8 @@ class IcePop:
         self.options = options
 
     @hookimpl
-    def importance_weights(self, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        ratio = F.importance_ratio(logprobs.detach(), sampler_logprobs, mask)
+    def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        ratio = F.importance_ratio(old_logprobs.detach(), sampler_logprobs, mask)
         return (ratio * ((ratio >= self.options.low) & (ratio <= self.options.high))).masked_fill(~mask, 1.0)
 
 
@@ -114,11 +118,16 @@ class SequenceTruncate(_Bounding):
 
     @hookimpl
     def needs(self) -> Needs:
-        return _weighing()
+        return Needs(forbids=(AGAIN,), weights="row")
 
     def bounded(self, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio = _exp(_log_ratio(logprobs, sampler_logprobs, mask)).expand(mask.shape)
         return ratio.clamp(max=self.options.cap), ratio > self.options.cap
+
+    @hookimpl
+    def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """``[B]``: of the whole row, so that losses per row take it too."""
+        return _exp(_log_ratio(old_logprobs.detach(), sampler_logprobs, mask)).squeeze(-1).clamp(max=self.options.cap)
 
 
 class SequenceMask(_Bounding):
@@ -175,17 +184,10 @@ class OffPolicyMask:
         self.options = options
 
     @hookimpl
-    def importance_weights(
-        self, current_logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, mask: Tensor
-    ) -> Tensor:
-        drift = F.masked_mean(sampler_logprobs - current_logprobs, mask, -1).unsqueeze(-1)
+    def importance_weights(self, logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        drift = F.masked_mean(sampler_logprobs - logprobs, mask, -1).unsqueeze(-1)
         out = (advantages < 0) & (drift > self.options.delta) & mask
-        return (~out).to(current_logprobs.dtype)
-
-
-def _weighing() -> Needs:
-    """Bounded weights never are 0, so nothing of them would act where the ratio itself is against the sampler."""
-    return Needs(forbids=frozenset({"old_logprobs=sampler"}))
+        return (~out).to(logprobs.dtype)
 
 
 def _log_ratio(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, RoleNeed, hookimpl
+from rlhf_host import Advantages, Batch, Experience, Forbid, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ class PPO:
     def needs(self) -> Needs:
         options = self.options
         critic = RoleNeed("critic", head="scalar", trainable=True, source=options.critic_from, lr=1e-5)
-        bootstrap = ("critic.bootstrap",) if options.bootstrap_truncated else ()
-        # A KL loss would move the actor in the warm-up: its gradient is rounding noise then, which Adam scales up.
-        forbids = ("kl.place=loss",) if options.critic_warmup else ()
-        return F.policy_needs(options, roles=(critic,), outputs=("values", "critic.values", *bootstrap), forbids=forbids)
+        outputs = [Output("values"), Output("values", role="critic")]
+        if options.bootstrap_truncated:
+            outputs.append(Output("bootstrap", role="critic"))
+        noise = "in the warm-up of the critic its gradient is rounding noise, which Adam scales up"
+        forbids = [Forbid("kl.place", "loss", noise)] if options.critic_warmup else []
+        return F.policy_needs(options, roles=(critic,), outputs=outputs, forbids=forbids)
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
@@ -57,8 +59,8 @@ class PPO:
         values = experience.values["critic"]
         rewards = experience.token_rewards if experience.shaped is None else experience.token_rewards + experience.shaped
         bootstrap = None
-        if options.bootstrap_truncated and experience.bootstrap_value is not None:
-            bootstrap = experience.bootstrap_value.where(experience.truncated, 0.0)
+        if options.bootstrap_truncated:
+            bootstrap = experience.bootstrap["critic"].where(experience.truncated, 0.0)
         advantages = F.gae(rewards, values, mask, options.gamma, options.lam, bootstrap)
         target = advantages
         if options.lam_critic is not None:
@@ -71,7 +73,7 @@ class PPO:
         return Advantages(advantages, returns, metrics)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         warmup = self.options.critic_warmup
         if role == "critic":
             return _value_loss(outputs, batch, self.options.value_clip)
@@ -80,7 +82,7 @@ class PPO:
         return []
 
 
-def _value_loss(outputs: Outputs, batch: Experience, clip: float | None) -> list[LossTerm | Metric]:
+def _value_loss(outputs: Outputs, batch: Batch, clip: float | None) -> list[LossTerm | Metric]:
     """The value term of a micro-batch, on the tokens that the policy's terms count too."""
     if outputs.values is None or batch.returns is None:
         raise ValueError("the value loss needs outputs.values and batch.returns")

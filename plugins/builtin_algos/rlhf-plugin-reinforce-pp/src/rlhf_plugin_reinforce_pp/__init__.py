@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
+from rlhf_host import Advantages, Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Whitened:
         return F.whiten(advantages, mask, center_only=self.options.whiten == "center")
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         return F.policy_loss(outputs, batch, self.options) if role == "actor" else []
 
 

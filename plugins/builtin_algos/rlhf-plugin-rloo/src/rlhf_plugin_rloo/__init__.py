@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlhf_host import Advantages, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
+from rlhf_host import Advantages, Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
 
 
@@ -43,5 +43,5 @@ class RLOO:
         return Advantages(advantages)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Experience) -> list[LossTerm | Metric]:
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         return F.policy_loss(outputs, batch, self.options) if role == "actor" else []

@@ -7,12 +7,18 @@ import json
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import (
+    ACTION,
+    LOSS,
+    TOKEN_MEAN,
+    Adjust,
     Advantages,
     Drop,
     EpisodeFailed,
+    Extra,
     LossTerm,
     Metric,
     Needs,
+    Output,
     Reward,
     RoleNeed,
     Sampling,
@@ -20,6 +26,7 @@ from rlhf_host import (
     Step,
     Task,
     Trajectory,
+    Unjudged,
     hookimpl,
 )
 from rlhf_host import functional as F
@@ -48,7 +55,7 @@ class FirstAlgorithm(Plugin):
     @hookimpl
     def needs(self):
         note("needs")
-        return Needs("prompts", (RoleNeed("actor", "lm", True, None),), 2, frozenset({"entropy"}))
+        return Needs("prompts", (RoleNeed("actor", "lm", True, None),), 2, (Output("entropy"),))
 
     @hookimpl
     def loss_masks(self, experience):
@@ -73,8 +80,15 @@ class FirstAlgorithm(Plugin):
     def compute_loss(self, role, outputs, batch):
         note("compute_loss")
         assert "first/likelihood" in batch.stats
-        entropy = LossTerm("entropy", -outputs.entropy, "loss_mask", 1e-3, "token-mean", False)
-        return [*F.policy_loss(outputs, batch, self.options), entropy] if role == "actor" else []
+        entropy = LossTerm("entropy", -outputs.entropy, LOSS, 1e-3, TOKEN_MEAN, False)
+        first = LossTerm("first", 0 * outputs.logprobs, Extra("first"))
+        every = LossTerm("every", 0 * outputs.logprobs, ACTION)
+        return [*F.policy_loss(outputs, batch, self.options), entropy, first, every] if role == "actor" else []
+
+    @hookimpl
+    def prepare_batch(self, experience):
+        note("prepare_batch")
+        return {"first": experience.action_mask & (experience.action_mask.long().cumsum(-1) == 1)}
 
 
 class FirstReward(Plugin):
@@ -84,11 +98,19 @@ class FirstReward(Plugin):
     def score(self, trajectories):
         note("score")
         found = [sum(character in "aeiou" for character in row.text) / 8 for row in trajectories]
-        return [Reward(value, None, None, min(1.0, value), {"first/vowels": value}) for value in found]
+        return [Reward(value, None, None, min(1.0, value), {"first/vowels": value}, {"vowels": value}) for value in found]
+
+
+class FirstDoubt(Plugin):
+    """Judges nothing."""
+
+    @hookimpl
+    def score(self, trajectories):
+        return [Unjudged("no opinion") for _ in trajectories]
 
 
 class FirstExtension(Plugin):
-    """Filters, shapes and corrects, and keeps a count through checkpoints."""
+    """Draws, filters, shapes, corrects and steers, and keeps a count through checkpoints."""
 
     def __init__(self, options):
         super().__init__(options)
@@ -116,15 +138,27 @@ class FirstExtension(Plugin):
         return -0.001 * experience.action_mask.float()
 
     @hookimpl
-    def importance_weights(self, logprobs, sampler_logprobs, mask):
-        """The hook had ``advantages`` too, and nothing else."""
-        note("importance_weights")
-        return (logprobs - sampler_logprobs).where(mask, logprobs.new_zeros(())).exp().clamp(max=2.0)
+    def draw_tasks(self, tasks, count, step):
+        note("draw_tasks")
+        return [(step * count + number) % len(tasks) for number in range(count)]
 
     @hookimpl
-    def step_finished(self, metrics):
+    def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, mask, versions, version):
+        note("importance_weights")
+        assert int(versions[mask].max()) <= version
+        assert logprobs.shape == old_logprobs.shape
+        return (old_logprobs - sampler_logprobs).where(mask, old_logprobs.new_zeros(())).exp().clamp(max=2.0)
+
+    @hookimpl
+    def step_finished(self, step, metrics):
         note("step_finished")
         self.steps += 1
+        return Adjust({"actor.lr": 1e-4 / step, "first_extension.steps": self.steps})
+
+    @hookimpl
+    def adjust(self, settings):
+        note("adjust")
+        assert settings == {"steps": self.steps}
 
     @hookimpl
     def state_dict(self):
@@ -144,7 +178,11 @@ class FirstExtension(Plugin):
 
 
 class FirstAgent(Plugin):
-    """Asks twice."""
+    """Asks twice, and rewards what is said itself."""
+
+    @hookimpl
+    def needs(self):
+        return Needs(rewards=False)
 
     @hookimpl
     def agent_reset(self, episode):
@@ -168,15 +206,21 @@ class FirstAgent(Plugin):
 
 
 class FirstOwner(Plugin):
-    """Owns its loop: one answer of at most four tokens."""
+    """Owns its loop: a stem of at most two tokens and a leaf of at most four, a row each."""
 
     @hookimpl
     async def agent_run(self, episode, policy):
         note("agent_run")
-        prompt = list(episode.task.prompt_ids)
-        made = await policy.generate(prompt, Sampling(4))
-        segments = [Segment("prompt", prompt), Segment("action", made.token_ids, made.logprobs, made.versions)]
-        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, made.finish_reason, episode.sample)]
+        rows, prompt = [], list(episode.task.prompt_ids)
+        for tokens in (2, 4):
+            made = await policy.generate(prompt, Sampling(tokens))
+            parts = [Segment("prompt", prompt), Segment("action", made.token_ids, made.logprobs, made.versions)]
+            rows.append(
+                Trajectory(episode.episode_id, episode.group_id, episode.task, parts, made.finish_reason, episode.sample)
+            )
+            prompt = prompt + made.token_ids
+        rows[1].parent, rows[1].branch = 0, len(rows[1].prompt_ids)
+        return rows
 
 
 class FirstTasks(Plugin):
@@ -186,8 +230,8 @@ class FirstTasks(Plugin):
     def load_tasks(self, split):
         note("load_tasks")
         start = 0 if split == "train" else 100
-        yield from (Task(f"{number}+1=", str(number + 1)) for number in range(start, start + 12))
-        yield from ({"prompt": f"{number}+2=", "label": str(number + 2)} for number in range(start, start + 4))
+        tasks = [Task(f"{number}+1=", str(number + 1)) for number in range(start, start + 12)]
+        return [*tasks, *({"prompt": f"{number}+2=", "label": str(number + 2)} for number in range(start, start + 4))]
 
 
 class FirstTracker(Plugin):

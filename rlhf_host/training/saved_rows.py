@@ -1,9 +1,9 @@
-"""Saved trajectories, read back: the steps of a file as they were scored, and as the rollouts of a run that samples nothing."""
+"""Trajectories as lines of a file: written whole, read back step by step as they were scored."""
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
-from rlhf_host.records.needs import ScoreContext
-from rlhf_host.rollouts.collect import Collected
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.records import json_line, record, write_whole
 
@@ -46,11 +43,16 @@ class SavedStep:
 
     def groups(self) -> list[Group]:
         """The judged trajectories by group, in file order."""
-        found: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for row in self.rows:
             if row.reward is not None:
-                found.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
-        return list(found.values())
+                groups.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
+        return list(groups.values())
+
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """Trajectories by group, the unjudged ones among them."""
+        return Counter(row.group_id for row in self.rows)
 
     @property
     def reward_names(self) -> list[str]:
@@ -133,9 +135,16 @@ class _Verdict(_Strict):
     tokens: list[float] | None = None
     score: float | None = None
     metrics: dict[str, float | None] = {}
+    parts: dict[str, float] = {}
 
 
-class _Given(_Strict):
+class _Tree(_Strict):
+    row: int = 0
+    parent: int | None = None
+    branch: int = 0
+
+
+class _Task(_Strict):
     prompt: Any = None
     metadata: dict[str, Any] = {}
     agent: str | None = None
@@ -164,7 +173,8 @@ class _Row(_Strict):
     metrics: dict[str, float | None] = {}
     advantage: float | None = None
     unjudged: str | None = None
-    row: _Given | None = None
+    row: _Task | None = None
+    tree: _Tree = _Tree()
     weights: dict[str, float] = {}
     sampling: dict[str, int | float] = {}
 
@@ -177,7 +187,7 @@ def read_steps(path: Path) -> list[SavedStep]:
     Raises:
         UserError: naming file and line of what is not a trajectory.
     """
-    found: dict[tuple[int, str], SavedStep] = {}
+    steps: dict[tuple[int, str], SavedStep] = {}
     owners: dict[str, tuple[int, str]] = {}
     last: tuple[int, str] | None = None
     for file in _files(path):
@@ -186,25 +196,25 @@ def read_steps(path: Path) -> list[SavedStep]:
             where = rows.where(index)
             row = _parse(values, where)
             key = (row.step, row.split)
-            if key != last and key in found:
+            if key != last and key in steps:
                 raise UserError(f"{where}: step {row.step} goes on after another step began: sort the file by step")
             if owners.setdefault(row.group_id, key) != key:
                 then, _ = owners[row.group_id]
                 raise UserError(f"{where}: the group {row.group_id!r} is in step {row.step} and in step {then}")
-            step = found.setdefault(key, SavedStep(*key, [], row.weights, row.sampling, where))
+            step = steps.setdefault(key, SavedStep(*key, [], row.weights, row.sampling, where))
             step.rows.append(_trajectory(row, where))
             last = key
-    if not found:
+    if not steps:
         raise UserError(f"{path} holds no trajectories")
-    return list(found.values())
+    return list(steps.values())
 
 
 def _files(path: Path) -> list[Path]:
     path = path.expanduser()
     if path.is_dir():
         for folder in (path, path / "trajectories"):
-            if found := sorted(folder.glob("train-step-*.jsonl")):
-                return found
+            if files := sorted(folder.glob("train-step-*.jsonl")):
+                return files
         raise UserError(f"{path} has no trajectories/train-step-*.jsonl: give a file, a run directory or its trajectories/")
     if not path.exists():
         siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -257,9 +267,9 @@ def _inconsistency(row: _Row) -> str:
 
 
 def _trajectory(row: _Row, where: str) -> Trajectory:
-    given = row.row or _Given(prompt=row.prompt)
-    ids = row.segments[0].token_ids if given.prompt_ids is None else given.prompt_ids
-    task = Task(given.prompt, row.label, given.metadata, given.agent, row.task, row.source, tuple(ids))
+    saved = row.row or _Task(prompt=row.prompt)
+    ids = row.segments[0].token_ids if saved.prompt_ids is None else saved.prompt_ids
+    task = Task(saved.prompt, row.label, saved.metadata, saved.agent, row.task, row.source, tuple(ids))
     verdicts: Mapping[str, _Verdict | None] = (
         {name: None if value is None else _Verdict(value=value) for name, value in row.rewards.items()}
         if row.verdicts is None
@@ -267,6 +277,10 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
     )
     if not verdicts and row.reward is not None:
         verdicts = {"reward": _Verdict(value=row.reward)}
+    try:
+        rewards = {name: None if one is None else _reward(one) for name, one in verdicts.items()}
+    except ValueError as error:
+        raise UserError(f"{where}: verdicts: {error}") from error
     return Trajectory(
         episode_id=row.episode_id,
         group_id=row.group_id,
@@ -274,10 +288,7 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         segments=[Segment(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments],
         finish_reason=row.finish_reason,
         sample=row.sample,
-        rewards={
-            name: None if one is None else Reward(one.value, one.turns, one.tokens, one.score, _numbers(one.metrics))
-            for name, one in verdicts.items()
-        },
+        rewards=rewards,
         agent_rewards=row.agent_rewards,
         reward=row.reward,
         score=row.score,
@@ -285,7 +296,12 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         advantage=row.advantage,
         unjudged_reason=row.unjudged,
         decode=_reader(row, where),
+        **row.tree.model_dump(),
     )
+
+
+def _reward(one: _Verdict) -> Reward:
+    return Reward(one.value, one.turns, one.tokens, one.score, _numbers(one.metrics), one.parts)
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
@@ -319,107 +335,6 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
 
-# --- as a run's rollouts ------------------------------------------------------------------------
-
-
-class SavedRollouts:
-    """The training steps of a file in the place of a run's task stream and collector: step ``k`` gets the file's ``k``-th.
-
-    Args:
-        config: ``from_trajectories`` names the file; sampling must be as the file says.
-
-    Raises:
-        UserError: for a file that cannot be trained on as configured.
-    """
-
-    epoch = 0
-
-    def __init__(self, config: RunConfig):
-        assert config.from_trajectories is not None
-        self.path = Path(config.from_trajectories)
-        self._planned = config.train.steps
-        self.saved = [step for step in read_steps(self.path) if step.split == "train"]
-        if not self.saved:
-            raise UserError(f"{self.path} has no trajectories of the split 'train'")
-        configured = {alias: choice.weight for alias, choice in config.reward.items()}
-        self.weights: dict[str, float] = {}
-        for step in self.saved:
-            self._check(step, config)
-            weights = step.reward_weights(configured)
-            clash = next((name for name, weight in weights.items() if self.weights.setdefault(name, weight) != weight), None)
-            if clash:
-                raise UserError(
-                    f"{step.where}: the reward {clash} is weighted {weights[clash]:g} here and {self.weights[clash]:g} before"
-                )
-
-    @property
-    def steps(self) -> int:
-        return len(self.saved)
-
-    @property
-    def report(self) -> list[str]:
-        """For people: what was read."""
-        rows = sum(len(step.rows) for step in self.saved)
-        found = [f"{rows} trajectories in {self.steps} steps from {self.path}; nothing is sampled or evaluated"]
-        if self.steps < self._planned:
-            found.append(
-                f"training ends with them, before train.steps {self._planned}, which the learning rate's schedule follows"
-            )
-        for step in self.saved:
-            sizes = _group_sizes(step.rows)
-            if len(sizes) > 1:
-                found.append(
-                    f"{step.where}: groups of {min(sizes)} to {max(sizes)} trajectories in step {step.step}; "
-                    "trajectories.max_per_step cuts what a run writes (0: all)"
-                )
-                break
-        return found
-
-    async def fill(self, draw: Any, groups: int, context: ScoreContext) -> Collected:
-        """What the file has for ``context.step``; drawn and sampled is nothing."""
-        step = self.saved[context.step - 1]
-        for row in step.rows if context.tokenizer is not None else ():
-            row.decode = decoder(context.tokenizer)
-        found = Collected(step.groups(), trajectories=len(step.rows))
-        found.drawn = len(_group_sizes(step.rows, each=True))
-        for row in step.rows:
-            if row.reward is None:
-                found.unjudged[row.unjudged_reason or "unknown"] += 1
-                found.unjudged_rows.append(row)
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"trajectories": self._digest(), "steps": self.steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ``UserError`` when the file is not what it was."""
-        if state["trajectories"] != self._digest():
-            raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")
-
-    def _digest(self) -> str:
-        """Of what training depends on: tokens, log-probabilities and rewards, in order."""
-        found = hashlib.blake2b(digest_size=16)
-        for step in self.saved:
-            for row in step.rows:
-                parts = [(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments]
-                found.update(repr((step.step, row.group_id, row.reward, parts)).encode())
-        return found.hexdigest()
-
-    def _check(self, step: SavedStep, config: RunConfig) -> None:
-        if all(row.reward is None for row in step.rows):
-            raise UserError(
-                f"{step.where}: no trajectory of step {step.step} has a reward: score them with "
-                f"rlhf replay {self.path} --reward NAME --output SCORED.jsonl"
-            )
-        for name, value in step.sampling.items():
-            wanted = getattr(config.rollout, name, value)
-            if wanted != value:
-                flag = f"--rollout.{name.replace('_', '-')}"
-                raise UserError(
-                    f"{step.where}: sampled with {name} {value:g}, and rollout.{name} is {wanted:g}: set {flag} {value:g}"
-                )
-
-
 def check_vocabulary(steps: Iterable[SavedStep], size: int | None) -> None:
     """Raises ``UserError`` for a token that a model of ``size`` tokens, where that is known, does not have."""
     for step in steps if size is not None else ():
@@ -429,10 +344,3 @@ def check_vocabulary(steps: Iterable[SavedStep], size: int | None) -> None:
                 f"{step.where}: step {step.step} has the token {highest}, and the model a vocabulary of {size}: "
                 "give the model that they were sampled from"
             )
-
-
-def _group_sizes(rows: Sequence[Trajectory], each: bool = False) -> Any:
-    sizes: dict[str, int] = {}
-    for row in rows:
-        sizes[row.group_id] = sizes.get(row.group_id, 0) + 1
-    return sizes if each else set(sizes.values())

@@ -1,0 +1,93 @@
+"""What follows from the traits of the chosen engine, backend and runtime, where nobody decided. Knows no plugin by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host.config.schema import PluginChoice, RunConfig
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.libraries import require_libraries, traits_of
+from rlhf_host.plugins.selection import build, find
+from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits
+from rlhf_host.records.needs import Needs
+
+KINDS = ("engine", "backend", "runtime")
+LONG_S = 7 * 24 * 3600.0
+"""A deadline that no debugging session meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTraits:
+    """Of the plugins that a configuration chooses."""
+
+    engine: EngineTraits
+    backend: BackendTraits
+    runtime: RuntimeTraits
+
+    @classmethod
+    def of(cls, config: RunConfig, known: Sequence[PluginInfo] | None = None) -> RunTraits:
+        """Raises ``PluginError`` for plugins and options that cannot be used, and for libraries that are missing."""
+        return cls(*(_traits(kind, getattr(config, kind), known) for kind in KINDS))
+
+    @property
+    def in_place(self) -> bool:
+        """Engines sample from the trainer's own module; else they have weights of their own, which a sync must bring."""
+        return self.engine.takes == "module" and not self.runtime.remote
+
+    @property
+    def sync(self) -> str:
+        """The weight sync of a run that chooses none."""
+        usual = self.runtime.sync_in_place if self.in_place else self.runtime.sync
+        return usual if not self.engine.syncs or usual in self.engine.syncs else self.engine.syncs[0]
+
+
+def _traits(kind: str, choice: PluginChoice, known: Sequence[PluginInfo] | None) -> Any:
+    info = find(kind, choice.plugin, known)
+    plugin: Any = build(info, choice.options)
+    require_libraries(info, plugin)
+    return plugin.traits
+
+
+def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[str]:
+    """Plugins whose code runs elsewhere give way to the default ones, and nothing is late under a debugger; in place.
+
+    Returns:
+        What was changed, for people.
+    """
+    lines = []
+    for kind in KINDS:
+        choice, default = getattr(config, kind), getattr(RunConfig(), kind)
+        info = find(kind, choice.plugin, known)
+        if not traits_of(info, build(info, choice.options)).debug:
+            lines.append(f"--debug: {kind} {choice.plugin} runs where no debugger can follow; {default.plugin} takes its place")
+            setattr(config, kind, default)
+            config.placement = []
+    config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, LONG_S)
+    return lines
+
+
+def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str]:
+    """Why the chosen engine, backend, runtime and sync cannot train together; each with what to do."""
+    engine, backend, runtime, sync = (getattr(config, key).plugin for key in (*KINDS, "sync"))
+    if config.placement and not traits.runtime.places:
+        yield f"placement says which devices roles share, and runtime {runtime} has one process: choose another, or leave it out"
+    if traits.in_place and traits.backend.sharded:
+        yield (
+            f"backend {backend} spreads the actor's weights, and engine {engine} samples from them whole in the same process:"
+            " choose options of the backend that keep weights whole (--backend.*), or an engine with weights of its own (--engine)"
+        )
+    if needs.in_place and not traits.in_place:
+        apart = f"runtime {runtime}" if traits.runtime.remote else f"engine {engine}"
+        yield (
+            f"sync {sync} is for engines that sample from the trainer's own module, and with {apart} they have weights of their"
+            " own: leave --sync out, or choose one that moves weights"
+        )
+    if needs.in_place is False and traits.in_place:
+        yield (
+            f"sync {sync} moves weights, and engine {engine} samples from the trainer's own module, where nothing has to move:"
+            " leave --sync out"
+        )
+    if traits.engine.syncs and sync.rpartition(":")[2] not in traits.engine.syncs:
+        yield f"engine {engine} does not work with sync {sync}: leave --sync out, or set it to {' or '.join(traits.engine.syncs)}"

@@ -1,0 +1,102 @@
+"""Requests as vLLM takes them, and its answers as the host's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_host.engines.requests import Request
+from rlhf_host.errors import RunError
+from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
+
+REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request and who waits for it: made on the event loop, answered from the engine's thread."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    number: str = ""
+    """vLLM's name of it."""
+    future: asyncio.Future[Generation] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.future = self.loop.create_future()
+
+
+def answer(finished: Iterable[tuple[Call, Generation | BaseException]]) -> None:
+    """Give callers their answers; each loop is woken once."""
+    by_loop = defaultdict(list)
+    for call, result in finished:
+        by_loop[call.loop].append((call.future, result))
+    for loop, answers in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+            loop.call_soon_threadsafe(_resolve, answers)
+
+
+def _resolve(answers: Iterable[tuple[asyncio.Future[Generation], Generation | BaseException]]) -> None:
+    for future, result in answers:
+        if future.done():
+            continue
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
+def request_seed(key: SampleKey) -> int:
+    """63 bits, the same on every machine: a request that is repeated elsewhere gives the same completion."""
+    return int.from_bytes(hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def sampling_params(request: Request, ends: set[int], context_length: int) -> Any:
+    """vLLM's ``SamplingParams``; ``ends`` are the tokens that end any completion."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        max_tokens=min(sampling.max_new_tokens, context_length - len(request.token_ids)),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=request_seed(request.key),
+        stop=list(sampling.stop) or None,
+        stop_token_ids=sorted(ends | set(sampling.stop_token_ids)),
+        ignore_eos=True,  # the end tokens are among the above
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        logprobs=0,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def generation_of(sampling: Sampling, output: Any, version: int) -> Generation | RunError:
+    """The completion that vLLM's ``RequestOutput`` holds.
+
+    Args:
+        version: of the weights now held, for messages.
+    """
+    completion = output.outputs[0]
+    tokens = list(completion.token_ids)
+    logprobs = [0.0] * len(tokens) if sampling.temperature == 0 else list(completion.logprobs.logprobs)[: len(tokens)]
+    if len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)):
+        return RunError(f"generation under weight version {version} stopped: the model's logits are not finite")
+    if completion.finish_reason not in REASONS:
+        return RunError(f"engine vllm: a request ended with {completion.finish_reason!r}")
+    versions: list[int] = []
+    for span in completion.weight_versions or ():
+        versions += [int(span.version)] * (span.end - span.start)
+    return Generation(tokens, logprobs, versions, REASONS[completion.finish_reason])

@@ -1,0 +1,219 @@
+"""Starting vLLM: what it is told, what is refused first, and a directory for weights on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from rlhf_host.engines.requests import end_tokens
+from rlhf_host.engines.vllm import Vllm
+from rlhf_host.errors import UserError
+from rlhf_host.protocols import NO_WEIGHTS
+
+log = logging.getLogger(__name__)
+
+CPU_CACHE_BYTES = 1 << 29
+
+
+class Scratch:
+    """A directory, in memory where there is such a place, that this process holds a lock on.
+
+    What killed processes left there goes: their locks went with them. (Process numbers would not tell: containers may share the
+    place and not the numbers.)
+    """
+
+    def __init__(self) -> None:
+        root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        for left in root.glob("rlhf-vllm-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > 60 and (lock := _lock(left)) is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(lock)
+        self.path = tempfile.mkdtemp(prefix="rlhf-vllm-", dir=root)
+        self._lock = _lock(Path(self.path))
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(directory: Path) -> int | None:
+    """The open directory, locked; ``None`` where another process has the lock."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened
+
+
+def start_vllm(options: Vllm.Options, path: str, tokenizer: Any, version: int, scratch: Scratch) -> tuple[Any, torch.device]:
+    """vLLM's ``LLMEngine`` for the model directory ``path``, and where it takes weights.
+
+    Raises:
+        UserError: vLLM cannot serve the model as configured.
+    """
+    multiprocess = in_processes(options)
+    _set_environment()
+    with _torch_as_it_was():
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        on_cpu = current_platform.is_cpu()
+        if on_cpu and options.pipeline_parallel_size > 1:
+            raise UserError("engine vllm: pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs")
+        arguments = _arguments(options, version, on_cpu)
+        arguments |= {"model": path, "tokenizer": _tokenizer_path(path, tokenizer, scratch)}
+        try:
+            llm: Any = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=multiprocess)
+        except Exception as error:
+            raise UserError(f"engine vllm cannot serve {path}: {first_line(error)}") from error
+    if problem := _attention_problem(llm.vllm_config.model_config, on_cpu):
+        llm.engine_core.shutdown()
+        raise UserError(f"engine vllm cannot serve {path}: {problem}")
+    llm.set_weight_version(str(version))
+    return llm, torch.device("cpu" if on_cpu or multiprocess else current_platform.device_type)
+
+
+def in_processes(options: Vllm.Options) -> bool:
+    """Whether vLLM's core runs in processes of its own. Raises ``UserError`` where it must and may not."""
+    devices = options.tensor_parallel_size * options.pipeline_parallel_size
+    multiprocess = devices > 1 if options.multiprocess is None else options.multiprocess
+    if devices > 1 and not multiprocess:
+        raise UserError("engine vllm: several devices need multiprocess: true")
+    return multiprocess
+
+
+def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, Any]:
+    multiprocess = in_processes(options)
+    own = {
+        "load_format": "dummy" if version <= NO_WEIGHTS else "auto",
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None),
+        "max_model_len": options.max_model_len or -1,
+        "max_num_seqs": options.max_num_seqs,
+        "dtype": "float32" if options.dtype == "auto" and on_cpu else options.dtype,
+        "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "enable_sleep_mode": options.sleep and not on_cpu,
+        # After temperature, top-k, top-p and min-p: the distribution the token was drawn from.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rlhf_host.engines.vllm_worker.WeightLoading",
+        "generation_config": "vllm",
+    }
+    if not multiprocess:
+        # Between two steps nothing may be under way: weights change there.
+        own["async_scheduling"] = False
+    if on_cpu:
+        # A step that computes a part of a prompt sets back the request's generator, which vLLM can on CUDA alone.
+        own["enable_chunked_prefill"] = False
+    taken = sorted({"model", "tokenizer", *own} & set(options.extra))
+    if taken:
+        raise UserError(f"engine.extra.{taken[0]}: the engine sets this itself, from its own options")
+    defaults: dict[str, Any] = {"disable_log_stats": True, "seed": 0}
+    if on_cpu:
+        defaults["block_size"] = 32
+        if multiprocess and options.tensor_parallel_size * options.pipeline_parallel_size == 1:
+            defaults["distributed_executor_backend"] = "uni"
+    return defaults | options.extra | own
+
+
+def _tokenizer_path(path: str, tokenizer: Any, scratch: Scratch) -> str:
+    """vLLM needs the tokenizer for stop strings, as files."""
+    if tokenizer is None or (Path(path) / "tokenizer_config.json").exists():
+        return path
+    directory = os.path.join(scratch.path, "tokenizer")
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def _attention_problem(settings: Any, on_cpu: bool) -> str | None:
+    """What vLLM itself finds out only when the first request kills it."""
+    if not on_cpu or settings.use_mla:
+        return None
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, known = settings.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+    return None if size in known else f"attention heads of size {size}, on CPUs it has only {', '.join(map(str, known))}"
+
+
+def _set_environment() -> None:
+    """What vLLM reads from the environment, unless the user has set it."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in {
+        "VLLM_NO_USAGE_STATS": "1",  # it would send statistics of use to a server
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that share a machine would all bind to the same cores
+    }.items():
+        os.environ.setdefault(name, value)
+    if not torch.cuda.is_available():
+        # Compiling the sampler's helpers takes longer than they ever save here.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+@contextlib.contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """Starting vLLM seeds every global generator, puts a rank before every traceback and, on a CPU, replaces
+    ``torch.set_num_threads`` by nothing."""
+    threads, hook, python, numpy = torch.set_num_threads, sys.excepthook, random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        torch.set_num_threads, sys.excepthook = threads, hook
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def ends_of(path: str, tokenizer: Any) -> set[int]:
+    """Tokens that end a completion, by the model's generation config (or config) and its tokenizer."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        settings: Any = GenerationConfig.from_pretrained(path)
+    except OSError:
+        settings = AutoConfig.from_pretrained(path).get_text_config()
+    return end_tokens(settings, tokenizer)
+
+
+def parameter_names(config: Any) -> set[str]:
+    """What the weights of a model with this config are called; nothing where transformers does not know the architecture."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        log.warning("syncs are not checked for missing weights: %s", first_line(error))
+        return set()
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    text = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

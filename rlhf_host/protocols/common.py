@@ -1,0 +1,36 @@
+"""What all plugins with a protocol share: traits, the thread that computes, weights on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors: TypeAlias = "dict[str, Tensor]"
+Bucket: TypeAlias = "list[tuple[str, Tensor]]"
+"""Some of a model's weights by name. The tensors are valid until the next bucket is asked for."""
+Buckets: TypeAlias = "Iterator[Bucket]"
+
+NO_WEIGHTS = -1
+"""The version of an engine that has no weights of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the host must know of a plugin before it is started."""
+
+    libraries: tuple[str, ...] = ()
+    """Modules that ``start`` imports and that a plain installation may lack."""
+    debug: bool = True
+    """All its code runs in this process, on the thread that calls it, where a debugger can follow; ``--debug`` replaces others."""
+
+
+class Compute(Protocol):
+    """The one thread of a process on which models compute."""
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Queue ``work``, which must not wait for other work. Any thread may call this."""

@@ -1,0 +1,230 @@
+"""What a runtime's processes are made of: the roles of one process, and an engine, built from specs wherever that is.
+
+Public, for runtimes of other distributions too. Importing it loads no torch, so a device can be chosen before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host import __version__
+from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.specs import PluginSpec, check_host
+from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart
+from rlhf_host.records.needs import Needs, RoleNeed
+
+if TYPE_CHECKING:
+    from rlhf_host.backends.ranks import Ranks
+    from rlhf_host.engines.kernels import TriedKernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolesSetup:
+    """All that it takes to build some of a run's roles."""
+
+    roles: Sequence[tuple[RoleNeed, RoleConfig]]
+    needs: Needs
+    plugins: Sequence[PluginSpec] | PluginManager
+    """As specs the setup can be pickled, and the roles built in another process."""
+    backend: PluginSpec
+    kernels: Sequence[PluginSpec]
+    train: TrainConfig
+    total_updates: int
+    host_version: str = __version__
+
+    @classmethod
+    def of(cls, start: RuntimeStart, names: Iterable[str] | None = None, *, here: bool = False) -> RolesSetup:
+        """
+        Args:
+            names: of the roles; default: all.
+            here: the roles are built in the controller's own process, with its plugins.
+
+        Raises:
+            PluginError: a plugin that workers need cannot go to another process.
+        """
+        needs = [need for need in start.needs.roles if names is None or need.name in set(names)]
+        apart = start.hooks.specs() if start.total_updates and not here else ()
+        return cls(
+            roles=[(need, start.roles[need.name] if here else located(start.roles[need.name])) for need in needs],
+            needs=start.needs,
+            plugins=start.hooks if here else apart,
+            backend=start.backend,
+            kernels=start.kernels,
+            train=start.train,
+            total_updates=start.total_updates,
+        )
+
+
+class Roles:
+    """The models of one process: ``worker`` computes with them and trains them, ``weights`` shows the actor's to syncs.
+
+    Use them on one thread.
+
+    Args:
+        ranks: the processes that train the same roles; default: this one alone.
+
+    Raises:
+        UserError: models, options or versions that cannot be used here.
+    """
+
+    def __init__(self, setup: RolesSetup, ranks: Ranks | None = None):
+        from rlhf_host.backends.ranks import Ranks
+        from rlhf_host.models.loading import context_length, load_model
+        from rlhf_host.training.role import Role
+        from rlhf_host.training.worker import Worker
+        from rlhf_host.weight_sync.local_source import LocalWeights
+
+        check_host(setup.host_version)
+        hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
+        backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
+        self.kernels = tried_kernels(setup.kernels)
+        roles = {
+            need.name: Role.of(
+                need.name,
+                load_model(settings, head=need.head, trainable=need.trainable),
+                setup.train,
+                kernels=self.kernels,
+                backend=backend if need.trainable else None,
+                settings=settings,
+                total_updates=setup.total_updates,
+                ranks=ranks,
+            )
+            for need, settings in setup.roles
+        }
+        self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks)
+        self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
+        self.models = {name: role.passes.model for name, role in roles.items()}
+        self.context_lengths = {name: context_length(model) for name, model in self.models.items()}
+        """Longest row of each role, in tokens."""
+        self.exact = all(role.passes.exact and (role.backend is None or role.backend.exact) for role in roles.values())
+        """All compute in 32 bits."""
+        self.weights: LocalWeights | None = None
+        if (actor := self.models.get("actor")) is not None:
+            weights = self.backends["actor"].weights if "actor" in self.backends else None
+            self.weights = LocalWeights(actor, weights, rank=ranks.rank * ranks.parts + ranks.part, size=ranks.processes)
+
+    def run(self, function: str, arguments: Mapping[str, Any]) -> Any:
+        """What ``WeightSource.run`` does on one rank; on a thread of its own it may wait for other ends of a sync."""
+        from rlhf_host.engines.loading import call_by_path
+
+        return call_by_path(function, self.weights, arguments)
+
+    def save_role(self, name: str, directory: str | Path) -> None:
+        """In Hugging Face format, without tokenizer. Collective."""
+        from rlhf_host.models.loading import quiet_transformers
+
+        with quiet_transformers():
+            self.backends[name].save_model(Path(directory))
+
+    def save_state(self, directory: str | Path) -> None:
+        """Optimizers and schedules, a folder for each role. Collective."""
+        for name, backend in self.backends.items():
+            Path(directory, name).mkdir(exist_ok=True)
+            backend.save(Path(directory, name))
+
+    def load_state(self, directory: str | Path) -> None:
+        """Take them back. Collective."""
+        for name, backend in self.backends.items():
+            backend.load(Path(directory, name))
+
+
+def check_state(directory: Path, needs: Needs) -> None:
+    """Raises ``UserError`` when a checkpoint's roles are not those this run trains."""
+    saved, trained = (sorted(names) for names in ((path.name for path in directory.iterdir()), trained_roles(needs)))
+    if saved != trained:
+        then, now = ", ".join(saved), ", ".join(trained)
+        raise UserError(f"the checkpoint trains {then}, this run {now}: resume with the algorithm it was started with")
+
+
+def trained_roles(needs: Needs) -> list[str]:
+    return [need.name for need in needs.roles if need.trainable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """All that it takes to start the run's engine in another process, with weights of its own; can be pickled."""
+
+    engine: PluginSpec
+    kernels: Sequence[PluginSpec]
+    role: RoleConfig
+    version: int
+    """Of the weights in ``role.model``; -1: a sync will bring others."""
+    host_version: str = __version__
+
+    @classmethod
+    def of(cls, start: RuntimeStart) -> EngineSetup:
+        version = NO_WEIGHTS if start.total_updates else 0
+        return cls(engine=start.engine, kernels=start.kernels, role=located(start.roles["actor"]), version=version)
+
+
+def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
+    """Raises ``UserError`` for a plugin, model or options that cannot be used here."""
+    from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
+
+    check_host(setup.host_version)
+    plugin, tokenizer, role = setup.engine.build(), load_tokenizer(setup.role), setup.role
+    with tempfile.TemporaryDirectory(prefix="rlhf-engine-") as directory:
+        model: Any
+        if plugin.traits.takes == "module":
+            # Trained weights are float32, and so must be what they are copied into.
+            model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
+        elif (model := model_directory(role)) is None:
+            model = save_for_engine(load_model(role), tokenizer, Path(directory), with_weights=setup.version >= 0)
+        return plugin.start(
+            EngineStart(
+                model=model,
+                tokenizer=tokenizer,
+                version=setup.version,
+                compute=compute,
+                kernels=tried_kernels(setup.kernels),
+            )
+        )
+
+
+def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
+    """A model directory for an engine with weights of its own."""
+    from rlhf_host.models.loading import quiet_transformers
+
+    with quiet_transformers():
+        if with_weights:
+            model.save_pretrained(directory)
+        else:
+            model.config.save_pretrained(directory)
+            model.generation_config.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    return directory
+
+
+def tried_kernels(specs: Sequence[PluginSpec]) -> TriedKernels:
+    """The run's choice of kernels, for this process."""
+    from rlhf_host.engines.kernels import TriedKernels
+
+    return TriedKernels([(spec.name, spec.build()) for spec in specs])
+
+
+def located(role: RoleConfig) -> RoleConfig:
+    """With the model's own directory, so that no process needs this working directory, or to build the quickstart model."""
+    from rlhf_host.models.loading import find_model
+
+    source = find_model(role.model)
+    if not source.local:
+        return role
+    directory = Path(source.path).expanduser().absolute()
+    changes: dict[str, Any] = {"model": str(directory / source.gguf) if source.gguf else str(directory)}
+    if role.tokenizer is not None and Path(role.tokenizer).expanduser().exists():
+        changes["tokenizer"] = str(Path(role.tokenizer).expanduser().absolute())
+    return role.model_copy(update=changes)
+
+
+def plain(error: Exception) -> Exception:
+    """An error that survives the way to another process: of the project's own kinds, with the words of ``error`` alone."""
+    for kind in (UserError, LostError, RunError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return RunError(f"{type(error).__name__}: {' '.join(str(error).split())}")

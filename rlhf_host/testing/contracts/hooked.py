@@ -1,0 +1,130 @@
+"""Checks of every plugin that has hooks: which ones, what it needs, and its state."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from rlhf_host.records.needs import Needs
+from rlhf_host.testing.contracts.common import differ
+from rlhf_host.testing.contracts.exercise import exercise
+from rlhf_host.testing.contracts.subject import Broken, Subject, expect
+from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.traces import leaves_nothing
+
+OF_KIND = {
+    "algo": (("needs",), ("compute_advantages", "make_rows", "compute_loss"), ("compute_loss",)),
+    "reward": (("score",),),
+    "agent": (("agent_reset", "agent_run"), ("agent_step", "agent_run")),
+    "tasks": (("load_tasks",),),
+    "tracker": (("log_metrics", "log_trajectories"),),
+    "weight_sync": (("sync_weights",),),
+}
+"""Kind → sets of hooks of which it implements one each."""
+
+
+@check(stage="hooks")
+def hooks_are_known(subject: Subject) -> None:
+    """Every method marked @hookimpl is a hook of the host, and takes arguments that the hook has."""
+    subject.manager().close()
+
+
+@check()
+def hooks_of_its_kind_are_there(subject: Subject) -> None:
+    """It implements what a plugin of its kind is selected for."""
+    _ = subject.cls  # what cannot be loaded is another check's
+    expect(subject.hooks, f"{subject.info.value} implements no hook: mark its methods with @hookimpl")
+    for names in OF_KIND.get(subject.kind, ()):
+        expect(subject.hooks & set(names), f"a plugin of kind {subject.kind} implements {' or '.join(names)}")
+
+
+@check("needs")
+def needs_are_pure(subject: Subject) -> None:
+    """``needs()`` is a Needs, the same at every call and for every instance with the same options, before and after use."""
+    manager = subject.manager()
+    first = manager.one("needs")
+    expect(isinstance(first, Needs), f"needs() gave a {type(first).__name__}, not a Needs")
+    names = [role.name for role in first.roles]
+    expect(len(set(names)) == len(names), f"needs() names a role twice: {names}")
+    expect(manager.one("needs") == first, "needs() changes from one call to the next")
+    expect(subject.manager().one("needs") == first, "needs() differs between two instances with the same options")
+
+
+# --- state --------------------------------------------------------------------------------------
+
+
+@check("state_dict")
+def state_survives_a_checkpoint(subject: Subject) -> None:
+    """What ``state_dict`` gives after use comes back through a checkpoint, into a fresh instance, as it was."""
+    import torch
+
+    from rlhf_host.errors import RunError
+    from rlhf_host.training.checkpoints import plain_state
+
+    expect("load_state_dict" in subject.hooks, "it has state_dict without load_state_dict: a resumed run could not go on")
+    manager, fresh = subject.manager(), subject.manager()
+    exercise(subject, manager)
+    try:
+        state = plain_state(manager.one("state_dict"), subject.key)
+    except RunError as error:
+        raise Broken(str(error)) from error
+    file = io.BytesIO()
+    torch.save({subject.key: state}, file)
+    read = torch.load(io.BytesIO(file.getvalue()), weights_only=True)[subject.key]
+    fresh.call(subject.key, "load_state_dict", state=read)
+    found = plain_state(fresh.one("state_dict"), subject.key)
+    expect(not differ(found, state), f"after load_state_dict the state is {found}, not {state}")
+
+
+@check()
+def instances_share_nothing(subject: Subject) -> None:
+    """Two instances (``--reward a=x --reward b=x``) do not see each other's state."""
+    first, second = subject.manager(), subject.manager()
+    plugins = [manager.loaded[0].plugin for manager in (first, second)]
+    before = {name: _copied(value) for name, value in _class_attributes(subject.cls)}
+    state = _copied(second.one("state_dict")) if "state_dict" in subject.hooks else None
+    exercise(subject, first)
+    own = [{id(value): name for name, value in vars(plugin).items() if _mutable(value)} for plugin in map(_with_vars, plugins)]
+    shared = sorted(own[0][found] for found in own[0].keys() & own[1].keys())
+    expect(not shared, f"two instances share the object behind self.{', self.'.join(shared)}: make it in __init__")
+    for name, value in _class_attributes(subject.cls):
+        expect(name in before and not differ(before[name], value), f"use changes the class attribute {name}: keep it on self")
+    if state is not None:
+        expect(not differ(second.one("state_dict"), state), "using one instance changes the state of another")
+
+
+@check()
+def nothing_outlives_the_run(subject: Subject) -> None:
+    """Once ``run_finished`` was called, no process and no thread that would keep the interpreter alive is left."""
+    with leaves_nothing("the run", "end it in run_finished"):
+        exercise(subject, subject.manager())
+
+
+class _NoVars:
+    pass
+
+
+def _with_vars(plugin: object) -> object:
+    return plugin if hasattr(plugin, "__dict__") else _NoVars()
+
+
+def _mutable(value: Any) -> bool:
+    return isinstance(value, list | dict | set | bytearray) or type(value).__name__ == "Tensor"
+
+
+def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
+    for owner in cls.__mro__[:-1]:
+        for name, value in vars(owner).items():
+            data = not callable(value) and not isinstance(value, property | classmethod | staticmethod)
+            if data and not (name.startswith("__") and name.endswith("__")) and not inspect.ismemberdescriptor(value):
+                yield f"{owner.__name__}.{name}", value
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # a lock or alike: its identity is all there is to compare
+        return value

@@ -1,0 +1,111 @@
+"""Saved trajectories as the rollouts of a run that samples nothing: step ``k`` trains on the file's ``k``-th."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError
+from rlhf_host.records.needs import ScoreContext
+from rlhf_host.rollouts.collect import Collected
+from rlhf_host.training.saved_rows import SavedStep, decoder, read_steps
+
+
+class SavedRollouts:
+    """The training steps of a file.
+
+    Args:
+        config: ``from_trajectories`` names the file; sampling must be as the file says.
+
+    Raises:
+        UserError: for a file that cannot be trained on as configured.
+    """
+
+    epoch = 0
+
+    def __init__(self, config: RunConfig):
+        assert config.from_trajectories is not None
+        self.path = Path(config.from_trajectories)
+        self._planned = config.train.steps
+        self.saved = [step for step in read_steps(self.path) if step.split == "train"]
+        if not self.saved:
+            raise UserError(f"{self.path} has no trajectories of the split 'train'")
+        configured = {alias: choice.weight for alias, choice in config.reward.items()}
+        self.weights: dict[str, float] = {}
+        for step in self.saved:
+            self._check(step, config)
+            weights = step.reward_weights(configured)
+            clash = next((name for name, weight in weights.items() if self.weights.setdefault(name, weight) != weight), None)
+            if clash:
+                raise UserError(
+                    f"{step.where}: the reward {clash} is weighted {weights[clash]:g} here and {self.weights[clash]:g} before"
+                )
+
+    @property
+    def steps(self) -> int:
+        return len(self.saved)
+
+    @property
+    def report(self) -> list[str]:
+        """For people: what was read."""
+        rows = sum(len(step.rows) for step in self.saved)
+        lines = [f"{rows} trajectories in {self.steps} steps from {self.path}; nothing is sampled or evaluated"]
+        if self.steps < self._planned:
+            lines.append(
+                f"training ends with them, before train.steps {self._planned}, which the learning rate's schedule follows"
+            )
+        for step in self.saved:
+            sizes = set(step.group_sizes.values())
+            if len(sizes) > 1:
+                lines.append(
+                    f"{step.where}: groups of {min(sizes)} to {max(sizes)} trajectories in step {step.step}; "
+                    "trajectories.max_per_step cuts what a run writes (0: all)"
+                )
+                break
+        return lines
+
+    async def next_rollouts(self, context: ScoreContext) -> Collected:
+        """What the file has for ``context.step``; drawn and sampled is nothing."""
+        step = self.saved[context.step - 1]
+        for row in step.rows if context.tokenizer is not None else ():
+            row.decode = decoder(context.tokenizer)
+        collected = Collected(step.groups(), trajectories=len(step.rows), drawn=len(step.group_sizes))
+        for row in step.rows:
+            if row.reward is None:
+                collected.unjudged[row.unjudged_reason or "unknown"] += 1
+                collected.unjudged_rows.append(row)
+        return collected
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trajectories": self._digest(), "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ``UserError`` when the file is not what it was."""
+        if state["trajectories"] != self._digest():
+            raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")
+
+    def _digest(self) -> str:
+        """Of what training depends on: tokens, log-probabilities and rewards, in order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for step in self.saved:
+            for row in step.rows:
+                parts = [(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments]
+                digest.update(repr((step.step, row.group_id, row.reward, parts)).encode())
+        return digest.hexdigest()
+
+    def _check(self, step: SavedStep, config: RunConfig) -> None:
+        if all(row.reward is None for row in step.rows):
+            raise UserError(
+                f"{step.where}: no trajectory of step {step.step} has a reward: score them with "
+                f"rlhf replay {self.path} --reward NAME --output SCORED.jsonl"
+            )
+        for name, value in step.sampling.items():
+            wanted = getattr(config.rollout, name, value)
+            if wanted != value:
+                flag = f"--rollout.{name.replace('_', '-')}"
+                raise UserError(
+                    f"{step.where}: sampled with {name} {value:g}, and rollout.{name} is {wanted:g}: set {flag} {value:g}"
+                )

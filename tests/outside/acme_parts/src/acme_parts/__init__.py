@@ -1,0 +1,1 @@
+"""An engine, a backend and a runtime, written against the host's public names alone."""
