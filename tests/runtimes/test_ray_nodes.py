@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,7 +171,7 @@ def models(tmp_path_factory) -> tuple[Path, Path]:
 class Run:
     """A run under way, seen from outside."""
 
-    process: subprocess.Popen[bytes]
+    process: Any
     directory: Path
     said: Path
 
@@ -221,16 +222,12 @@ def ppo(rlhf, machines: Machines, models: tuple[Path, Path], prompts: Path, dire
         "ray.address": machines.address,
         "run-dir": directory / "run",
     }
-    command = [str(part) for name, value in common.items() for part in (f"--{name}", value)]
+    command = ["train", *(str(part) for name, value in common.items() for part in (f"--{name}", value)), *map(str, flags)]
     path = os.pathsep.join([machines.environment["PYTHONPATH"], rlhf.environment["PYTHONPATH"]])
     said = directory / "err.txt"
     with (directory / "out.txt").open("w") as out, said.open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlhf_host.cli.main", "train", *command, *map(str, flags)],
-            env={**rlhf.environment, **machines.environment, "PYTHONPATH": path},
-            stdout=out,
-            stderr=err,
-        )
+        environment = {**rlhf.environment, **machines.environment, "PYTHONPATH": path}
+        process = rlhf.begin(command, environment, stdout=out, stderr=err)
     try:
         yield Run(process, directory / "run", said)
     finally:
