@@ -35,10 +35,10 @@ IMPORTED = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
     "rlhf_host.api",
-    "rlhf_host.backends.torch",
+    "rlhf_host.backends.torch_backend",
     "rlhf_host.cli.train",
-    "rlhf_host.engines.transformers",
-    "rlhf_host.runtimes.local",
+    "rlhf_host.engines.embedded",
+    "rlhf_host.runtimes.local_runtime",
     "rlhf_host.training.run",
 )
 READ_LATE = ("COLUMNS", "COMP_", "PYTEST_", "PYTHONPATH", "RAY_", "RLHF_", "SEEN", "_RLHF_")
@@ -165,7 +165,7 @@ def serve(address: str) -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     assert COMMAND not in sys.modules
-    assert not [name for name in sys.modules if name.startswith("rlhf_plugin")], "a command imports plugins itself"
+    assert {name.partition(".")[0] for name in sys.modules if name.startswith("rlhf_")} == {"rlhf_host"}, "not a plugin"
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
     assert threads == 1, f"{threads} threads: a fork would have the locks that others hold, and nobody to open them"
     gc.collect()

@@ -64,7 +64,7 @@ def serve(pipe: Any) -> None:
 
 FORKING = multiprocessing.get_context("forkserver")
 """Engines are forked from a process that has imported what they import."""
-FORKING.set_forkserver_preload(["rlhf_host.engines.transformers", "transformers.models.llama.modeling_llama"])
+FORKING.set_forkserver_preload(["rlhf_host.engines.embedded", "transformers.models.llama.modeling_llama"])
 
 
 class EngineProcess:
