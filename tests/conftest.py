@@ -23,7 +23,11 @@ import rlhf_host
 from rlhf_host.testing.models import write_tiny_model
 
 from .forks import COMMAND, Forked, ForkServer
-from .schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
+from .schedule import (  # noqa: F401
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
+    pytest_xdist_make_scheduler,
+)
 
 # Before torch is imported, here and in every process that a test starts: workers, ranks and engines share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ LONGEST = (*TOGETHER["Ray"], "tests/backends/test_ranks.py", *TOGETHER["wheels"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(file_of(item.nodeid), len(places)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the libraries' objects stay: every search for garbage among them would take a second
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,6 +7,7 @@ backend look at is computed once for the kind (``life``).
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
 import shutil
 import socket
@@ -421,6 +422,7 @@ class Group:
 
 def serve(rank: int, size: int, port: int, parts: int) -> None:
     answers = sys.stdout.buffer
+    gc.freeze()  # DeepSpeed searches for garbage at every turn: not among all that was imported
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
         ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
