@@ -2,9 +2,12 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-distributed quickstart test test-wheels test-liger lint docs smollm2 oracles learning-matrix results clean
+.PHONY: tests-alone lint-report
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
+# Processes that run tests; each takes about 2 GiB.
+WORKERS ?= 2
 
 VENV := .venv
 PROJECTS := pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml))
@@ -42,8 +45,15 @@ $(DISTRIBUTED_STAMP): $(STAMP)
 quickstart: setup ## train a tiny model from nothing, on the CPU
 	$(VENV)/bin/rlhf train --algo rloo --reward math_verifier
 
-test: lint setup-distributed ## check everything: linters, types, import floors, and the tests of the host and all plugins
-	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest
+test: setup-distributed ## check everything: linters, types, import floors, and the tests of the host and all plugins
+	@$(MAKE) --no-print-directory --jobs=2 tests-alone lint-report
+
+tests-alone:
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+
+# While the tests run: one block of text, not lines among theirs. A failure fails `make test` too.
+lint-report:
+	@report=$$($(MAKE) --no-print-directory lint 2>&1); code=$$?; printf '\n%s\n' "$$report"; exit $$code
 
 test-wheels: setup ## install each distribution alone with the host, from wheels, and run its own tests: minutes
 	RLHF_TEST_WHEELS=all HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/packaging/test_alone.py

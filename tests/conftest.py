@@ -10,16 +10,30 @@ import sys
 import sysconfig
 import textwrap
 import venv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 import rlhf_host
 from rlhf_host.testing.models import write_tiny_model
+
+from .forks import COMMAND, Forked, ForkServer
+from .schedule import (  # noqa: F401
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
+    pytest_xdist_make_scheduler,
+)
+
+# Before torch is imported, here and in every process that a test starts: workers, ranks and engines share few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ENVIRONMENT = dict(os.environ)
+"""What the tests began with: libraries set variables as they are imported here, which a new process would not have."""
 
 ROOT = Path(rlhf_host.__file__).parent.parent
 
@@ -56,25 +70,48 @@ ENTRY_POINTS = "[rlhf.rewards]\n" + "".join(f"{name.lower()} = test_rewards:{nam
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The real ``rlhf`` in a process of its own."""
+    """The real ``rlhf``, forked or started."""
 
     environment: dict[str, str]
+    begin: Callable[..., Forked | subprocess.Popen[str]]
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rlhf_host.cli.main", *map(str, arguments)],
-            env=self.environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-        )
+    def start(self, *arguments: str | Path) -> Forked | subprocess.Popen[str]:
+        return self.begin([*map(str, arguments)], self.environment)
 
     def run(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
         out, err = process.communicate(timeout=300)
         assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start_process(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path | None = None,
+    *,
+    python: Sequence[str] = (),
+    stdout: IO[Any] | int | None = None,
+    stderr: IO[Any] | None = None,
+    program: str | Path = COMMAND,
+    text: bool = True,
+) -> subprocess.Popen[Any]:
+    """The command in an interpreter of its own, to which the flags ``python`` are given; or a script."""
+    begun = [str(program)] if str(program).endswith(".py") else ["-m", str(program)]
+    pipes = {"stdin": None, "stdout": stdout, "stderr": stderr}
+    pipes = {name: subprocess.PIPE if file is None else file for name, file in pipes.items()}
+    return subprocess.Popen([sys.executable, *python, *begun, *arguments], env=environment, cwd=directory, text=text, **pipes)
+
+
+@pytest.fixture(scope="session")
+def fork() -> Iterator[Callable[..., Forked | subprocess.Popen[Any]]]:
+    """``fork(arguments, environment, directory)``: the command, or another program, forked where that is safe: ``forks.py``."""
+    if sys.platform != "linux":
+        yield start_process
+        return
+    server = ForkServer(ENVIRONMENT)
+    yield server.start
+    server.close()
 
 
 @pytest.fixture(scope="session")
@@ -106,9 +143,22 @@ def reward_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rlhf(reward_plugins: Path) -> CommandLine:
+def environment(reward_plugins: Path) -> dict[str, str]:
+    """What the command's processes inherit: the reward plugins are installed."""
     path = os.pathsep.join(filter(None, [str(reward_plugins), os.environ.get("PYTHONPATH", "")]))
-    return CommandLine({**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "120"})
+    return {**ENVIRONMENT, "PYTHONPATH": path, "COLUMNS": "120"}
+
+
+@pytest.fixture(scope="session")
+def rlhf(environment: dict[str, str], fork: Callable[..., Any]) -> CommandLine:
+    """The command line, forked: what is computed, printed and written."""
+    return CommandLine(environment, fork)
+
+
+@pytest.fixture(scope="session")
+def rlhf_process(environment: dict[str, str]) -> CommandLine:
+    """The command line, started: also how a command begins, and how it ends. Every command has a test with this one."""
+    return CommandLine(environment, start_process)
 
 
 @pytest.fixture
@@ -154,8 +204,8 @@ def rlhf_here(reward_plugins: Path, monkeypatch: pytest.MonkeyPatch):
 class Site:
     """A folder that stands for site-packages."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, fork: Callable[..., Any] = start_process):
+        self.folder, self.fork = folder, fork
         folder.mkdir(exist_ok=True)
 
     def install(
@@ -176,18 +226,18 @@ class Site:
         importlib.invalidate_caches()
         return info
 
-    def rlhf(self, *arguments, python=(), stdout=subprocess.PIPE, **environment):
-        """The real command line in a process of its own, this folder on its path."""
-        return subprocess.run(
-            [sys.executable, *python, "-m", "rlhf_host.cli.main", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]), "COLUMNS": "80", **environment},
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=120,
+    def rlhf(self, *arguments, begin=None, **environment):
+        """The real command line, this folder on its path: forked, or begun by ``begin``."""
+        path = os.pathsep.join([str(self.folder), str(ROOT)])
+        process = (begin or self.fork)(
+            arguments, {**ENVIRONMENT, "PYTHONPATH": path, "COLUMNS": "80", **environment}, self.folder
         )
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def rlhf_process(self, *arguments, python=(), stdout=None, **environment):
+        """The same in an interpreter of its own, with its flags."""
+        return self.rlhf(*arguments, begin=partial(start_process, python=python, stdout=stdout), **environment)
 
     def listed(self, *arguments):
         """``rlhf plugins --json``: name → object of what the test installed."""
@@ -197,8 +247,8 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path):
-    return Site(tmp_path / "site")
+def site(tmp_path, fork):
+    return Site(tmp_path / "site", fork)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 
@@ -22,6 +23,7 @@ def hooks():
 HOOKS = hooks()
 
 
+@functools.cache
 def all_tests():
     """Names of all tests of the repository."""
     names = set()

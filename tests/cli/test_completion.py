@@ -39,7 +39,7 @@ def offered(site):
     def complete(line, python=()):
         words = shlex.split(line) + ([""] if line.endswith(" ") else [])
         environment = {"_RLHF_COMPLETE": "bash_complete", "COMP_WORDS": shlex.join(words), "COMP_CWORD": str(len(words) - 1)}
-        done = site.rlhf(python=python, **environment)
+        done = site.rlhf_process(python=python, **environment) if python else site.rlhf(**environment)
         assert done.returncode == 0, done.stderr
         complete.stderr = done.stderr
         return [item.removeprefix("plain,") for item in done.stdout.splitlines() if item]

@@ -1,9 +1,7 @@
 """``--debug``: every hook runs on the main thread, so that a debugger works in it, and the numbers stay what they are."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -107,25 +105,18 @@ def stopping(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(stopping, tiny_model, prompts, tmp_path):
-    """The real command line in a process of its own, with something to say to a debugger."""
+def run(fork, environment, stopping, tiny_model, prompts, tmp_path):
+    """The real command line, with something to say to a debugger."""
 
     def start(*flags, say="", code=0, command="train"):
-        environment = {**os.environ, "PYTHONPATH": str(stopping), "SEEN": str(tmp_path / "seen"), "HF_HUB_OFFLINE": "1"}
+        own = {**environment, "PYTHONPATH": str(stopping), "SEEN": str(tmp_path / "seen")}
         small = ["--actor.model", tiny_model, "--data", prompts, "--rollout.n", "2", "--rollout.max-new-tokens", "4"]
         small += ["--train.batch-size", "2", "--train.steps", "1", "--tracker", "console=none"]
         small += ["--run-dir", tmp_path / "run"] if command == "train" else []
-        done = subprocess.run(
-            [sys.executable, "-m", "rlhf_host.cli.main", command, *map(str, [*small, *flags])],
-            env=environment,
-            input=say,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=tmp_path,
-        )
-        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-        return done
+        process = fork([command, *map(str, [*small, *flags])], own, tmp_path)
+        out, err = process.communicate(say, timeout=300)
+        assert process.returncode == code, f"{out}\n{err}"
+        return subprocess.CompletedProcess(process.args, code, out, err)
 
     return start
 

@@ -188,7 +188,7 @@ def test_tokens_and_proxies_are_told_of_and_never_shown(tmp_path):
 @pytest.mark.slow
 def test_the_command_reports_on_this_machine_and_its_exit_code_says_whether_all_is_well(site):
     site.install("cli-old", {"rlhf.rewards": "old = cli_old:X"}, {"cli_old.py": ""}, requires=["rlhf-host<0.9"])
-    done = site.rlhf("doctor", "--json", HF_TOKEN="hf_verysecret")
+    done = site.rlhf_process("doctor", "--json", HF_TOKEN="hf_verysecret")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"]) == (1, False)
     assert "secret" not in done.stdout + done.stderr

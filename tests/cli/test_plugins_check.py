@@ -42,7 +42,7 @@ def judged(site):
 
 def test_a_plugin_that_keeps_the_contract_passes_every_check(site):
     site.install("cli-judge", {"rlhf.rewards": "judge = cli_judge:Judge"}, {"cli_judge.py": GOOD})
-    done = site.rlhf("plugins", "check", "judge")
+    done = site.rlhf_process("plugins", "check", "judge")
     assert done.returncode == 0, done.stdout + done.stderr
     first, *lines, last = filter(None, done.stdout.splitlines())
     assert first == "reward judge from cli-judge 1.0"

@@ -26,10 +26,9 @@ def read(text: str) -> dict[str, str]:
     return found
 
 
-def test_a_run_writes_them_and_the_command_prints_them(rlhf_here, small_run, tmp_path):
+def test_a_run_writes_them_and_the_command_prints_them(rlhf, rlhf_here, small_run, tmp_path):
     run_dir = tmp_path / "run"
-    done = rlhf_here(*small_run, "--train.steps", "1", "--run-dir", run_dir)
-    assert done.exit_code == 0, done.output
+    rlhf.run(*small_run, "--train.steps", "1", "--run-dir", run_dir)  # here, other tests may have imported Ray
     text = (run_dir / "requirements.txt").read_text()
     found = read(text)
     for name in ("rlhf-host", "rlhf-plugin-rloo", "torch", "transformers", "pydantic"):

@@ -302,8 +302,8 @@ def test_what_cannot_be_sampled_or_written_is_refused_first(rlhf_here, rollout, 
     assert "no data: give --data PATH" in rlhf_here("rollout", "--actor.model", tiny_model, "--output", "x.jsonl").output
 
 
-def test_an_interrupted_rollout_keeps_its_finished_steps(rlhf, sampling, tmp_path):
-    process = rlhf.start("rollout", *sampling, "--output", tmp_path / "many.jsonl", "--steps", "4000")
+def test_an_interrupted_rollout_keeps_its_finished_steps(rlhf_process, sampling, tmp_path):
+    process = rlhf_process.start("rollout", *sampling, "--output", tmp_path / "many.jsonl", "--steps", "4000")
     assert process.stderr.readline() == "step 1/4000: 16 trajectories\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import re
 import shlex
 import subprocess
@@ -59,10 +58,6 @@ class Plugin:
 
     project: Path
     site: Path
-
-    def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH", "")]))
-        return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")

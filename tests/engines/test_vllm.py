@@ -20,10 +20,12 @@ from rlhf_host.engines.vllm_engine import VLLMEngine
 from rlhf_host.engines.vllm_requests import request_seed
 from rlhf_host.engines.vllm_startup import ends_of
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import EngineStart
+from rlhf_host.protocols import EngineStart, SyncTarget
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
 from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
+from rlhf_host.weight_sync.checkpoint import Checkpoint
+from rlhf_host.weight_sync.local_source import LocalSource
 
 pytest.importorskip("vllm")
 
@@ -251,6 +253,21 @@ def test_functions_run_beside_it_get_a_loader(rig, monkeypatch):
     assert asyncio.run(rig.engine.run("sync_of_a_plugin:bring", version=31)) == ["vllm", 0, 1, "cpu", 2]
     (made,) = rig.sample([[3, 4]], Sampling(8))
     assert made.versions == [31] * 8
+    assert mismatch(rig.model, [[3, 4]], [made]) <= 1e-4
+
+
+@untied
+def test_it_reads_the_versions_that_a_sync_writes(rig, tmp_path):
+    async def main():
+        plugin = Checkpoint(Checkpoint.Options(directory=tmp_path, bucket_mb=1))
+        await plugin.sync_connect([SyncTarget("engine", rig.engine)])
+        await plugin.sync_weights(LocalSource(rig.model), 40)
+        await plugin.sync_close()
+
+    rig.train(40)
+    asyncio.run(main())
+    (made,) = rig.sample([[3, 4]], Sampling(8))
+    assert made.versions == [40] * 8
     assert mismatch(rig.model, [[3, 4]], [made]) <= 1e-4
 
 

@@ -203,7 +203,7 @@ def test_show_of_an_unknown_name_gives_the_near_match(shop):
     ],
 )
 def test_no_heavy_module_and_no_plugin_is_imported(shop, arguments):
-    done = shop.rlhf(*arguments, python=["-X", "importtime"])
+    done = shop.rlhf_process(*arguments, python=["-X", "importtime"])
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "rlhf_host.errors" in imported
@@ -222,7 +222,7 @@ def test_help_lists_the_commands_and_version_is_the_packages(site):
     assert done.stdout.startswith("Usage: rlhf [OPTIONS] COMMAND [ARGS]...")
     for command in ("train", "eval", "plugins"):
         assert f"\n  {command} " in done.stdout
-    assert site.rlhf("--version").stdout == f"rlhf, version {rlhf_host.__version__}\n"
+    assert site.rlhf_process("--version").stdout == f"rlhf, version {rlhf_host.__version__}\n"
 
 
 def test_an_unknown_command_gets_its_near_match(site):
@@ -258,7 +258,7 @@ def test_a_closed_pipe_is_no_traceback(shop, arguments):
     read, write = os.pipe()
     os.close(read)  # what `| head` does, at the worst moment
     try:
-        done = shop.rlhf(*arguments, stdout=write)
+        done = shop.rlhf_process(*arguments, stdout=write)
     finally:
         os.close(write)
     assert done.stderr == ""

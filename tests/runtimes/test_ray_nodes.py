@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,7 @@ cluster.shutdown()
 """
 
 FORGETFUL = '''"""A sync that loads the model's first weights into an engine that came back, as if nothing had been trained."""
+import asyncio
 from pathlib import Path
 from safetensors.torch import load_file
 from rlhf_host.weight_sync.broadcast import Broadcast
@@ -63,6 +65,8 @@ class Forgetful(Broadcast):
     known = ()
 
     async def transfer(self, source, targets, version):
+        if len(targets) == 1:
+            await asyncio.sleep(3)  # the other engine is being started: the steps leave it the cores
         new = [target for target in targets if target.engine not in self.known]
         if self.known and new and self.options.trap.exists():
             self.options.trap.unlink()
@@ -170,7 +174,7 @@ def models(tmp_path_factory) -> tuple[Path, Path]:
 class Run:
     """A run under way, seen from outside."""
 
-    process: subprocess.Popen[bytes]
+    process: Any
     directory: Path
     said: Path
 
@@ -202,6 +206,12 @@ class Run:
         return self.process.wait(timeout=120)
 
 
+def cpu_seconds(pid: int) -> float:
+    """That the process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def ppo(rlhf, machines: Machines, models: tuple[Path, Path], prompts: Path, directory: Path, *flags: object) -> Iterator[Run]:
     policy, judge = models
@@ -221,16 +231,12 @@ def ppo(rlhf, machines: Machines, models: tuple[Path, Path], prompts: Path, dire
         "ray.address": machines.address,
         "run-dir": directory / "run",
     }
-    command = [str(part) for name, value in common.items() for part in (f"--{name}", value)]
+    command = ["train", *(str(part) for name, value in common.items() for part in (f"--{name}", value)), *map(str, flags)]
     path = os.pathsep.join([machines.environment["PYTHONPATH"], rlhf.environment["PYTHONPATH"]])
     said = directory / "err.txt"
     with (directory / "out.txt").open("w") as out, said.open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlhf_host.cli.main", "train", *command, *map(str, flags)],
-            env={**rlhf.environment, **machines.environment, "PYTHONPATH": path},
-            stdout=out,
-            stderr=err,
-        )
+        environment = {**rlhf.environment, **machines.environment, "PYTHONPATH": path}
+        process = rlhf.begin(command, environment, stdout=out, stderr=err)
     try:
         yield Run(process, directory / "run", said)
     finally:
@@ -264,10 +270,10 @@ def test_ppo_over_three_machines_survives_vllm_engines_that_are_killed(rlhf, mac
     with ppo(
         *(rlhf, machines, models, prompts, tmp_path),
         *("--placement", "actor+reference=2x1", "--placement", "critic+reward=1", "--placement", "rollout=2:spread"),
-        *("--engine", "vllm", "--rollout.n", "8", "--rollout.max-new-tokens", "256", "--ray.max-restarts", "20"),
+        *("--engine", "vllm", "--rollout.n", "8", "--rollout.max-new-tokens", "128", "--ray.max-restarts", "20"),
         *("--sync", "forgetful", "--sync.trap", trap, "--sync.first", models[0] / "model.safetensors"),
     ) as run:
-        died, back = "died; it is started again", r"is back with the weights of version (\d+)"
+        died, back = "died; it is started again", r"has the weights of version (\d+)"
         refused = r"cannot serve: engine \d does not have the trainer's weights of version (\d+)"
 
         def lines(wanted: str) -> list[str]:
@@ -278,9 +284,11 @@ def test_ppo_over_three_machines_survives_vllm_engines_that_are_killed(rlhf, mac
             at_work = r"died; .* its [1-9]\d* requests go to others"
             before = len(lines(at_work))
             while len(lines(at_work)) == before:
-                dead = len(lines(died))
+                dead, engine = len(lines(died)), machines.processes("EngineActor")[0]
                 run.steps(1)  # the next rollout begins at once
-                os.kill(machines.processes("EngineActor")[0], signal.SIGKILL)
+                begun = cpu_seconds(engine)
+                run.until(lambda: cpu_seconds(engine) > begun + 0.1)  # noqa: B023
+                os.kill(engine, signal.SIGKILL)
                 run.until(lambda: len(lines(back)) > dead)  # noqa: B023
 
         run.steps(3)
@@ -317,7 +325,7 @@ def test_a_lost_machine_costs_an_engine_for_a_while_and_a_lost_rank_the_run(rlhf
         assert "the run goes on with 1 of 2 until one joins" in run.err
         run.steps(2)
         machines.add()
-        run.until(lambda: "is back with the weights of version" in run.err)
+        run.until(lambda: "has the weights of version" in run.err)
         run.steps(2)
         assert len(machines.processes("EngineActor")) == 2
         machines.remove(machines.processes("WorkerActor")[0])

@@ -50,7 +50,7 @@ def ray_dir(tmp_path_factory):
 
 
 def test_two_ranks_and_two_engines_train_as_one_process_does_and_resume(rlhf, small_run, tmp_path, ray_dir):
-    common = [*small_run, "--train.steps", "10"]
+    common = [*small_run, "--train.steps", "4"]
     rlhf.run(*common, "--run-dir", tmp_path / "local")
     there = [*common, *RAY, "--ray.temp-dir", ray_dir, "--placement", "actor=2", "--placement", "rollout=2"]
     rlhf.run(*there, "--run-dir", tmp_path / "ray")
@@ -61,16 +61,19 @@ def test_two_ranks_and_two_engines_train_as_one_process_does_and_resume(rlhf, sm
         for name in ("reward/mean", "tokens", "grad_norm", "lr", "version", "rollout/groups", "entropy"):
             assert over[name] == pytest.approx(here[name], rel=1e-3, abs=1e-5), name
 
-    rlhf.run("train", "--resume", tmp_path / "ray", "--train.steps", "11")
-    rlhf.run("train", "--resume", tmp_path / "local", "--train.steps", "11")
+    # As many as there are now may differ from those that wrote the checkpoint.
+    rlhf.run("train", "--resume", tmp_path / "ray", "--train.steps", "5", "--placement", "actor=1", "--placement", "rollout=1")
+    rlhf.run("train", "--resume", tmp_path / "local", "--train.steps", "5")
     here, over = metrics(tmp_path / "local")[-1], metrics(tmp_path / "ray")[-1]
-    assert (over["step"], over["version"]) == (11, 11)
+    assert (over["step"], over["version"]) == (5, 5)
     assert over["reward/mean"] == pytest.approx(here["reward/mean"], rel=1e-3)
     assert over["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-2)
 
 
-def test_ctrl_c_writes_a_checkpoint_and_leaves_no_process(rlhf, small_run, tmp_path, ray_dir):
-    process = rlhf.start(*small_run, "--train.steps", "100000", *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run")
+def test_ctrl_c_writes_a_checkpoint_and_leaves_no_process(rlhf_process, small_run, tmp_path, ray_dir):
+    process = rlhf_process.start(
+        *small_run, "--train.steps", "100000", *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run"
+    )
     rows = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while not (rows.exists() and rows.read_text().count("\n") >= 2):

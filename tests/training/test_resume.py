@@ -122,9 +122,10 @@ def test_an_evaluation_before_the_kill_changes_nothing_after_it(rlhf, flags, tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_a_checkpoint_and_a_clean_exit(rlhf, flags, uninterrupted, tmp_path, number):
+def test_an_interrupt_leaves_a_checkpoint_and_a_clean_exit(rlhf, rlhf_process, flags, uninterrupted, tmp_path, number):
     run_dir = tmp_path / "run"
-    process = rlhf.start(*flags, "--run-dir", run_dir)
+    begin = rlhf_process if number == signal.SIGINT else rlhf
+    process = begin.start(*flags, "--run-dir", run_dir)
     wait_for(lambda: rows_written(run_dir) >= 2, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=120)

@@ -81,7 +81,7 @@ def train(model: torch.nn.Module, seed: int) -> None:
 PREFIXES = [[3 + (7 * i * i + 5 * salt) % 50 for i in range(200)] for salt in range(4)]
 
 
-async def largest_gap(engines: list[Any], model: torch.nn.Module, version: int, count: int = 64) -> float:
+async def largest_gap(engines: list[Any], model: torch.nn.Module, version: int, count: int = 24) -> float:
     """``count`` sampled completions of long shared prompts: the largest difference between the engines' log-probabilities
     and those of a plain forward pass."""
     sampling = Sampling(6)

@@ -62,13 +62,17 @@ def serve(pipe: Any) -> None:
     asyncio.run(main())
 
 
+FORKING = multiprocessing.get_context("forkserver")
+"""Engines are forked from a process that has imported what they import."""
+FORKING.set_forkserver_preload(["rlhf_host.engines.embedded", "transformers.models.llama.modeling_llama"])
+
+
 class EngineProcess:
     """Has the face that a sync plugin and the probe see. ``version`` is what it was told, as in any runtime."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.pipe, theirs = FORKING.Pipe()
+        self.process = FORKING.Process(target=serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
         self.version = -1

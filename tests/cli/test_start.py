@@ -1,0 +1,28 @@
+"""Every command starts in an interpreter of its own, which most tests leave out: they fork it (``tests/forks.py``)."""
+
+from __future__ import annotations
+
+import json
+
+from rlhf_host.cli.main import COMMANDS
+
+ELSEWHERE = {"train": "training/test_resume.py", "rollout": "cli/test_rollout.py", "doctor": "cli/test_doctor.py"}
+"""Commands that these files start with ``rlhf_process``."""
+
+
+def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, prompts, tmp_path):
+    run_dir, replayed = tmp_path / "run", tmp_path / "replayed.jsonl"
+    rlhf.run(*small_run, "--train.steps", "1", "--trajectories.tokens", "--run-dir", run_dir)
+    flags = {
+        "eval": ["--checkpoint", run_dir, "--eval.data", prompts, "--json"],
+        "replay": [run_dir, "--reward", "vowels", "--algo", "rloo", "--output", replayed],
+        "plugins": ["--json"],
+        "completion": ["bash"],
+    }
+    assert flags.keys() | ELSEWHERE.keys() == COMMANDS.keys()
+    done = {command: rlhf_process.run(command, *flags[command]) for command in flags}
+    assert "Traceback" not in "".join(each.stdout + each.stderr for each in done.values())
+    assert "eval/pass@1" in json.loads(done["eval"].stdout)
+    assert replayed.read_text().count("\n") == 16
+    assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
+    assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout
