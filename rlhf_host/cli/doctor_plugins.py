@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhf_host.cli.findings import Finding
-from rlhf_host.config.plan import EXTRAS, PROTOCOLS
-from rlhf_host.plugins.discovery import HOST, PluginInfo, discover, normalised
+from rlhf_host.config.defaults import library
+from rlhf_host.plugins.discovery import HOST, PROTOCOLS, PluginInfo, discover
 from rlhf_host.plugins.verify import verify
 
 PLUGINS, PARTS = "Plugins", "What can run"
@@ -41,15 +41,13 @@ def parts(libraries: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
         if info.kind not in PROTOCOLS:
             continue
         name = f"--{info.kind} {info.name}"
-        library = EXTRAS.get(info.name, "torch") if normalised(info.distribution) == HOST else ""
-        states = {finding.name: finding.status for finding in libraries.get(library, ())}
+        needed = library(info)
+        states = {finding.name: finding.status for finding in libraries.get(needed, ())}
         if info.status not in ("ok", "conflict"):
             yield Finding(PARTS, name, "problem", info.problem, f"rlhf plugins show {info.name}")
-        elif states.get(library) == "absent":
-            yield Finding(PARTS, name, "absent", f"needs {library}", f"pip install '{HOST}[{library}]'")
-        elif states.get(library) == "problem":
-            yield Finding(
-                PARTS, name, "problem" if library == "torch" else "warning", f"{library} does not work, see Libraries"
-            )
+        elif states.get(needed) == "absent":
+            yield Finding(PARTS, name, "absent", f"needs {needed}", f"pip install '{HOST}[{needed}]'")
+        elif states.get(needed) == "problem":
+            yield Finding(PARTS, name, "problem" if needed == "torch" else "warning", f"{needed} does not work, see Libraries")
         else:
             yield Finding(PARTS, name, "ok", info.source)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_host.config.plan import old_logprobs_mode
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import TaskStream
 from rlhf_host.errors import RunError
@@ -140,7 +139,7 @@ class OnlineLoop:
             temperature=rollout.temperature,
         )
         with phases("logprobs"):
-            add_outputs(experience, self.runtime.trainer, self.needs, old_logprobs_mode(self.config))
+            add_outputs(experience, self.runtime.trainer, self.needs, self.config.train.old_logprobs_mode)
         with phases("advantages"):
             found = add_advantages(experience, self.manager)
         metrics = collected.metrics() | reward_metrics(experience) | found

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from rlhf_host.config.plan import merge_needs
-from rlhf_host.config.schema import RunConfig
+from rlhf_host.config.choices import merge_needs
+from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.data.sources import NO_ROWS, GivenRows, TaskStream
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
@@ -132,7 +132,7 @@ def rollout_only(
 
     with _without_training(config, manager, tokenizer) as (started, events, outcome):
         collector = collector_of(config, manager, started, tokenizer)
-        judged = collector.judges or config.agent.plugin != RunConfig().agent.plugin
+        judged = collector.judges or config.agent.name != defaults()["agent"]["name"]
         if not judged:
             collector.settings = collector.settings.model_copy(update={"max_unjudged": 1.0})
         for step, wanted in enumerate(prompts, start=1):

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.plan import PROTOCOLS
+from rlhf_host.config.run_dir import save_config
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.config.yaml_file import save_config
+from rlhf_host.config.tree import SINGLE
 from rlhf_host.plugins import requirements
+from rlhf_host.plugins.discovery import PROTOCOLS
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, find
 from rlhf_host.training.records import write_whole
@@ -27,7 +28,7 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> Non
 def _requirements(config: RunConfig, manager: PluginManager) -> str:
     """Exact versions of what the run stands on."""
     plugins = [item.info for item in manager.loaded]
-    plugins += [find(kind, getattr(config, kind).plugin) for kind in PROTOCOLS]
+    plugins += [find(kind, getattr(config, kind).name) for kind in SINGLE if kind in PROTOCOLS]
     used = {info.name for info in plugins} | sys.modules.keys()
     extras = [extra for extra in requirements.extras_of_host() if extra in used]
     return requirements.pinned([info.distribution for info in plugins], extras)

@@ -127,7 +127,7 @@ def run(stopping, tiny_model, prompts, tmp_path):
     return start
 
 
-WATCHED = ("--algo", "watch", "--reward", "look", "--reward", "look_async", "--agent", "turn", "--train.replicas", "2")
+WATCHED = ("--algo", "watch", "--reward", "look", "--reward", "look_async", "--agent", "turn")
 
 
 def hooks(path: Path) -> dict[str, bool]:
@@ -145,7 +145,7 @@ def test_all_hooks_run_on_the_main_thread(run, tmp_path):
 
 
 def test_otherwise_they_do_not(run, tmp_path):
-    """The contrast: without the flag scoring waits in threads and replicas train side by side."""
+    """The contrast: without the flag scoring waits in threads."""
     run(*WATCHED)
     found = hooks(tmp_path / "seen")
     assert {name for name, main in found.items() if not main} >= {"score", "agent_step", "async score", "compute_loss"}
@@ -180,7 +180,7 @@ def test_other_commands_take_it_too(run, tmp_path):
 
 
 def test_the_numbers_are_the_same(rlhf_here, small_run, tmp_path):
-    for name, flags in (("plain", ("--train.replicas", "1")), ("debug", ("--debug",))):
+    for name, flags in (("plain", ()), ("debug", ("--debug",))):
         result = rlhf_here(*small_run, "--train.steps", "2", "--run-dir", tmp_path / name, *flags)
         assert result.exit_code == 0, result.output
     plain, debug = (
@@ -192,14 +192,13 @@ def test_the_numbers_are_the_same(rlhf_here, small_run, tmp_path):
 
 
 def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, monkeypatch):
-    import yaml
+    from ruamel.yaml import YAML
 
-    monkeypatch.setattr("rlhf_host.config.plan.EXTRAS", {"ray": "ray", "vllm": "vllm"})
+    monkeypatch.setattr("rlhf_host.config.defaults.require_library", lambda info: None)
     result = rlhf_here(*small_run, "--runtime", "ray", "--engine", "vllm", "--sync", "broadcast", "--debug", "--print-config")
     assert result.exit_code == 0, result.output
-    config = yaml.safe_load(result.stdout)
-    assert [config[key]["plugin"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
-    assert config["train"]["replicas"] == 1
+    config = YAML(typ="safe").load(result.stdout)
+    assert [config[key]["name"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
 
 
 def test_inside_a_running_loop_it_is_refused(tiny_model, prompts, reward_plugins, monkeypatch):

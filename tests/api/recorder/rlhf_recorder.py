@@ -117,7 +117,7 @@ class Extension(Plugin):
         add: float = 0.0
         times: float = 1.0
         shaped: float = 0.0
-        weight: float = 1.0
+        factor: float = 1.0
         first: int = 0
         last: int = 1000
         refuse: str = ""
@@ -154,7 +154,7 @@ class Extension(Plugin):
     @hookimpl
     def importance_weights(self, logprobs, sampler_logprobs, current_logprobs, advantages, mask):
         note(self, "importance_weights", logprobs=logprobs, sampler_logprobs=sampler_logprobs, current=current_logprobs)
-        return logprobs.new_full(mask.shape, self.options.weight)
+        return logprobs.new_full(mask.shape, self.options.factor)
 
     @hookimpl
     def step_finished(self, metrics):

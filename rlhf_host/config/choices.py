@@ -1,0 +1,242 @@
+"""What a configuration chooses: its plugins, found, their options validated and filled in, and what together they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ValidationError
+
+from rlhf_host import hookspecs
+from rlhf_host.config import defaults
+from rlhf_host.config.flags import coerce
+from rlhf_host.config.load import Origins, fail, validation_lines, where
+from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig
+from rlhf_host.config.tree import DATA, MANY, SINGLE, Path
+from rlhf_host.errors import PluginError, near_matches
+from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo, discover
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.options import describe_options
+from rlhf_host.plugins.python_objects import Given, build_given, describe, look_up
+from rlhf_host.plugins.selection import build, find, is_given, load, options_model, parse_choice, read_options
+from rlhf_host.records.needs import Needs, RoleNeed
+
+EVAL_REWARD = "eval_reward"
+
+NOTHING: Given = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One choice of the configuration: ``kind`` is the manager's, ``group`` the kind it is found under."""
+
+    kind: str
+    group: str
+    alias: str
+    choice: PluginChoice
+    path: Path
+
+
+Use: TypeAlias = Literal["train", "evaluate", "rollout", "replay"]
+
+KEYS: dict[Use, tuple[str, ...]] = {
+    "train": ("agent", "algo", "reward", "with", "tracker", "sync"),
+    "evaluate": ("agent", "reward"),
+    "rollout": ("agent", "reward", "with"),
+    "replay": ("algo", "reward", "with"),
+}
+"""What takes part in each use of a configuration."""
+
+SAMPLING = hookspecs.PER_AGENT | {"score", "keep_group"}
+"""Hooks for which an extension takes part in sampling without training."""
+
+
+def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
+    """The run's plugins in the manager's order: agent, algorithm, rewards, extensions, trackers, weight sync.
+
+    Rewards of ``eval.reward`` have the kind ``eval_reward``. Training on saved trajectories plays and scores nothing.
+    """
+    keys = KEYS[use]
+    if use == "train" and config.from_trajectories is not None:
+        keys = tuple(key for key in keys if key not in ("agent", "reward"))
+    items: list[Chosen] = []
+    for key in keys:
+        if key in SINGLE:
+            items += _single(config, key)
+            continue
+        if not (use == "evaluate" and key == "reward" and config.eval.reward):
+            choices = config.extensions if key == "with" else getattr(config, key)
+            items += [Chosen(MANY[key], MANY[key], alias, choice, (key, alias)) for alias, choice in choices.items()]
+        if key == "reward" and use in ("train", "evaluate"):
+            for alias, choice in config.eval.reward.items():
+                items.append(Chosen(EVAL_REWARD, "reward", alias, choice, ("eval", "reward", alias)))
+    return items
+
+
+def _single(config: RunConfig, key: str) -> list[Chosen]:
+    choice = getattr(config, key)
+    return [Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.name)[0], choice, (key,))] if choice and choice.name else []
+
+
+def complete(config: RunConfig, origins: Origins | None = None, use: Use = "train", given: Given = NOTHING) -> RunConfig:
+    """The configuration with every chosen plugin found and its options validated and filled in.
+
+    With ``debug``, engines, backends and runtimes that leave this process give way to the default ones. A sync that nobody
+    chose follows from engine and runtime.
+
+    Args:
+        use: what the configuration is for.
+        given: plugins that are Python objects.
+
+    Raises:
+        PluginError: one line per plugin that is missing or misconfigured, with the place it was chosen.
+    """
+    config = config.model_copy(deep=True)
+    if config.debug:
+        defaults.swap_for_debugging(config)
+    if not config.sync.name:
+        config.sync.name = defaults.default_sync(config.engine, config.runtime)
+    places = origins or {}
+    errors: list[str] = []
+    known = discover()
+    for item in [*chosen(config, use), *(item for key in SINGLE if key in PROTOCOLS for item in _single(config, key))]:
+        cls = None
+        try:
+            if is_given(item.choice.name):
+                plugin = look_up(given, item.group, item.choice.name)
+                info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
+            else:
+                info = find(item.group, item.choice.name, known)
+            if item.kind in PROTOCOLS:
+                defaults.require_library(info)
+        except PluginError as error:
+            errors.append(_at(item.path, places, str(error)))
+            continue
+        _fill(info, item.choice.options, item.alias, item.path, places, errors, cls)
+    tasks = {info.name for info in known if info.kind == "tasks"}
+    for path, data in zip(DATA, (config.data, config.eval.data), strict=True):
+        for number, source in enumerate(data.sources):
+            place = (*path, "sources", number)
+            if source.path.rpartition(":")[2] not in tasks:
+                unknown = {key: near_matches(key, DataSource.model_fields) for key in source.options}
+                errors += [f"{where((*place, key), places)}: no such key{near}" for key, near in unknown.items()]
+            elif source.options:
+                info = find("tasks", source.path, known)
+                _fill(info, source.options, source.name or source.path, place, places, errors)
+    fail(errors, PluginError)
+    return config
+
+
+def _fill(
+    info: PluginInfo,
+    options: dict[str, Any],
+    alias: str,
+    path: Path,
+    origins: Origins,
+    errors: list[str],
+    cls: type | None = None,
+) -> None:
+    """Validate the plugin's options and fill in defaults, in place; mistakes are appended to ``errors``.
+
+    Args:
+        cls: the plugin's class, where it is at hand.
+    """
+    try:
+        cls = cls or load(info)
+        model = options_model(cls, info.kind)
+    except PluginError as error:
+        errors.append(_at(path, origins, str(error)))
+        return
+    fields = {option.name.partition(".")[0]: None for option in describe_options(model)}
+    unknown = [key for key in options if key not in fields and model.model_config.get("extra") != "allow"]
+    for key in unknown:
+        hint = near_matches(key, fields) or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
+        hint = "; write its options beside its name, without 'options:'" if key == "options" else hint
+        errors.append(f"{where((*path, key), origins)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
+    values = coerce(model, {key: value for key, value in options.items() if key not in unknown})
+    try:
+        parsed = read_options(info, cls, values, alias)
+    except PluginError as error:
+        cause = error.__cause__
+        lines = validation_lines(cause, origins, path) if isinstance(cause, ValidationError) else []
+        errors += lines or [_at(path, origins, str(error))]
+        return
+    filled = parsed.model_dump(mode="json")
+    options.clear()
+    options.update(filled if _same(model, filled, parsed) else values)
+
+
+def _at(path: Path, origins: Origins, message: str) -> str:
+    """The message, after the place where there is one to show."""
+    place = where(path, origins)
+    return message if place == ".".join(map(str, path)) else f"{place}: {message}"
+
+
+def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> bool:
+    """Whether the options survive being written down (aliases and odd defaults of a plugin's own may not)."""
+    try:
+        return model.model_validate(filled) == parsed
+    except ValidationError:
+        return False
+
+
+def build_plugins(config: RunConfig, use: Use = "train", given: Given = NOTHING) -> PluginManager:
+    """The run's plugins, built from their options. ``complete`` the configuration first, with the same arguments."""
+    known = discover()
+    loaded = []
+    for item in chosen(config, use):
+        if is_given(item.choice.name):
+            plugin_object = look_up(given, item.group, item.choice.name)
+            info = describe(item.group, item.alias, plugin_object)
+            plugin = build_given(info, plugin_object, item.choice.options)
+        else:
+            info = find(item.group, item.choice.name, known)
+            plugin = build(info, item.choice.options, item.alias)
+        weight = item.choice.weight if isinstance(item.choice, RewardChoice) else 1.0
+        loaded.append(Loaded(item.kind, item.alias, info, plugin, weight, item.choice.options))
+    manager = PluginManager(loaded, threads=not config.debug)
+    if use == "rollout":  # the others would ask for models that nothing here uses
+        idle = {item for item in loaded if item.kind == "extension" and not SAMPLING & set(manager.hooks(item.key))}
+        manager = PluginManager([item for item in loaded if item not in idle], threads=not config.debug)
+    return manager
+
+
+# --- needs --------------------------------------------------------------------------------------
+
+
+def merge_needs(manager: PluginManager) -> Needs:
+    """What all plugins need together.
+
+    Raises:
+        UserError: two plugins need the same role differently, or different data.
+    """
+    merged = Needs()
+    roles: dict[str, tuple[str, RoleNeed]] = {}
+    data_from = ""
+    for key, needs in manager.each("needs"):
+        if needs.data is not None and merged.data not in (None, needs.data):
+            raise PluginError(f"{data_from} trains on {merged.data} data and {key} on {needs.data}: choose one of them")
+        data_from = data_from or (key if needs.data else "")
+        for need in needs.roles:
+            if need.name == "actor" and need.source == "actor":
+                need = replace(need, source=None)
+            owner, known = roles.setdefault(need.name, (key, need))
+            if known != need:
+                raise PluginError(
+                    f"{owner} and {key} need the role {need.name!r} differently: {_spec(known)}, and {_spec(need)}"
+                )
+        merged = Needs(
+            data=merged.data or needs.data,
+            min_group_size=max(merged.min_group_size, needs.min_group_size),
+            outputs=merged.outputs | needs.outputs,
+            unit_rows=merged.unit_rows or needs.unit_rows,
+            forbids=merged.forbids | needs.forbids,
+            in_place=merged.in_place if needs.in_place is None else needs.in_place,
+            rounded_weights=merged.rounded_weights or needs.rounded_weights,
+        )
+    return replace(merged, roles=tuple(need for _, need in roles.values()))
+
+
+def _spec(need: RoleNeed) -> str:
+    rate = "" if need.lr is None else f", learning rate {need.lr:g}"
+    return f"{need.head} head, {'trainable' if need.trainable else 'frozen'}, from {need.source or 'its own model'}{rate}"
