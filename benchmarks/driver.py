@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from rlhf_host import __version__
-from rlhf_host.config.plan import build_plugins
-from rlhf_host.config.schema import DataConfig, PluginChoice, RayConfig, RoleConfig, RolloutConfig, RunConfig
+from rlhf_host.config.choices import build_plugins
+from rlhf_host.config.schema import DataConfig, PluginChoice, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
 from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling, Task
@@ -53,9 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = character_tokenizer()
-    config = RunConfig(
-        algo=PluginChoice(plugin="rloo"), reward={"math_verifier": PluginChoice(plugin="math_verifier")}, tracker={}
-    )
+    config = RunConfig(algo=PluginChoice(name="rloo"), reward={"math_verifier": {"name": "math_verifier"}}, tracker={})
     manager = build_plugins(config)
     tasks = [
         dataclasses.replace(task, prompt_ids=tuple(tokenizer(task.prompt)["input_ids"]), index=index, source="sums")
@@ -119,7 +117,7 @@ def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
 
     from rlhf_host.runtimes.engine_pool import EnginePool
     from rlhf_host.runtimes.ray_actors import EngineActor, EngineSetup
-    from rlhf_host.runtimes.ray_cluster import RayCluster
+    from rlhf_host.runtimes.ray_cluster import RayCluster, RayOptions
     from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup
     from rlhf_host.training.reduction import Metrics
     from rlhf_host.training.worker import Update
@@ -133,12 +131,12 @@ def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
         def update(self, shard: Any, whole: Any, first: bool) -> tuple[Update, float]:
             return Update(Metrics()), 0.0
 
-    cluster = RayCluster(RayConfig(num_cpus=count + RANKS, num_gpus=0, object_store_mb=1000))
+    cluster = RayCluster(RayOptions(num_cpus=count + RANKS, num_gpus=0, object_store_mb=1000))
     cluster.start()
     try:
         import ray
 
-        setup = EngineSetup(__version__, protocol_spec("engine", PluginChoice(plugin="transformers")), RoleConfig(), 0, 1)
+        setup = EngineSetup(__version__, protocol_spec("engine", PluginChoice(name="transformers")), RoleConfig(), 0, 1)
         engines = [ray.remote(Engine).options(num_cpus=1, max_concurrency=10_000).remote(answers) for _ in range(count)]
         pool = EnginePool([(str(number), engine, setup) for number, engine in enumerate(engines)])
         pool.start(ray.get([engine.start.remote(setup) for engine in engines]))

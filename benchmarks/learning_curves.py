@@ -43,9 +43,9 @@ RUNTIMES: dict[str, tuple[str, list[str]]] = {
 
 def flags_of(name: str, steps: int, every: int, more: Sequence[str]) -> list[str]:
     """All that decides a run's result."""
-    flags = ["--preset", "quickstart", "--actor.model", "quickstart-wide", "--algo", "rloo", "--reward", "math_verifier"]
+    flags = ["--preset", "quickstart", "--algo", "rloo", "--reward", "math_verifier"]
     flags += ["--seed", "0", "--eval.every", str(every)]
-    return [*flags, "--train.steps", str(steps), "--train.replicas", "1", *QUIET, *RUNTIMES[name][1], *more]
+    return [*flags, "--train.steps", str(steps), *QUIET, *RUNTIMES[name][1], *more]
 
 
 def train(name: str, flags: list[str], steps: int, out: Path) -> dict[str, Any]:

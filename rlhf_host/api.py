@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf_host.arguments import Arguments
 from rlhf_host.cli.eval import model_of, run_of, with_defaults
 from rlhf_host.cli.rollout import prompts_per_step
 from rlhf_host.config.check import check, check_evaluation, check_replay, check_rollout
+from rlhf_host.config.choices import Use, build_plugins, complete, merge_needs
+from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import Use, build_plugins, complete, merge_needs
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, SPELLINGS
-from rlhf_host.config.trait_defaults import RunTraits
-from rlhf_host.config.yaml_file import At
-from rlhf_host.data.sources import PROMPT_KEYS, SPLITS
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.python_objects import has_hooks
-from rlhf_host.plugins.selection import PYTHON, parse_choice
 from rlhf_host.records.episodes import Sampling, Trajectory
 from rlhf_host.records.needs import Outcome
 
@@ -52,7 +48,7 @@ class Run:
     run_dir: Path
     outcome: Outcome
     config: RunConfig
-    _asked: _Asked
+    _asked: Arguments
 
     def __repr__(self) -> str:
         return f"Run({self.outcome.status} at step {self.outcome.step}, {str(self.run_dir)!r})"
@@ -139,9 +135,9 @@ def train(
         eval_rewards: what judges there; default: ``rewards``.
         extensions: filters, shaping, corrections.
         agent: how an episode is played.
-        trackers: beside console and jsonl.
-        preset: presets beneath.
-        config: a YAML file; all other arguments lie on top.
+        trackers: more than the default ones.
+        preset: presets, which everything else overrides.
+        config: a YAML file; all other arguments override it.
         resume: the run directory to go on in; objects given to the run must be given again.
         **settings: all else that a configuration has, ``run_dir`` and ``debug`` among them.
 
@@ -149,21 +145,20 @@ def train(
         UserError: for settings or input that cannot be used.
         RunError: when the run had to stop.
     """
-    asked = _Asked(settings)
-    asked.plugin("algo", "algo", algo)
-    asked.plugins("reward", "reward", rewards)
-    asked.plugins("eval.reward", "reward", eval_rewards)
-    asked.plugins("extensions", "extension", extensions)
-    asked.plugin("agent", "agent", agent)
-    asked.plugins("tracker", "tracker", trackers)
-    asked.model(model)
-    asked.data("data", data, "train")
-    asked.data("eval.data", eval_data, "eval")
+    plugins = {
+        "algo": algo,
+        "reward": rewards,
+        "eval.reward": eval_rewards,
+        "with": extensions,
+        "agent": agent,
+        "tracker": trackers,
+    }
+    asked = Arguments({**plugins, "actor.model": model, "data": data, "eval.data": eval_data}, settings)
     if resume is not None:
         if config is not None or preset or "run_dir" in settings:
             raise UserError("resume goes on with the run's own directory and settings: leave config, preset and run_dir out")
         config = require_run(Path(resume))
-    ready, manager = asked.build("train", config, preset)
+    ready, manager = _assemble(asked, "train", config, preset)
     try:
         for warning in check(ready, manager, merge_needs(manager)):
             _say(f"Warning: {warning}")
@@ -187,7 +182,7 @@ def evaluate(
     agent: Plugin | None = None,
     preset: str | Sequence[str] = (),
     config: str | Path | None = None,
-    _asked: _Asked | None = None,
+    _asked: Arguments | None = None,
     **settings: Any,
 ) -> dict[str, float]:
     """Evaluate a model, as ``rlhf eval`` does; metrics under ``eval/``.
@@ -198,7 +193,7 @@ def evaluate(
         rewards: what judges.
         data: what to answer.
         agent: how an episode is played.
-        preset: presets beneath.
+        preset: presets, which everything else overrides.
         config: a YAML file.
         **settings: all else that a configuration has, such as ``eval={"n": 4}``.
 
@@ -206,19 +201,13 @@ def evaluate(
         UserError: for settings or input that cannot be used.
         RunError: when too many answers could not be judged.
     """
-    asked = _Asked(settings, _asked)
-    if checkpoint is not None and rewards is not None:
-        asked.plugins("eval.reward", "reward", rewards)
-    else:
-        asked.plugins("reward", "reward", rewards)
-    asked.plugin("agent", "agent", agent)
-    asked.model(model)
-    asked.data("eval.data", data, "eval")
+    judges = "reward" if checkpoint is None else "eval.reward"
+    asked = Arguments({judges: rewards, "agent": agent, "actor.model": model, "eval.data": data}, settings, _asked)
     if checkpoint is not None:
         if config is not None or preset or model is not None:
             raise UserError("checkpoint brings the run's own model and settings: leave model, config and preset out")
         config = require_run(run_of(Path(checkpoint)))
-    ready, manager = asked.build("evaluate", config, preset, None if checkpoint is None else str(checkpoint))
+    ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     try:
         check_evaluation(ready, manager)
         from rlhf_host.training.run import evaluate_only
@@ -253,7 +242,7 @@ def rollout(
         steps: batches of ``train.batch_size`` prompts; default: 1.
         rollouts: instead of steps: so many trajectories, rounded up to whole prompts.
         output: a ``.jsonl`` file for them.
-        preset: presets beneath.
+        preset: presets, which everything else overrides.
         config: a YAML file.
         **settings: all else that a configuration has.
 
@@ -261,13 +250,9 @@ def rollout(
         UserError: for settings or input that cannot be used.
         RunError: when too many trajectories could not be judged.
     """
-    asked = _Asked(settings)
-    asked.plugins("reward", "reward", rewards)
-    asked.plugins("extensions", "extension", extensions)
-    asked.plugin("agent", "agent", agent)
-    asked.model(model)
-    asked.data("data", data, "train")
-    ready, manager = asked.build("rollout", config, preset)
+    plugins = {"reward": rewards, "with": extensions, "agent": agent}
+    asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
+    ready, manager = _assemble(asked, "rollout", config, preset)
     try:
         check_rollout(ready, manager)
         from rlhf_host.training import saved_rows
@@ -312,7 +297,7 @@ def replay(
         rewards: judge anew; default: rewards stay as saved.
         extensions: filters and changes of rewards.
         model: only where a plugin asks for a role.
-        preset: presets beneath.
+        preset: presets, which everything else overrides.
         config: a YAML file.
         **settings: all else that a configuration has.
 
@@ -320,14 +305,10 @@ def replay(
         UserError: for settings or input that cannot be used.
         RunError: when a plugin gives something unusable.
     """
-    asked = _Asked(settings)
-    asked.plugin("algo", "algo", algo)
-    asked.plugins("reward", "reward", rewards)
-    asked.plugins("extensions", "extension", extensions)
-    asked.model(model)
-    ready, manager = asked.build("replay", config, preset)
+    asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "actor.model": model}, settings)
+    ready, manager = _assemble(asked, "replay", config, preset)
     try:
-        check_replay(ready)
+        check_replay(ready, manager)
         from rlhf_host.training.replay import replay as run
         from rlhf_host.training.saved_rows import SavedStep, read_steps
 
@@ -342,183 +323,23 @@ def replay(
         manager.close()
 
 
-# --- from arguments to a configuration ----------------------------------------------------------
-
-
-class _Asked:
-    """Arguments as settings in the form of a file, and the objects that stand behind their names.
-
-    Args:
-        settings: sections and dotted names.
-        known: objects of an earlier run, for its names.
-    """
-
-    def __init__(self, settings: Mapping[str, Any], known: _Asked | None = None):
-        self.given: dict[tuple[str, str], Any] = dict(known.given) if known else {}
-        self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
-        self._tree: dict[str, Any] = {}
-        self._own: set[tuple[str, str]] = set()
-        for name, value in settings.items():
-            if name in MANY or name in SPELLINGS:  # as files spell them
-                key = SPELLINGS.get(name, name)
-                self.plugins(key, MANY[key], value)
-            else:
-                self._put(name, value)
-
-    def plugin(self, path: str, kind: str, value: Plugin | None) -> None:
-        if value is not None:
-            self._put(path, self._choice(kind, value)[1])
-
-    def plugins(self, path: str, kind: str, values: Plugins | None) -> None:
-        if values is None:
-            return
-        if isinstance(values, Mapping):
-            pairs = [self._choice(kind, value if value is not None else alias, alias) for alias, value in values.items()]
-        else:
-            listed = values if isinstance(values, list | tuple) else [values]
-            pairs = [self._choice(kind, value) for value in listed]
-        chosen: dict[str, Any] = {}
-        for alias, tree in pairs:
-            if alias in chosen:
-                raise UserError(f"{path}: {alias!r} is chosen twice: give a mapping of aliases, {{'one': ..., 'other': ...}}")
-            chosen[alias] = tree
-        self._put(path, chosen)
-
-    def model(self, value: str | Path | None) -> None:
-        if value is None:
-            return
-        if not isinstance(value, str | Path):
-            raise UserError(
-                f"model is a directory, hub name or GGUF file, not {type(value).__name__}: write it with save_pretrained first"
-            )
-        self._put("actor.model", str(value))
-
-    def data(self, path: str, value: Data | None, split: str) -> None:
-        if value is None:
-            return
-        rows = _rows(value, split)
-        if rows is None:
-            if not isinstance(value, str | Path | list | tuple | Mapping):
-                raise UserError(f"{path} is a path, a name, or rows with a prompt each, not {type(value).__name__}")
-            self._put(path, value)
-            return
-        spec = f"{PYTHON}:{path.replace('.', '_')}"
-        self.rows[spec] = rows
-        self._put(f"{path}.sources", [spec])
-
-    def build(
-        self, use: Use, path: str | Path | None, preset: str | Sequence[str], checkpoint: str | None = None
-    ) -> tuple[RunConfig, PluginManager]:
-        """The configuration, complete, and its plugins.
-
-        Raises:
-            UserError: one line per mistake.
-        """
-        presets = [preset] if isinstance(preset, str) else list(preset)
-        loaded = read_config(path, (), presets, settings=_at(self._tree, ()), quickstart=use != "replay")
-        for notice in loaded.notices:
-            _say(notice)
-        config = loaded.config
-        if use == "evaluate":
-            config = with_defaults(config, checkpoint)
-        ready = complete(config, loaded.origins, use, self.given)
-        elsewhere = [name for kind, name in self._own if kind in ("algo", "extension")]
-        if elsewhere and RunTraits.of(ready).runtime.remote:
-            raise UserError(
-                f"{elsewhere[0]!r} is a Python object, and the runtime {ready.runtime.plugin} has workers in other processes: "
-                "leave runtime out, or install it as a plugin (rlhf plugins new)"
-            )
-        return ready, build_plugins(ready, use, self.given)
-
-    def _put(self, path: str, value: Any) -> None:
-        """Lay a value at a dotted path, into what is there."""
-        *parents, last = path.split(".")
-        tree = self._tree
-        for part in parents:
-            inner = tree.setdefault(part, {})
-            if part in ("data",) and not isinstance(inner, Mapping):
-                inner = tree[part] = {"sources": inner}
-            if not isinstance(inner, dict):
-                raise UserError(f"{path}: {part} is given already, as {inner!r}")
-            tree = inner
-        if isinstance(value, Mapping):
-            own: dict[str, Any] = {}
-            inside = _Asked({})
-            for key, item in value.items():
-                inside._put(str(key), item)
-            own = inside._tree
-            value = {**tree[last], **own} if isinstance(tree.get(last), dict) else own
-        elif last in tree:
-            raise UserError(f"{path} is given twice")
-        tree[last] = value
-
-    def _choice(self, kind: str, value: Plugin, alias: str | None = None) -> tuple[str, dict[str, Any]]:
-        """An alias and the choice in the form of a file."""
-        tree: dict[str, Any] = {}
-        if isinstance(value, Mapping):
-            tree = {key: item for key, item in value.items() if key not in ("name", "plugin")}
-            value = value.get("plugin", value.get("name", alias))
-            if value is None:
-                raise UserError(f"{kind}: a mapping needs the plugin's 'name'")
-        if isinstance(value, str):
-            own, spec = parse_choice(value)
-            return alias or own, {**tree, "plugin": spec}
-        name = alias or _name_of(kind, value)
-        if self.given.get((kind, name), value) is not value and (kind, name) in self._own:
-            raise UserError(f"two objects go by the name {name!r}: give a mapping of aliases, {{'one': ..., 'other': ...}}")
-        self.given[kind, name] = value
-        self._own.add((kind, name))
-        return name, {**tree, "plugin": f"{PYTHON}:{name}"}
-
-
-def _name_of(kind: str, value: Any) -> str:
-    """A name that flags can spell."""
-    if not callable(value) and not has_hooks(value):
-        raise UserError(f"{kind}: {type(value).__name__} is neither a plugin's name nor an object with hooks")
-    name = getattr(value, "__name__", None) or type(value).__name__
-    return name if name.isidentifier() else kind  # a lambda
-
-
-def _rows(value: Data, split: str) -> Iterable[Mapping[str, Any]] | None:
-    """Rows in memory, or ``None`` for what names a source or is a section of settings."""
-    if isinstance(value, str | Path):
-        return None
-    if isinstance(value, Mapping):
-        if not hasattr(value, "column_names"):
-            return None
-        # a dict of the splits of a dataset
-        found = next((name for name in SPLITS[split] if name in value), None)
-        if found is None:
-            raise UserError(f"the dataset has the splits {', '.join(value)}: give one of them, data=dataset[SPLIT]")
-        return value[found]
-    if isinstance(value, list | tuple):
-        rows = [row for row in value if isinstance(row, Mapping) and not _names_source(row)]
-        if not rows and value:
-            return None
-        if len(rows) < len(value):
-            raise UserError("data mixes rows and names of sources: give one or the other")
-        return list(value)
-    if hasattr(value, "to_dict") and hasattr(value, "columns"):
-        return value.to_dict("records")
-    if hasattr(value, "column_names"):
-        return value
-    if isinstance(value, Iterable):
-        return list(value)
-    return None
-
-
-def _names_source(row: Mapping[str, Any]) -> bool:
-    return "path" in row and not any(key in row for key in PROMPT_KEYS)
-
-
-def _at(value: Any, path: tuple[str, ...]) -> At:
-    """Settings as a file's tree has them; their places are dotted names."""
-    where = ".".join(path)
-    if isinstance(value, Mapping):
-        return At({str(key): _at(item, (*path, str(key))) for key, item in value.items()}, where)
-    if isinstance(value, list | tuple):
-        return At([_at(item, path) for item in value], where)
-    return At(str(value) if isinstance(value, Path) else value, where)
+def _assemble(
+    asked: Arguments, use: Use, path: str | Path | None, preset: str | Sequence[str], checkpoint: str | None = None
+) -> tuple[RunConfig, PluginManager]:
+    """The configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
+    presets = [preset] if isinstance(preset, str) else list(preset)
+    loaded = read_config(path, (), presets, settings=asked.settings, quickstart=use != "replay")
+    for notice in loaded.notices:
+        _say(notice)
+    config = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
+    config = complete(config, loaded.origins, use, asked.objects)
+    local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
+    if local_only and RunTraits.of(config).runtime.remote:
+        raise UserError(
+            f"{local_only[0]!r} is a Python object, and the runtime {config.runtime.name} has workers in other processes: "
+            "leave runtime out, or install it as a plugin (rlhf plugins new)"
+        )
+    return config, build_plugins(config, use, asked.objects)
 
 
 def _say(line: str) -> None:

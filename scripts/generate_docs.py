@@ -25,9 +25,9 @@ from pydantic import BaseModel
 
 from rlhf_host import functional, hookspecs, protocols
 from rlhf_host.cli.main import main as command_line
-from rlhf_host.config.schema import RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SINGLE, role_flag, spelled
-from rlhf_host.plugins.discovery import GROUPS
+from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, defaults
+from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, discover
 from rlhf_host.plugins.options import describe_options, options_model, type_name
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
@@ -316,15 +316,23 @@ def configuration_page() -> str:
     parts = [
         "# Settings",
         "Every setting is a flag of `rlhf train`, a key of the YAML file, and a field of the configuration: `--rollout.n 4` is"
-        " `rollout: {n: 4}`. Flags lie over the file, the file over presets, presets over defaults. Dashes and underscores are the"
-        " same. `--print-config` prints the whole configuration of a run, with the options of its plugins;"
+        " `rollout: {n: 4}`. Flags override the file, the file overrides presets, and presets override defaults. Dashes and"
+        " underscores are the same. `--print-config` prints the whole configuration of a run, with the options of its plugins;"
         " [the catalogue](../catalogue.md) lists those.",
         "## Plugins",
         table(("flag", "YAML", "default", ""), _choices()),
-        "An option is `--algo.OPTION`, `--reward.ALIAS.OPTION` and so on; in YAML it stands beside `name`.",
+        "In YAML a plugin is its name, or a mapping of `name` and its options: `algo: {name: rloo, clip_eps: 0.2}`. Where several"
+        " may be chosen, each has an alias, which is its name unless you give another: `with: [tis]`,"
+        " `reward: {strict: {name: math_verifier, weight: 0.5}}`. The flags of options are `--algo.OPTION`,"
+        " `--reward.ALIAS.OPTION` and so on.",
+        "An extension or a runtime can also be set by its own name, which chooses it: `--tis.cap 2` is short for"
+        " `--with tis --with.tis.cap 2`, `kl: {coef: 0.01}` for `with: {kl: {coef: 0.01}}`, and `ray: {num_cpus: 4}` for"
+        " `runtime: {name: ray, num_cpus: 4}`.",
+        "The host itself reads these keys of a plugin:",
+        table(SETTING, [*_own_rows(RewardChoice, "reward.ALIAS"), *_own_rows(SyncChoice, "sync")]),
     ]
     alone = []
-    for name, field in RunConfig.model_fields.items():
+    for name, field in fields_of(RunConfig).items():
         if name in SINGLE or name in MANY:
             continue
         inner = _model(field.annotation)
@@ -347,12 +355,19 @@ def configuration_page() -> str:
 SETTING = ("setting", "type", "default", "")
 
 
+def _own_rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str, str]]:
+    return [_row(name, field, f"{prefix}.") for name, field in model.model_fields.items() if name != "name"]
+
+
 def _section(name: str, model: type[BaseModel]) -> Iterator[str]:
     yield settings_table(model, name)
     for key, field in model.model_fields.items():
         inner = _model(field.annotation)
         if key == "sources" and inner is not None:
-            yield "Each source (`--data.SOURCE.KEY`; in YAML a list of them under `sources`, or paths):"
+            yield (
+                "Each source (`--data.SOURCE.KEY`; in YAML a list of them under `sources`, or paths);"
+                " the options of a task plugin are beside these:"
+            )
             yield settings_table(inner, f"{name}.SOURCE")
 
 
@@ -379,19 +394,10 @@ def _row(name: str, field: Any, prefix: str) -> tuple[str, str, str, str]:
 
 
 def _choices() -> Iterator[tuple[str, str, str, str]]:
-    fields = RunConfig.model_fields
     for key, kind in {**SINGLE, **MANY}.items():
-        chosen = fields[key].get_default(call_default_factory=True, validated_data={})
-        if isinstance(chosen, dict):
-            default = ", ".join(chosen)
-        else:
-            default = chosen.plugin if chosen is not None else ""
-        yield (
-            code(f"--{spelled(key)}"),
-            code(f"{spelled(key)}:"),
-            code(default) or "none",
-            f"[{KINDS[kind]}](../catalogue.md#{kind})",
-        )
+        chosen = defaults().get(key, {})
+        default = code(chosen.get("name") or ", ".join(chosen)) or ("as engine and runtime need" if key == "sync" else "none")
+        yield code(f"--{key}"), code(f"{key}:"), default, f"[{KINDS[kind]}](../catalogue.md#{kind})"
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
@@ -443,7 +449,9 @@ def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def help_text(path: Sequence[str]) -> str:
-    found = CliRunner().invoke(command_line, [*path, "--help"], env={"COLUMNS": "100"}, prog_name="rlhf")
+    own = {row["distribution"] for row in published()}
+    others = ",".join(f"{info.distribution}:{info.name}" for info in discover() if info.distribution not in own)
+    found = CliRunner().invoke(command_line, [*path, "--help"], env={"COLUMNS": "100", DISABLE: others}, prog_name="rlhf")
     if found.exit_code:
         raise RuntimeError(f"rlhf {' '.join(path)} --help failed: {found.output}")
     return found.output.rstrip()
@@ -467,7 +475,7 @@ def catalogue_page() -> str:
         parts += [f"## {title} {{ #{kind} }}", table(("name", "distribution", ""), _listed(kind, rows))]
         if kind == "algo":
             parts += ["Every algorithm whose options say so takes the options of the policy loss:", options_table(shared)]
-        if kind not in ("runtime", "preset"):
+        if kind != "preset":
             parts += [part for row in rows for part in _options(kind, row)]
     return "\n\n".join(parts)
 
@@ -492,8 +500,7 @@ def _listed(kind: str, rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str,
             summary = _first_sentence(_loaded(row).__doc__ or "")
         else:
             summary = _summary(row, rows)
-        flag = "--kl.coef" if (kind, row["name"]) == ("extension", "kl") else f"{FLAGS[kind]} {row['name']}"
-        yield code(flag), code(row["distribution"]), summary
+        yield code(f"{FLAGS[kind]} {row['name']}"), code(row["distribution"]), summary
 
 
 def _options(kind: str, row: Mapping[str, str]) -> Iterator[str]:

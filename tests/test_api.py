@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import BaseModel, ConfigDict
+from ruamel.yaml import YAML
 
 import rlhf_host
 from rlhf_host import Advantages, Drop, LossTerm, Needs, PluginError, Reward, RoleNeed, RunError, UserError, hookimpl
@@ -199,9 +199,9 @@ def test_malformed_rows_are_named_by_their_place(small):
 
 def test_the_run_directory_says_what_no_file_can_hold(small, rlhf_here):
     rlhf_host.train(algo=Plain, rewards=vowels, **small)
-    config = yaml.safe_load(Path("run", "config.yaml").read_text())
-    assert config["algo"]["plugin"] == "python:Plain"
-    assert config["reward"]["vowels"]["plugin"] == "python:vowels"
+    config = YAML(typ="safe").load(Path("run", "config.yaml").read_text())
+    assert config["algo"]["name"] == "python:Plain"
+    assert config["reward"]["vowels"]["name"] == "python:vowels"
     plugins = {entry["kind"]: entry for entry in json.loads(Path("run", "plugins.json").read_text())}
     assert plugins["reward"]["object"].endswith(":vowels")
     assert plugins["algo"]["object"].endswith(":Plain")

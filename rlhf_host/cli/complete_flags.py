@@ -16,11 +16,10 @@ from click.shell_completion import CompletionItem
 from rlhf_host.cli.configured import PLUGINS, chosen_plugins
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
-from rlhf_host.config.layers import Layer
 from rlhf_host.config.load import assemble
-from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, SINGLE, SPELLINGS
-from rlhf_host.plugins.discovery import PROTOCOLS, discover
+from rlhf_host.config.tree import MANY, SINGLE, Names
+from rlhf_host.config.yaml_file import Located
+from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options
 from rlhf_host.plugins.selection import find, load, options_model
 
@@ -42,40 +41,57 @@ def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes
         words.pop()
         if words and not words[-1].startswith("--"):
             words.pop()
-    layer = _layer(words, control)
+    tree = _tree(words, control)
     last = words[-1] if words else ""
     if last.startswith("--") and "=" not in last and last[2:] not in SWITCHES and not incomplete.startswith("--"):
-        return _values(last[2:].replace("_", "-"), incomplete, layer)
-    found = []
-    for name, text in _flags(incomplete, layer, control):
-        head, dot, key = name.rpartition(".")
-        spelled = f"{head}{dot}{key.replace('-', '_')}" if "_" in incomplete.rpartition(".")[2] else name
-        if spelled.startswith(incomplete):
-            found.append(CompletionItem(spelled, help=text or None))
-    return found
+        return _values(last[2:].replace("_", "-"), incomplete, tree)
+    items = []
+    for name, text in _flags(incomplete, tree, control):
+        if _dashed(name).startswith(_dashed(incomplete)):
+            rest = name[len(incomplete) :]
+            rest = rest.replace("-", "_") if "_" in incomplete.rpartition(".")[2] else rest
+            items.append(CompletionItem(incomplete + rest, help=text or None))
+    return items
 
 
-def _layer(argv: Sequence[str], control: Sequence[str]) -> Layer:
-    """What the line so far chooses; mistakes in it are not completion's to tell."""
+def _tree(argv: Sequence[str], control: Sequence[str]) -> Located:
+    """What the line so far chooses; completion does not report mistakes in it."""
     with contextlib.suppress(Exception):
         own, flags = take([flag for flag in parse(argv) if flag.value is not None], control)
         presets = [preset for preset in own.get("preset", []) if preset]
         return assemble(own.get("config", [None])[0], flags, presets, [])[0]
-    return {}
+    return Located({}, "")
 
 
-def _flags(incomplete: str, layer: Layer, control: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _flags(incomplete: str, tree: Located, control: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield from ((f"--{name}", "") for name in control)
-    for name, option in _schema().items():
-        yield f"--{name}", PLUGINS.get(name, option.description if option else "")
-    for kind, spec, prefix in chosen_plugins(layer):
-        if incomplete.startswith(f"--{prefix.partition('.')[0]}"):
-            if kind == "reward":
-                yield f"--{prefix}.weight", "factor in the weighted sum"
-            yield from ((f"--{prefix}.{option.name.replace('_', '-')}", option.description) for option in _options(kind, spec))
+    for name, option in known_flags().items():
+        yield f"--{name}", PLUGINS.get(name, option.description)
+    for info in discover():
+        if info.kind in ("extension", "runtime"):
+            yield f"--{_dashed(info.name)}", f"the {info.kind}; its options follow a dot"
+    for kind, spec, prefix in _plugins(incomplete.removeprefix("--"), tree):
+        if kind == "reward":
+            yield f"--{prefix}.weight", "factor in the weighted sum"
+        yield from ((f"--{prefix}.{option.name.replace('_', '-')}", option.description) for option in _options(kind, spec))
 
 
-def _values(flag: str, incomplete: str, layer: Layer) -> list[CompletionItem]:
+def _plugins(flag: str, tree: Located) -> Iterator[tuple[str, str, str]]:
+    """Kind, name and prefix of the plugins whose options the flag, or a beginning of it, may name."""
+    known = {prefix: (kind, spec) for kind, spec, prefix in chosen_plugins(tree)}
+    known = {
+        name: (kind, name) for name, kind in Names().plugins.items() if _dashed(flag).startswith(f"{_dashed(name)}.")
+    } | known
+    for prefix, (kind, spec) in known.items():
+        if _dashed(flag).startswith(_dashed(prefix.partition(".")[0])):
+            yield kind, spec, prefix
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
     kind = _kind(flag)
     if kind or flag in ("preset", "disable"):
         names = named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))
@@ -89,30 +105,21 @@ def _values(flag: str, incomplete: str, layer: Layer) -> list[CompletionItem]:
         tasks = named(info for info in discover() if info.kind == "tasks") if flag.endswith("data") else ()
         items = [CompletionItem(name) for name in tasks if name.startswith(incomplete)]
         return [*items, CompletionItem(incomplete, type="file")]
-    return [CompletionItem(word) for word in _words(_option(flag, layer)) if word.startswith(incomplete)]
+    return [CompletionItem(word) for word in _words(_option(flag, tree)) if word.startswith(incomplete)]
 
 
 def _kind(flag: str) -> str | None:
     """Which kind of plugin the flag chooses, if it does."""
     key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
-    key = SPELLINGS.get(key, key)
     return SINGLE.get(key) or MANY.get(key)
 
 
-def _schema() -> dict[str, Option | None]:
-    """Flag → what the schema says of it; ``None`` for those that choose plugins and sources."""
-    options = {option.name.replace("_", "-"): option for option in describe_options(RunConfig)}
-    of_roles = {option.name.replace("_", "-"): option for option in describe_options(RoleConfig)}
-    return {flag: options.get(flag) or of_roles.get(flag.partition(".")[2]) for flag in known_flags()}
-
-
-def _option(flag: str, layer: Layer) -> Option | None:
-    if (option := _schema().get(flag)) is not None:
+def _option(flag: str, tree: Located) -> Option | None:
+    if (option := known_flags().get(flag)) is not None:
         return option
-    for kind, spec, prefix in chosen_plugins(layer):
-        start = f"{prefix.replace('_', '-')}."
-        if flag.startswith(start):
-            name = flag.removeprefix(start).replace("-", "_")
+    for kind, spec, prefix in _plugins(flag, tree):
+        if _dashed(flag).startswith(f"{_dashed(prefix)}."):
+            name = flag[len(prefix) + 1 :].replace("-", "_")
             return next((option for option in _options(kind, spec) if option.name == name), None)
     return None
 
@@ -128,17 +135,15 @@ def _words(option: Option | None) -> list[str]:
 
 def _options(kind: str, spec: str) -> list[Option]:
     """The plugin's options, or none where it cannot be imported in time."""
-    if kind in PROTOCOLS:  # these import what they run on
-        return []
-    found: list[Option] = []
+    options: list[Option] = []
 
     def look() -> None:
         with contextlib.suppress(Exception, SystemExit):
-            found.extend(describe_options(options_model(load(find(kind, spec)))))
+            options.extend(describe_options(options_model(load(find(kind, spec)))))
 
     # What an import prints must not reach the shell, which reads our output.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
         thread.join(PATIENCE_S)
-    return list(found)
+    return list(options)

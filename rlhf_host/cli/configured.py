@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.config.flags import Flag
-from rlhf_host.config.layers import DEFAULT, Layer
+from rlhf_host.config.flags import Flag, known_flags
 from rlhf_host.config.load import assemble
-from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SINGLE, role_flag, spelled
+from rlhf_host.config.merge import DEFAULT
+from rlhf_host.config.schema import SyncChoice, defaults
+from rlhf_host.config.tree import MANY, ROLES, SINGLE, is_choice, role_flag
+from rlhf_host.config.yaml_file import Located
+from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options
 from rlhf_host.plugins.selection import find, load, options_model
 
@@ -21,14 +23,27 @@ if TYPE_CHECKING:
 
 PLUGINS = {
     "with": "[ALIAS=]NAME: an extension (filters, shaping, corrections); repeatable, in order; ALIAS=none takes one away",
-    "agent": "NAME: how an episode is played (default single_turn)",
-    "eval.reward": "[ALIAS=]NAME: rewards for evaluation (default: the training rewards)",
-    "tracker": "[ALIAS=]NAME: repeatable, beside console and jsonl; ALIAS=none takes one away",
-    "engine": "NAME: what generates tokens (default transformers)",
-    "backend": "NAME: what makes optimizer steps (default torch)",
-    "runtime": "NAME: where roles live (default local)",
-    "sync": "NAME: how weights reach the engines (default in_process; broadcast with --runtime ray)",
+    "agent": "NAME: how an episode is played",
+    "eval.reward": "[ALIAS=]NAME: rewards for evaluation; default: the training rewards",
+    "tracker": "[ALIAS=]NAME: where metrics go; repeatable, adds to the default ones; ALIAS=none takes one away",
+    "engine": "NAME: what generates tokens",
+    "backend": "NAME: what makes optimizer steps",
+    "runtime": "NAME: where roles live",
+    "sync": "NAME: how weights reach the engines; default: what suits engine and runtime",
+    "sync.verify": str(SyncChoice.model_fields["verify"].description),
+    "NAME.OPTION": "an option of the extension or runtime NAME, which chooses it too: short for --with NAME --with.NAME.OPTION",
 }
+"""Flags that choose plugins; help adds defaults and what is installed."""
+
+OTHERS = {
+    "roles": {
+        f"{', '.join(f'--{role_flag(role)}.*' for role in ROLES[1:])}, --roles.NAME.*": "the same for other roles"
+        " (--reward-model.* is the role 'reward')"
+    },
+    "data": {"--data.SOURCE.*": "a setting of one source (weight, subset, split, ...), or an option of a task plugin"},
+    "eval": {"--eval.data.*": "as --data.*"},
+}
+"""Section → flags that stand for many."""
 
 
 class RawCommand(click.Command):
@@ -69,68 +84,68 @@ def show_help(
     formatter.write_usage("rlhf", usage)
     formatter.write_paragraph()
     formatter.write_text(about)
-    _write(formatter, "Start here", ((f"--{flag}", text) for flag, text in start.items()))
+    _write(formatter, "Start here", _with_names(start))
     layer, _ = assemble(config, flags, presets, [])
     for kind, spec, prefix in chosen_plugins(layer):
         _write(formatter, *_plugin(kind, spec, prefix))
-    _write(
-        formatter,
-        "Plugins (name one beside --help to see its options)",
-        ((f"--{flag}", text) for flag, text in PLUGINS.items()),
-    )
+    _write(formatter, "Plugins (name one beside --help to see its options)", _with_names(PLUGINS))
     for key, title in sections.items():
         _write(formatter, title, _section(key))
     click.echo(formatter.getvalue().rstrip())
 
 
+def _with_names(flags: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Rows for flags; those that choose plugins say which there are."""
+    installed = discover()
+    for flag, text in flags.items():
+        key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
+        kind = SINGLE.get(key) or MANY.get(key)
+        names = dict.fromkeys(info.name for info in installed if info.kind == kind)
+        default = defaults().get(key, {}) if flag == key else {}
+        facts = ["default " + str(default.get("name") or ", ".join(default))] if default else []
+        facts += ["installed: " + ", ".join(names)] if names else []
+        yield f"--{flag}", f"{text} ({'; '.join(facts)})" if facts else text
+
+
 def _write(formatter: click.HelpFormatter, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    found = list(rows)
-    if found:
+    listed = list(rows)
+    if listed:
         with formatter.section(title):
-            formatter.write_dl(found, col_max=34)
+            formatter.write_dl(listed, col_max=34)
 
 
 def _section(key: str) -> Iterator[tuple[str, str]]:
-    if key == "roles":
-        yield from _rows("actor", describe_options(RoleConfig))
-        others = ", ".join(f"--{role_flag(role)}.*" for role in ROLES if role != "actor")
-        yield f"{others}, --roles.NAME.*", "the same for other roles (--reward-model.* is the role 'reward')"
-        return
-    if key == "data":
-        yield from _rows("data", (option for option in describe_options(DataConfig) if option.name != "sources"))
-        yield "--data.SOURCE.*", "a setting of one source (weight, subset, split, ...), or an option of the task plugin it is"
-        return
-    model: Any = RunConfig.model_fields[key].annotation
-    yield from _rows(key, (option for option in describe_options(model) if not option.name.startswith(("data.", "reward"))))
-    if key == "eval":
-        yield "--eval.data.*", "as --data.*"
+    prefix = "actor." if key == "roles" else f"{key}."
+    for flag, option in known_flags().items():
+        if flag.startswith(prefix) and not flag.startswith(("eval.data", "eval.reward")):
+            yield _row(flag, option)
+    yield from OTHERS.get(key, {}).items()
 
 
-def _rows(prefix: str, options: Iterable[Option]) -> Iterator[tuple[str, str]]:
-    for option in options:
-        facts = option.type
-        if option.default is None:
-            facts += ", required"
-        elif option.default not in ("None", "[]", "{}"):
-            facts += f", default {option.default}"
-        facts = facts.replace("'", "")
-        yield f"--{prefix}.{option.name.replace('_', '-')}", f"{option.description} ({facts})".strip()
+def _row(flag: str, option: Option) -> tuple[str, str]:
+    facts = option.type
+    if option.default is None:
+        facts += ", required"
+    elif option.default not in ("None", "[]", "{}"):
+        facts += f", default {option.default}"
+    facts = facts.replace("'", "")
+    return f"--{flag.replace('_', '-')}", f"{option.description} ({facts})".strip()
 
 
-def chosen_plugins(layer: Layer) -> Iterator[tuple[str, str, str]]:
+def chosen_plugins(tree: Located) -> Iterator[tuple[str, str, str]]:
     """Kind, name and the options' prefix (``algo``, ``reward.strict``) of plugins that somebody chose, not of the defaults."""
-    for key, kind in SINGLE.items():
-        if "plugin" in layer.get(key, {}) and layer[key]["plugin"].where != DEFAULT:
-            yield kind, layer[key]["plugin"].value, key
-    for key, kind in MANY.items():
-        for alias, choice in layer.get(key, {}).items():
-            if choice["plugin"].where != DEFAULT:
-                yield kind, choice["plugin"].value, f"{spelled(key)}.{alias}"
+    for key, kind in {**SINGLE, **MANY}.items():
+        choices = tree.value.get(key, Located({}, DEFAULT))
+        for alias, choice in {"": choices}.items() if is_choice((key,)) else choices.value.items():
+            name = choice.value.get("name")
+            if name is not None and name.where != DEFAULT:
+                prefix = name.value if name.implied and kind in ("extension", "runtime") else f"{key}.{alias}".rstrip(".")
+                yield kind, name.value, prefix
 
 
 def _plugin(kind: str, spec: str, prefix: str) -> tuple[str, list[tuple[str, str]]]:
     info = find(kind, spec)
-    rows = list(_rows(prefix, describe_options(options_model(load(info)))))
+    rows = [_row(f"{prefix}.{option.name}", option) for option in describe_options(options_model(load(info)))]
     if kind == "reward":
         rows.insert(0, (f"--{prefix}.weight", "factor in the weighted sum; 0 logs without counting (float, default 1.0)"))
     return f"Options of {info}", rows or [(f"--{prefix}", "has no options")]

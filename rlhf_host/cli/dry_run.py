@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from rlhf_host.config.choices import merge_needs
+from rlhf_host.config.defaults import KINDS
 from rlhf_host.config.load import QUICKSTART
-from rlhf_host.config.plan import merge_needs, old_logprobs_mode, updates_per_batch
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
-from rlhf_host.config.trait_defaults import KINDS
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find
 from rlhf_host.records.needs import Needs, RoleNeed
@@ -31,7 +31,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
     for kind in KINDS:
-        info = find(kind, getattr(config, kind).plugin)
+        info = find(kind, getattr(config, kind).name)
         click.echo(f"{kind}:{info.name}: {info.source}")
     needs = merge_needs(manager)
     for need in needs.roles:
@@ -39,7 +39,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         click.echo(f"role {need.name}: {_model(need, config, needs)}, {need.head} head, {trained}")
     tokenizer = _tokenizer(config.roles["actor"])
     for line in runtime_plugin(config).describe(runtime_start(config, manager, needs, tokenizer, 0, {})):
-        click.echo(f"runtime {config.runtime.plugin}: {line}")
+        click.echo(f"runtime {config.runtime.name}: {line}")
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
         from rlhf_host.training.saved_rollouts import SavedRollouts
@@ -53,7 +53,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     train, rollout = config.train, config.rollout
     click.echo(
         f"{train.steps} steps of {train.batch_size} prompts × {rollout.n} samples, updates per step:"
-        f" {updates_per_batch(config)}, old log-probabilities {old_logprobs_mode(config)}"
+        f" {train.updates_per_batch}, old log-probabilities {train.old_logprobs_mode}"
     )
     click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
 

@@ -11,9 +11,9 @@ import click
 from rlhf_host.cli.configured import RawCommand, show_help
 from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.check import check_evaluation
+from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, complete
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
@@ -24,12 +24,12 @@ START = {
     "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
     "checkpoint": "RUN_DIR or a checkpoint in it: its model, with the run's settings",
     "eval.data": "PATH[@WEIGHT]: what to answer; repeatable (default: --data)",
-    "reward": "[ALIAS=]NAME: what judges; repeatable; replaces a file's",
+    "reward": "[ALIAS=]NAME: what scores the answers; repeatable; replaces the rewards of the file",
     "eval.n": "samples per prompt (int, default 1)",
     "eval.temperature": "0: greedy (float, default 1.0)",
     "rollout.max-new-tokens": "per turn (int, default 256)",
-    "config": "FILE.yaml: settings; flags lie on top",
-    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "config": "FILE.yaml: settings; flags override them",
+    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }

@@ -79,7 +79,7 @@ option_option = click.option(
 )
 
 
-def given_options(texts: Iterable[str]) -> dict[str, Any]:
+def parse_texts(texts: Iterable[str]) -> dict[str, Any]:
     """``clip-eps=0.2`` and ``a.b=1`` as the nested mapping that a configuration would hold.
 
     Raises:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from rlhf_host.cli.child import ChildFailed, answers
-from rlhf_host.cli.plugin_names import PluginName, given_options, kind_option, option_option, with_hooks
-from rlhf_host.cli.plugins_check import read_given
+from rlhf_host.cli.plugin_names import PluginName, kind_option, option_option, parse_texts, with_hooks
+from rlhf_host.cli.plugins_check import read_texts
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PluginInfo
 
@@ -35,7 +35,7 @@ def bench(
     Time is the median of the calls after a first one; memory is the most that a call holds at once beyond what was there,
     worker processes of the plugin left out. On the CPU. Exit code 1 when a hook fails.
     """
-    options, reports, failed = given_options(option), [], False
+    options, reports, failed = parse_texts(option), [], False
     infos = [info for info in with_hooks(name, kind, options) if info.kind != "preset"]
     if not infos:
         raise UserError(f"preset {name!r} has no hooks to measure")
@@ -82,7 +82,7 @@ def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     subject = Subject(job["kind"], job["name"])
     try:
-        subject.options = read_given(subject.info, subject.cls, job["options"])
+        subject.options = read_texts(subject.info, subject.cls, job["options"])
         for cost in costs(subject, rows=job["rows"], tokens=job["tokens"]):
             yield asdict(cost)
     except (UserError, Unusable) as error:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from rlhf_host.cli.child import ChildFailed, answers
-from rlhf_host.cli.plugin_names import PluginName, given_options, kind_option, option_option, with_hooks
+from rlhf_host.cli.plugin_names import PluginName, kind_option, option_option, parse_texts, with_hooks
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo
@@ -48,11 +48,17 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
 
     The checks run in a process of their own. Exit code 1 when one fails. A preset is loaded, and its settings validated.
     """
-    options, reports = given_options(option), []
+    options, reports = parse_texts(option), []
     width = min(shutil.get_terminal_size().columns, 120)
     for position, info in enumerate(with_hooks(name, kind, options, PROTOCOLS)):
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
+        if info.kind == "extension":
+            from rlhf_host.config.tree import Names  # pydantic comes with it
+
+            if Names().place(info.name)[1] is None:
+                flag = f"{info.name}.OPTION"
+                click.echo(f"Warning: {info.name!r} is a setting too, and --{flag} sets that: write --with.{flag}", err=True)
         found = []
         started = time.monotonic()
         for checked in run_checks(info, options, deadline):
@@ -111,7 +117,7 @@ def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     subject = Subject(job["kind"], job["name"])
     if job["options"]:
         try:
-            subject.options = read_given(subject.info, subject.cls, job["options"])
+            subject.options = read_texts(subject.info, subject.cls, job["options"])
         except UserError as error:
             yield {"refused": str(error)}
             return
@@ -128,8 +134,8 @@ def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _preset(name: str) -> Iterator[dict[str, Any]]:
+    from rlhf_host.config.choices import complete
     from rlhf_host.config.load import read_config
-    from rlhf_host.config.plan import complete
 
     rule = "Every setting exists and has a value that fits, those of its plugins included."
     yield {"checks": {"settings_are_valid": rule}}
@@ -142,12 +148,15 @@ def _preset(name: str) -> Iterator[dict[str, Any]]:
         yield asdict(Checked("settings_are_valid", "passed", rule=rule))
 
 
-def read_given(info: PluginInfo, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+def read_texts(info: PluginInfo, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """Texts of the command line as what the plugin's options are. Raises ``PluginError`` when they do not fit."""
-    from rlhf_host.config.plan import coerced
+    from rlhf_host.config.flags import Text, coerce
     from rlhf_host.plugins.selection import options_model, read_options
 
-    values = coerced(options_model(cls), dict(options))
+    def typed(options: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: typed(value) if isinstance(value, dict) else Text(value) for key, value in options.items()}
+
+    values = coerce(options_model(cls), typed(options))
     read_options(info, cls, values)
     return values
 

@@ -12,9 +12,9 @@ import click
 from rlhf_host.cli.configured import RawCommand, show_help
 from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.check import check_replay
+from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, complete
 from rlhf_host.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ START = {
     "json": "print everything as a JSON object instead of a table",
     "output": "FILE.jsonl: write the trajectories with their new rewards, for rlhf train --from-trajectories",
     "actor.model": "only where a plugin asks for a role, or for texts that the file does not have",
-    "config": "FILE.yaml: settings; flags lie on top",
-    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "config": "FILE.yaml: settings; flags override them",
+    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
 }
 
-SECTIONS = {"roles": "Models", "kl": "KL to the reference model"}
+SECTIONS = {"roles": "Models"}
 
 ABOUT = """Score saved trajectories again, compute their advantages again, and show what changes. FILE is what rlhf rollout wrote, a
 run directory or its trajectories/ (of a run with --trajectories.tokens). No model is loaded unless a plugin needs one."""
@@ -58,9 +58,9 @@ def replay(ctx: click.Context, argv: Sequence[str]) -> None:
     output = control.get("output", [None])[0]
     loaded = read_config(config_path, flags, presets, CONTROL, quickstart=False)
     config = complete(loaded.config, loaded.origins, "replay")
-    check_replay(config)
     manager = build_plugins(config, "replay")
     try:
+        check_replay(config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.replay import replay as run
 

@@ -12,9 +12,9 @@ import click
 from rlhf_host.cli.configured import RawCommand, show_help
 from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.check import check_rollout
+from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, complete
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 
@@ -28,14 +28,14 @@ START = {
     "output": "FILE.jsonl: where the trajectories go",
     "steps": "batches of train.batch-size prompts (int, default 1)",
     "rollouts": "instead of steps: so many trajectories, rounded up to whole prompts",
-    "reward": "[ALIAS=]NAME: what judges; repeatable (default: nothing does, and rlhf replay can later)",
+    "reward": "[ALIAS=]NAME: what scores the answers; repeatable; without any, rlhf replay can score them later",
     "actor.model": "the model to sample from: a directory, hub name or GGUF file",
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable",
     "with": "[ALIAS=]NAME: filters of groups; repeatable",
     "rollout.n": "samples per prompt (int, default 8)",
     "seed": "fixes data order and sampling (int, default 0)",
-    "config": "FILE.yaml: settings; flags lie on top",
-    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "config": "FILE.yaml: settings; flags override them",
+    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }

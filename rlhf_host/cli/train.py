@@ -10,11 +10,10 @@ import click
 from rlhf_host.cli.configured import RawCommand, show_help
 from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.check import check
+from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
-from rlhf_host.config.plan import build_plugins, complete, merge_needs
-from rlhf_host.config.run_dir import require_run, with_run_dir
-from rlhf_host.config.yaml_file import dump_yaml
+from rlhf_host.config.run_dir import config_yaml, require_run, with_run_dir
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.needs import Outcome
 
@@ -22,17 +21,17 @@ CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "disable", "
 
 START = {
     "algo": "NAME: the algorithm",
-    "reward": "[ALIAS=]NAME: what judges; repeatable; replaces a file's",
+    "reward": "[ALIAS=]NAME: what scores the answers; repeatable; replaces the rewards of the file",
     "actor.model": "the model to train: a directory, hub name or GGUF file",
-    "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable; replaces a file's",
+    "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable; replaces the data of the file",
     "eval.data": "PATH[@WEIGHT]: the same, for evaluation",
-    "config": "FILE.yaml: settings; flags lie on top",
-    "preset": "NAME or FILE.yaml: settings beneath; repeatable",
+    "config": "FILE.yaml: settings; flags override them",
+    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
-    "resume": "RUN_DIR: go on from its newest checkpoint, with its settings; flags may change some, as --train.steps",
+    "resume": "RUN_DIR: continue from its newest checkpoint, with its settings; flags may change some, as --train.steps",
     "from-trajectories": "FILE: train on what rlhf rollout saved, or a run with --trajectories.tokens; nothing is sampled",
     "debug": "run everything in this process and thread, so that a debugger works in any plugin",
-    "placement": "ROLE+ROLE=DEVICES: with --runtime ray, these roles share devices (rollout: the engines); repeatable",
+    "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable; for runtimes with several",
     "seed": "fixes data order, sampling and initial heads (int, default 0)",
     "name": "the run's name (default <algorithm>-<first reward>)",
     "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
@@ -46,14 +45,12 @@ SECTIONS = {
     "roles": "Models",
     "data": "Data",
     "eval": "Evaluation",
-    "kl": "KL to the reference model",
     "checkpoint": "Checkpoints",
     "trajectories": "Trajectory files",
-    "ray": "The Ray cluster",
 }
 
-ABOUT = """Train a language model. Every setting is a flag, a key of the YAML file, or both: --rollout.n 4 is 'rollout: {n: 4}'.
-Lists are given by repetition or commas; a flag without a value is true."""
+ABOUT = """Train a language model. Every setting is both a flag and a key of the YAML file: --rollout.n 4 is 'rollout: {n: 4}'.
+Flags override the file. Write a list by repeating its flag or with commas; a flag without a value is true."""
 
 
 @click.command(cls=RawCommand, control=CONTROL)
@@ -74,7 +71,7 @@ def train(ctx: click.Context, argv: Sequence[str]) -> None:
         click.echo(notice, err=True)
     config = complete(loaded.config, loaded.origins)
     if "print-config" in control:
-        click.echo(dump_yaml(config), nl=False)
+        click.echo(config_yaml(config), nl=False)
         return None
     manager = build_plugins(config)
     try:

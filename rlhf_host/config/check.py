@@ -1,17 +1,17 @@
-"""Refusals: runs that cannot work are met at the door, each with one line that says what to do."""
+"""Refusals: runs that cannot work are refused before they start, each with one line that says what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from rlhf_host.config.messages import fail
-from rlhf_host.config.plan import EVAL_REWARD, kl_estimator, old_logprobs_mode, updates_per_batch
-from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.sections import ROLES, role_flag
-from rlhf_host.config.trait_defaults import RunTraits, refusals
+from rlhf_host.config.choices import EVAL_REWARD
+from rlhf_host.config.defaults import RunTraits, refusals
+from rlhf_host.config.load import fail
+from rlhf_host.config.schema import EvalConfig, RoleConfig, RunConfig
+from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
-from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Needs
 
 
@@ -31,63 +31,59 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
 
 def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
     """Refuse evaluations that cannot be done. Raises ``UserError``, one line per reason."""
-    lines = list(_eval_refusals(config))
+    lines = [*_eval_refusals(config.eval), *_reward_refusals(config, manager)]
     if not config.roles["actor"].model:
         lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
     if not config.eval.data.sources:
         lines.append("no evaluation data: give --eval.data PATH or --data PATH")
     if not (config.eval.reward or config.reward or _brings_rewards(manager)):
         lines.append("nothing judges the answers: give --reward NAME")
-    lines += [f"{item} has no score hook, so it judges nothing" for item in _judging_nothing(manager)]
     fail(lines)
 
 
 def check_rollout(config: RunConfig, manager: PluginManager) -> None:
     """Refuse rollouts that cannot be made. Raises ``UserError``, one line per reason."""
-    lines = []
+    lines = list(_reward_refusals(config, manager))
     if not config.roles["actor"].model:
         lines.append("no model to sample from: give --actor.model PATH")
     if not config.data.sources:
         lines.append("no data: give --data PATH")
-    if "agent" in config.reward:
-        lines.append("the reward alias 'agent' stands for the agent's own rewards: choose another")
-    lines += [f"{item} has no score hook, so it judges nothing" for item in _judging_nothing(manager)]
     fail(lines)
 
 
-def check_replay(config: RunConfig) -> None:
+def check_replay(config: RunConfig, manager: PluginManager) -> None:
     """Refuse replays that would change nothing. Raises ``UserError``, one line per reason."""
+    lines = list(_reward_refusals(config, manager))
     if not (config.reward or config.algo or config.extensions):
-        fail(["nothing is chosen to replay with: give --reward NAME, --algo NAME or --with NAME"])
-    if "agent" in config.reward:
-        fail(["the reward alias 'agent' stands for the agent's own rewards: choose another"])
+        lines.append("nothing is chosen to replay with: give --reward NAME, --algo NAME or --with NAME")
+    fail(lines)
 
 
-def _judging_nothing(manager: PluginManager) -> list[Loaded]:
-    rewards = [item for item in manager.loaded if item.kind in ("reward", EVAL_REWARD)]
-    return [item for item in rewards if item.key not in manager.names("score")]
+def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:
+    if "agent" in config.reward or "agent" in config.eval.reward:
+        yield "the reward alias 'agent' stands for the agent's own rewards: choose another"
+    for item in manager.loaded:
+        if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
+            yield f"{item} has no score hook, so it judges nothing"
 
 
 def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     if config.algo is None:
         yield "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)"
     if needs.data not in (None, "prompts"):
-        who = config.algo.plugin if config.algo else "a plugin"
+        who = config.algo.name if config.algo else "a plugin"
         yield f"{who} trains on {needs.data} data, which is not supported by this version"
         return
     saved = config.from_trajectories is not None
     if not saved and not config.reward and needs.rewards:
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
-    if "agent" in config.reward or "agent" in config.eval.reward:
-        yield "the reward alias 'agent' stands for the agent's own rewards: choose another"
-    for item in _judging_nothing(manager):
-        yield f"{item} has no score hook, so it judges nothing"
+    yield from _reward_refusals(config, manager)
     if config.algo is not None:
-        for hooks in (("compute_advantages",), ("compute_loss",)):
-            if not any(manager.has(hook) for hook in hooks):
-                yield f"no chosen plugin implements {' or '.join(hooks)}: algorithm {config.algo.plugin!r} is incomplete"
+        for hook in ("compute_advantages", "compute_loss"):
+            if not manager.has(hook):
+                yield f"no chosen plugin implements {hook}: algorithm {config.algo.name!r} is incomplete"
     if not saved and not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
-        yield f"agent {config.agent.plugin!r} implements neither agent_run nor agent_reset and agent_step"
+        yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
     yield from _role_refusals(config, needs)
     for key, own in manager.each("needs"):
         if own.min_group_size > config.rollout.n:
@@ -101,7 +97,7 @@ def _brings_rewards(manager: PluginManager) -> bool:
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """What makes ``Needs(on_policy=True)`` untrue."""
-    updates = updates_per_batch(config)
+    updates = config.train.updates_per_batch
     for key in (key for key, own in manager.each("needs") if own.on_policy):
         if updates > 1:
             yield (
@@ -130,7 +126,7 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     for name in config.roles:
         if name not in needed and name not in sources and name not in ROLES:
             yield f"roles.{name}: no chosen plugin knows this role{near_matches(name, {*needed, *ROLES})}"
-    if not config.roles.get("actor", RoleConfig()).model:
+    if not config.roles["actor"].model:
         yield "no model to train: give --actor.model PATH"
     if not config.data.sources and config.from_trajectories is None:
         yield "no training data: give --data PATH"
@@ -154,7 +150,7 @@ def _model_flag(role: str) -> str:
 
 
 def _setting_refusals(config: RunConfig) -> Iterator[str]:
-    rollout, train, kl = config.rollout, config.train, config.kl
+    rollout, train = config.rollout, config.train
     if rollout.temperature == 0:
         yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -174,48 +170,51 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             f"train.minibatches {train.minibatches} is more than train.batch_size {train.batch_size}:"
             " a batch is split between groups, so there can be at most one minibatch per prompt"
         )
-    if train.old_logprobs == "fused" and updates_per_batch(config) > 1:
+    if train.old_logprobs == "fused" and train.updates_per_batch > 1:
         yield (
             "train.old_logprobs fused holds for one update per batch, and"
-            f" epochs {train.epochs} × minibatches {train.minibatches} make {updates_per_batch(config)}:"
+            f" epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}:"
             " set --train.old-logprobs recompute"
         )
-    if kl.coef > 0 and kl.place == "loss" and kl.estimator == "k1":
-        yield "kl.estimator k1 has zero expected gradient in the loss: set --kl.estimator unbiased, or --kl.place reward"
-    if kl.coef > 0 and kl.place == "reward" and kl_estimator(config) != "k1" and not kl.force:
-        yield f"kl.estimator {kl.estimator} is biased in the reward: set --kl.estimator k1, or --kl.force to have it anyway"
-    if "kl" in config.extensions:
-        yield "the extension kl is configured at kl: leave --with kl out and set --kl.coef"
     if config.checkpoint.best and config.checkpoint.best.startswith("eval/"):
         if config.from_trajectories is not None:
             yield f"checkpoint.best is {config.checkpoint.best}, and from_trajectories evaluates nothing: set another metric"
         elif not config.eval.data.sources:
             yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
-    yield from _eval_refusals(config)
+    yield from _eval_refusals(config.eval)
 
 
-def _eval_refusals(config: RunConfig) -> Iterator[str]:
-    large = [k for k in config.eval.k if k > config.eval.n]
+def _eval_refusals(settings: EvalConfig) -> Iterator[str]:
+    large = [k for k in settings.k if k > settings.n]
     if large:
-        yield f"eval.k {max(large)} needs at least as many samples, and eval.n is {config.eval.n}: set --eval.n {max(large)}"
-    if config.eval.temperature == 0 and config.eval.n > 1:
-        yield f"eval.temperature 0 makes {config.eval.n} equal samples: set --eval.n 1, or a temperature above 0"
+        yield f"eval.k {max(large)} needs at least as many samples, and eval.n is {settings.n}: set --eval.n {max(large)}"
+    if settings.temperature == 0 and settings.n > 1:
+        yield f"eval.temperature 0 makes {settings.n} equal samples: set --eval.n 1, or a temperature above 0"
 
 
 def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """Settings that a plugin declares to be wrong for it."""
-    decided = {("train", "old_logprobs"): old_logprobs_mode(config), ("kl", "estimator"): kl_estimator(config)}
+    """Settings that a plugin declares to be wrong for it: the host's, or options of an extension, ``NAME.OPTION``."""
+    settings, installed = config.model_dump(), Names().plugins
+    decided = {"train.old_logprobs": config.train.old_logprobs_mode}
     for key, own in manager.each("needs"):
         for forbidden in own.forbids:
-            path = tuple(forbidden.setting.split("."))
-            actual: Any = config
-            for part in path:
-                if not hasattr(actual, part):
-                    raise PluginError(f"{key} forbids {forbidden.setting!r}, and there is no such setting; tell its author")
-                actual = getattr(actual, part)
-            if (value := _text(forbidden.value)) in (_text(actual), decided.get(path)):
-                flag = forbidden.setting.replace("_", "-")
-                yield f"{key} does not work with {forbidden.setting} {value} ({forbidden.why}): set --{flag} to something else"
+            section, *rest = forbidden.setting.split(".")
+            sections = {forbidden.setting: settings[section]} if section in settings else {}
+            unknown = PluginError(f"{key} forbids {forbidden.setting!r}, and there is no such setting; tell its author")
+            if section in installed:
+                items = [item for item in manager.loaded if (item.kind, item.info.name) == ("extension", section)]
+                aliases = {item.alias: "" if item.alias == section else "with." for item in items}
+                sections = {f"{head}{alias}.{'.'.join(rest)}": settings["with"][alias] for alias, head in aliases.items()}
+            elif not sections:
+                raise unknown
+            for setting, actual in sections.items():
+                for part in rest:
+                    if not isinstance(actual, dict) or part not in actual:
+                        raise unknown
+                    actual = actual[part]
+                if (value := _text(forbidden.value)) in (_text(actual), decided.get(setting)):
+                    flag = setting.replace("_", "-")
+                    yield f"{key} does not work with {setting} {value} ({forbidden.why}): set --{flag} to something else"
 
 
 def _text(value: Any) -> str:

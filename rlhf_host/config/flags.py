@@ -6,19 +6,35 @@ value is whatever does not begin with ``--`` (``--flag=--value`` gives such a on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import collections.abc
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
-from rlhf_host.config.fieldtypes import Repeated, coerce, section_model, takes_bool
-from rlhf_host.config.friendly import choose, source
-from rlhf_host.config.layers import Layer
-from rlhf_host.config.schema import DataConfig, DataSource, RoleConfig, RunConfig
-from rlhf_host.config.sections import MANY, ROLES, SHORTHANDS, SINGLE, SPELLINGS, spelled
-from rlhf_host.config.yaml_file import At
+from rlhf_host.config.merge import merge
+from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.tree import (
+    DATA,
+    ROLES,
+    SHORTHANDS,
+    SINGLE,
+    Names,
+    Path,
+    annotation_at,
+    canonical,
+    fields_of,
+    holds_sections,
+    is_choice,
+    is_selection,
+    members,
+    section_model,
+)
+from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.plugins.options import Option, describe_options
 
 SWITCHES = ("help", "print-config", "dry-run", "json")
 """Control flags that take no value."""
@@ -46,7 +62,7 @@ def parse(argv: Sequence[str]) -> list[Flag]:
     """Split the command line into flags.
 
     Raises:
-        UserError: something stands where a flag should.
+        UserError: something else where a flag should be.
     """
     flags: list[Flag] = []
     rest = list(argv)
@@ -69,15 +85,15 @@ def parse(argv: Sequence[str]) -> list[Flag]:
 
 def take(flags: Sequence[Flag], control: Collection[str]) -> tuple[dict[str, list[str | None]], list[Flag]]:
     """The command's own flags (``config``, ``dry-run``, ...) with their values, and all others."""
-    found: dict[str, list[str | None]] = {}
+    own: dict[str, list[str | None]] = {}
     others = []
     for flag in flags:
         name = flag.name.replace("_", "-")
         if name in control:
-            found.setdefault(name, []).append(flag.value)
+            own.setdefault(name, []).append(flag.value)
         else:
             others.append(flag)
-    for name, values in found.items():
+    for name, values in own.items():
         if name in SWITCHES:
             if any(value not in (None, "true") for value in values):
                 raise UserError(f"--{name} takes no value")
@@ -85,153 +101,184 @@ def take(flags: Sequence[Flag], control: Collection[str]) -> tuple[dict[str, lis
             raise UserError(f"--{name} needs a value")
         elif len(values) > 1 and name not in REPEATED:
             raise UserError(f"--{name} can be given once")
-    return found, others
+    return own, others
 
 
-def known_flags(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Every flag of the schema, without dashes and without plugins' own options."""
-    for name, field in model.model_fields.items():
-        flag = prefix + name.replace("_", "-")
-        inner = section_model(field.annotation)
-        if name in SINGLE or name in MANY:
-            yield prefix + spelled(name)
-        elif name == "roles":
-            yield from (f"{name.replace('_', '-')}.{key}" for name in SHORTHANDS for key in known_flags(RoleConfig))
-        elif inner is DataConfig:
-            yield flag
-            yield from (f"{flag}.{key}" for key in known_flags(DataConfig) if key != "sources")
-        elif inner is not None and name != "sources":
-            yield from known_flags(inner, f"{flag}.")
+def known_flags() -> dict[str, Option]:
+    """Every flag of the schema, without dashes in front and without plugins' own options → what the schema says of it."""
+    flags: dict[str, Option] = {}
+    for option in describe_options(RunConfig):
+        name = option.name.removesuffix(".sources").replace("extensions", "with")
+        name = name.removesuffix(".name") if name.removesuffix(".name") in SINGLE else name
+        if name == "roles":
+            own = describe_options(RoleConfig)
+            flags |= {f"{role}.{option.name}": option for role in SHORTHANDS for option in own}
         else:
-            yield flag
+            flags[name] = option
+    return {name.replace("_", "-"): option for name, option in flags.items()}
 
 
-def from_flags(flags: Sequence[Flag], errors: list[str], control: Collection[str] = ()) -> Layer:
-    """The flags as a layer. Mistakes are appended to ``errors``; ``control`` joins the near matches."""
-    layer: Layer = {}
-    texts: dict[tuple[str, ...], list[Flag]] = {}
-    fields: dict[tuple[str, ...], Any] = {}
+# --- from flags to a layer ----------------------------------------------------------------------
+
+
+def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: Collection[str] = ()) -> Located:
+    """The flags as a layer. Mistakes are appended to ``errors``; ``control`` is for near matches."""
+    tree: dict[str, Any] = {}
+    implied: dict[str, Any] = {}
+    settings: dict[Path, list[Flag]] = {}
     for flag in flags:
-        try:
-            path, annotation = _place(flag, layer, errors, control)
-        except UserError as error:
-            errors.append(str(error))
-            continue
-        if path:
-            texts.setdefault(path, []).append(flag)
-            fields[path] = annotation
-    for path, given in texts.items():
-        annotation = fields[path]
-        if given[-1].value is None and annotation is not None and not takes_bool(annotation):
-            errors.append(f"{given[-1].text} needs a value")
-            continue
-        values = Repeated("true" if flag.value is None else flag.value for flag in given)
-        value: Any = values if len(values) > 1 else values[0]
-        _put(layer, path, At(value if annotation is None else coerce(annotation, value), given[-1].text))
-    return layer
+        head, *rest = flag.parts
+        place, plugin = names.place(head)
+        path = (*place, *rest)
+        if plugin is not None:
+            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True))
+        if plugin is not None and not rest:
+            if flag.value is not None:
+                errors.append(f"{flag.text} takes no value: set an option of {plugin!r}, {flag.text}.OPTION VALUE")
+        elif (problem := _problem(flag, path, names, control)) is not None:
+            errors.append(problem)
+        else:
+            settings.setdefault(path, []).append(flag)
+    for path, repeated in settings.items():
+        if (value := _value(path, repeated, errors)) is not None:
+            _put(tree, path, value)
+    return merge(_located(tree), _located(implied), errors)
 
 
-def _put(layer: Layer, path: tuple[str, ...], value: At) -> None:
-    for part in path[:-1]:
-        inner = layer.setdefault(part, {})
-        if not isinstance(inner, dict):  # --algo.a 1 --algo.a.b 2: the later one stands
-            inner = layer[part] = {}
-        layer = inner
-    layer[path[-1]] = value
-
-
-def _place(flag: Flag, layer: Layer, errors: list[str], control: Collection[str]) -> tuple[tuple[str, ...], Any]:
-    """Where the flag's value goes and its annotation (``None``: a plugin's option); ``()`` when it is dealt with."""
-    parts = flag.parts
-    parts[0] = SPELLINGS.get(parts[0], parts[0])
-    if parts[0] in SHORTHANDS:
-        parts[:1] = ["roles", SHORTHANDS[parts[0]]]
-    head, depth = parts[0], 1
-    if head == "eval" and len(parts) > 1 and parts[1] in ("data", "reward"):
-        head, depth = parts[1], 2
-    if head in SINGLE:
-        return _single(flag, parts)
-    if head in MANY:
-        return _many(flag, head, tuple(parts[:depth]), parts[depth:], layer, errors)
-    if head == "data":
-        found = _data(flag, tuple(parts[:depth]), parts[depth:], layer)
-    elif head == "roles":
-        field = RoleConfig.model_fields.get(parts[2]) if len(parts) == 3 else None
-        found = (tuple(parts), field.annotation) if field else None
-    else:
-        found = _field(RunConfig, parts)
-    if found is None:
-        _refuse(flag, parts, control)
-    return found or ((), None)
-
-
-def _field(model: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...], Any] | None:
-    inner: type[BaseModel] | None = model
-    for index, part in enumerate(parts):
-        field = inner.model_fields.get(part) if inner else None
-        if field is None:
-            return None
-        inner = section_model(field.annotation)
-        if index == len(parts) - 1:
-            return None if inner else (tuple(parts), field.annotation)
-    return None
-
-
-def _refuse(flag: Flag, parts: Sequence[str], control: Collection[str]) -> None:
+def _problem(flag: Flag, path: Path, names: Names, control: Collection[str]) -> str | None:
+    """What is wrong with a flag's name."""
+    if is_selection(path[:-1]):
+        option = ".".join([*map(str, path[:-1]), "NAME", flag.name.rpartition(".")[2]])
+        return f"{flag.text}: give the plugin's name and the option: --{option}"
+    annotation = annotation_at(path)
+    if _takes_names(path) or (annotation is not None and not holds_sections(annotation)):
+        return None
     name = flag.name.replace("_", "-")
-    known = [*known_flags(), *control]
-    inside = [f"--{other}" for other in known if other.startswith(f"{name}.")]
-    if inside:
-        raise UserError(f"{flag.text} is a section: set its keys, such as {inside[0]}")
-    if len(parts) > 2 and parts[0] == "roles" and parts[1] not in ROLES:
-        known = [f"roles.{parts[1].replace('_', '-')}.{key.replace('_', '-')}" for key in RoleConfig.model_fields]
-    raise UserError(f"{flag.text}: no such flag{near_matches(f'--{name}', [f'--{other}' for other in known])}")
+    head, dot, rest = name.partition(".")
+    known = [*known_flags(), *control, *(plugin.replace("_", "-") + dot + rest for plugin in names.plugins)]
+    if inside := [other for other in known if other.startswith(f"{name}.")]:
+        return f"{flag.text} is a section: set its keys, such as --{inside[0]}"
+    if head == "roles" and len(path) > 2 and path[1] not in ROLES:
+        known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
+    return f"{flag.text}: no such flag{near_matches(f'--{name}', [f'--{other}' for other in known])}"
 
 
-def _single(flag: Flag, parts: Sequence[str]) -> tuple[tuple[str, ...], Any]:
-    if len(parts) > 1:
-        return (parts[0], "options", *parts[1:]), None
-    if not flag.value:
-        raise UserError(f"{flag.text} needs a plugin's name")
-    return (parts[0], "plugin"), str
+def _takes_names(path: Path) -> bool:
+    """Whether plugins or data sources are chosen there."""
+    return path in DATA or is_choice(path) or is_selection(path)
 
 
-def _many(
-    flag: Flag, section: str, prefix: tuple[str, ...], rest: Sequence[str], layer: Layer, errors: list[str]
-) -> tuple[tuple[str, ...], Any]:
-    if len(rest) > 1:
-        if rest[1] == "weight" and section == "reward":
-            return (*prefix, rest[0], "weight"), float
-        return (*prefix, rest[0], "options", *rest[1:]), None
-    if rest:
-        option = ".".join([*map(spelled, prefix), "NAME", rest[0].replace("_", "-")])
-        raise UserError(f"{flag.text}: give the plugin's name and the option: --{option}")
-    if not flag.value:
-        raise UserError(f"{flag.text} needs a plugin's name")
-    for text in flag.value.split(","):
-        alias, spec = choose(text.strip(), flag.text, errors)
-        chosen = layer
-        for part in prefix:
-            chosen = chosen.setdefault(part, {})
-        if "plugin" in chosen.get(alias, {}):
-            errors.append(f"{flag.text} {text}: {alias!r} is chosen twice; give one its own name: {flag.text} OTHER={spec}")
-        _put(layer, (*prefix, alias, "plugin"), At(spec, flag.text))
-    return (), None
+def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | None:
+    """What the flag, perhaps repeated, sets."""
+    last, annotation = flags[-1], annotation_at(path)
+    texts = [Text("true" if flag.value is None else flag.value) for flag in flags]
+    if _takes_names(path):
+        if not all(flag.value for flag in flags):
+            errors.append(f"{last.text} needs {'a path' if path in DATA else 'the name of a plugin'}")
+            return None
+        if is_choice(path):
+            return canonical(Located(str(texts[-1]), last.text), path, errors)
+        if path in DATA:
+            items = [Located(str(text), f"{last.text} {text}") for text in texts]
+        else:
+            items = [Located(name.strip(), last.text) for text in texts for name in text.split(",")]
+        return canonical(Located(items, last.text), path, errors)
+    if last.value is None and not takes_bool(annotation):
+        errors.append(f"{last.text} needs a value")
+        return None
+    value: Any = Texts(texts) if len(texts) > 1 else texts[0]
+    return Located(value if annotation is Any else coerce(annotation, value), last.text)
 
 
-def _data(flag: Flag, prefix: tuple[str, ...], rest: Sequence[str], layer: Layer) -> tuple[tuple[str, ...], Any] | None:
-    if not rest:
-        if not flag.value:
-            raise UserError(f"{flag.text} needs a path")
-        for part in prefix:
-            layer = layer.setdefault(part, {})
-        layer.setdefault("sources", At([], flag.text)).value.append(source(flag.value, f"{flag.text} {flag.value}"))
-        return (), None
-    if len(rest) == 1:
-        field = DataConfig.model_fields.get(rest[0])
-        return ((*prefix, rest[0]), field.annotation) if field and rest[0] != "sources" else None
-    # --data.SOURCE.key: the source's own setting, or an option of the task plugin it names.
-    known = DataSource.model_fields.get(rest[1]) if len(rest) == 2 else None
-    if known is not None and rest[1] != "options":
-        return (*prefix, "source_options", rest[0], rest[1]), known.annotation
-    return (*prefix, "source_options", rest[0], "options", *rest[1:]), None
+def _put(tree: dict[str, Any], path: Path, value: Located) -> None:
+    if isinstance(value.value, dict):
+        for key, item in value.value.items():
+            _put(tree, (*path, key), item)
+        return
+    for part in path[:-1]:
+        inner = tree.setdefault(str(part), {})
+        if not isinstance(inner, dict):  # of --algo.a 1 --algo.a.b 2, the later one counts
+            inner = tree[str(part)] = {}
+        tree = inner
+    tree[str(path[-1])] = value
+
+
+def _located(tree: Any) -> Located:
+    """Nested mappings, each at the place of its first value."""
+    if isinstance(tree, Located):
+        return tree
+    values = {key: _located(value) for key, value in tree.items()}
+    return Located(values, next((value.where for value in values.values()), ""))
+
+
+# --- from text to values ------------------------------------------------------------------------
+
+_LISTS = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
+
+_UNFIT = object()
+
+
+class Text(str):
+    """As typed: what it means depends on the type of the option."""
+
+
+class Texts(list[Text]):
+    """The values of a flag given several times, where it is not known yet whether it takes a list."""
+
+
+def takes_bool(annotation: Any) -> bool:
+    return _read(annotation, True) is True
+
+
+def coerce(annotation: Any, value: Any) -> Any:
+    """Text from a flag, brought near ``annotation``, and texts in a mapping near its model; pydantic does the rest. Other values
+    pass unchanged.
+
+    Lists come from repetition, commas or JSON; mappings from JSON. ``null``, and ``none`` where it is no word of its own,
+    is None.
+    """
+    if isinstance(value, dict) and (model := section_model(annotation)) is not None:
+        types = {key: field.annotation for key, field in fields_of(model).items()}
+        return {key: coerce(types.get(key, Any), item) for key, item in value.items()}
+    takes_list = any((get_origin(member) or member) in _LISTS for member in members(annotation))
+    if isinstance(value, Texts):
+        if takes_list:
+            return [item for text in value for item in _items(text)]
+        value = value[-1]
+    if not isinstance(value, Text) or annotation is Any:
+        return value
+    text, parsed = str(value), _json(value)
+    if text == "null" and _read(annotation, None) is None:
+        return None
+    if takes_list and "," in text:
+        return _items(text)
+    if _read(annotation, text) is not _UNFIT:
+        return text
+    if text == "none" and _read(annotation, None) is None:
+        return None
+    if isinstance(parsed, dict | list) or _read(annotation, parsed) is not _UNFIT:
+        return parsed
+    return _items(text) if takes_list else text
+
+
+def _read(annotation: Any, value: Any) -> Any:
+    """The value as the type reads it, or ``_UNFIT``."""
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except Exception:  # a type that pydantic cannot read either: its model knows how
+        return _UNFIT
+
+
+def _items(text: str) -> list[Any]:
+    if text.startswith("["):
+        parsed = _json(text)
+        return parsed if isinstance(parsed, list) else [text]
+    parts = text.split(",")
+    return parts if any(parts) else [text] if text else []  # "," is an item itself
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

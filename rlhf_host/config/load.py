@@ -1,26 +1,27 @@
-"""From presets, a YAML file and flags to one ``RunConfig``."""
+"""From presets, a YAML file and flags to one ``RunConfig``, and from what is wrong with it to one line per mistake."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from rlhf_host.config.flags import Flag, from_flags, parse
-from rlhf_host.config.friendly import from_tree
-from rlhf_host.config.layers import Layer, defaults, lay, unwrap
-from rlhf_host.config.messages import Origins, fail, validation_lines, where
-from rlhf_host.config.schema import RunConfig
-from rlhf_host.config.sections import SINGLE
-from rlhf_host.config.yaml_file import At, read_yaml
-from rlhf_host.errors import PluginError, UserError
+from rlhf_host.config.merge import DEFAULT, layer, merge
+from rlhf_host.config.schema import RunConfig, defaults
+from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, Path, annotation_at, fields_of, section_model
+from rlhf_host.config.yaml_file import Located, located, read_yaml
+from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.discovery import preset_file
 from rlhf_host.plugins.selection import find
 
 QUICKSTART = "quickstart"
+
+Origins: TypeAlias = Mapping[Path, str]
+"""Where each value was set: ``--rollout.n``, or ``run.yaml:12: rollout.n``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Loaded:
     notices: tuple[str, ...] = ()
 
 
-def load_config(path: str | Path | None = None, flags: Sequence[str] = (), presets: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a file with flags on top and presets beneath; plugins' own options stay as given.
+def load_config(path: str | FilePath | None = None, flags: Sequence[str] = (), presets: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a file: flags override it, and it overrides presets. Plugins' own options stay as written.
 
     Raises:
         UserError: one line per mistake, each with file and line, or flag.
@@ -42,78 +43,71 @@ def load_config(path: str | Path | None = None, flags: Sequence[str] = (), prese
 
 
 def read_config(
-    path: str | Path | None = None,
+    path: str | FilePath | None = None,
     flags: Sequence[Flag] = (),
     presets: Sequence[str] = (),
     control: Collection[str] = (),
     *,
-    settings: At | None = None,
+    settings: Located | None = None,
     quickstart: bool = True,
 ) -> Loaded:
     """As ``load_config``, keeping the places.
 
-    With neither a model nor data, the preset ``quickstart`` goes under everything, and a notice says so.
+    With neither a model nor data, everything overrides the preset ``quickstart``, and a notice says so.
 
     Args:
         control: the command's own flags, for near matches.
-        settings: from Python, in the form of a file; they lie on top.
+        settings: from Python, in the form of a file; they override all others.
         quickstart: whether a run without model and data gets the preset.
     """
     errors: list[str] = []
-    layer, notices = assemble(path, flags, presets, errors, control, settings, quickstart)
-    values, origins = unwrap(layer)
-    notices += _widen(values)
+    tree, notices = assemble(path, flags, presets, errors, control, settings, quickstart)
+    values, origins = unwrap(tree)
+    config = RunConfig()
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        fail([*errors, *validation_lines(error, origins)])
-        raise
+        errors += validation_lines(error, origins)
     fail(errors)
     return Loaded(config, origins, notices)
 
 
 def assemble(
-    path: str | Path | None,
+    path: str | FilePath | None,
     flags: Sequence[Flag],
     presets: Sequence[str],
     errors: list[str],
     control: Collection[str] = (),
-    settings: At | None = None,
+    settings: Located | None = None,
     quickstart: bool = True,
-) -> tuple[Layer, tuple[str, ...]]:
+) -> tuple[Located, tuple[str, ...]]:
     """All layers as one, and notices. Mistakes are appended to ``errors``."""
-    layers = [defaults()]
-    for preset in presets:
-        layers.append(_preset(preset, errors))
+    names = Names()
+    layers = [layer(_preset(preset), names, errors) for preset in presets]
     if path is not None:
-        layers.append(from_tree(read_yaml(path), errors))
-    layers.append(from_flags(flags, errors, control))
+        layers.append(layer(read_yaml(path), names, errors))
+    layers.append(from_flags(flags, names, errors, control))
     if settings is not None:
-        layers.append(from_tree(settings, errors))
+        layers.append(layer(settings, names, errors))
     notices: tuple[str, ...] = ()
-    if quickstart and not any(_has(layer, "roles", "actor", "model") or _has(layer, "data", "sources") for layer in layers):
-        layers.insert(1, _preset(QUICKSTART, errors))
+    if quickstart and not any(_has(each, "roles", "actor", "model") or _has(each, "data", "sources") for each in layers):
+        layers.insert(0, layer(_preset(QUICKSTART), names, errors))
         notices = (f"Neither --actor.model nor --data is given: using the preset {QUICKSTART!r}, a tiny model on arithmetic.",)
-    result: Layer = {}
-    for layer in layers:
-        result = lay(result, layer, errors)
-    _refuse_nameless(result, errors)
-    return result, notices
+    tree = located(defaults(), DEFAULT)
+    for each in layers:
+        tree = merge(tree, each, errors)
+    for key in SINGLE:
+        if key in tree.value and "name" not in tree.value[key].value and key != "sync":
+            options = tree.value.pop(key)
+            place = next((option.where for option in options.value.values()), options.where)
+            errors.append(f"{place}: no {key} is chosen; add --{key} NAME")
+    return tree, notices
 
 
-def _widen(values: dict[str, Any]) -> tuple[str, ...]:
-    """vLLM gets the quickstart model whose heads are wide enough for it; notices of that."""
-    match values:
-        case {"engine": {"plugin": "vllm"}, "roles": {"actor": {"model": "quickstart"} as actor}}:
-            actor["model"] = "quickstart-wide"
-            return ("Engine vllm: taking the model 'quickstart-wide', whose attention heads vLLM can serve on a CPU.",)
-    return ()
-
-
-def _preset(name: str, errors: list[str]) -> Layer:
+def _preset(name: str) -> Located:
     """A preset by its entry point's name, or a YAML file."""
     if name.endswith((".yaml", ".yml")):
-        return from_tree(read_yaml(name), errors)
+        return read_yaml(name)
     try:
         info = find("preset", name)
     except PluginError as error:
@@ -121,20 +115,74 @@ def _preset(name: str, errors: list[str]) -> Layer:
     file = preset_file(info)
     if file is None:
         raise UserError(f"--preset {name}: {info.problem}")
-    return from_tree(read_yaml(file, f"preset {name}"), errors)
+    return read_yaml(file, f"preset {name}")
 
 
-def _has(layer: Layer, *path: str) -> bool:
+def _has(tree: Located, *path: str) -> bool:
     for key in path:
-        if not isinstance(layer, dict) or key not in layer:
+        if not isinstance(tree.value, dict) or key not in tree.value:
             return False
-        layer = layer[key]
-    return layer.value not in (None, [])  # type: ignore[attr-defined]
+        tree = tree.value[key]
+    return tree.value not in (None, [])
 
 
-def _refuse_nameless(layer: Layer, errors: list[str]) -> None:
-    for key in SINGLE:
-        if key in layer and "plugin" not in layer[key]:
-            _, origins = unwrap(layer.pop(key), (key,))
-            if origins:
-                errors.append(f"{where((key,), origins)}: no {key} is chosen; add --{key} NAME")
+def unwrap(tree: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
+    """Plain values, and for each path the place that set it."""
+    if not isinstance(tree, Located):  # in a list that a flag gave
+        return tree, {}
+    origins = {path: tree.where} if tree.where != DEFAULT else {}
+    if not isinstance(tree.value, dict | list):
+        return tree.value, origins
+    pairs = tree.value.items() if isinstance(tree.value, dict) else enumerate(tree.value)
+    values = {}
+    for key, item in pairs:
+        values[key], inside = unwrap(item, (*path, key))
+        origins |= inside
+    return values if isinstance(tree.value, dict) else type(tree.value)(values.values()), origins
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def fail(lines: Iterable[str], kind: type[UserError] = UserError) -> None:
+    """Raise one error holding all ``lines``, if there are any."""
+    unique = list(dict.fromkeys(lines))
+    if unique:
+        raise kind("\n".join(unique))
+
+
+def where(path: Path, origins: Origins) -> str:
+    """The place that set ``path``, or the nearest around it; else the dotted path."""
+    near = (origins.get(path[:end]) for end in range(len(path), 0, -1))
+    return next(filter(None, near), ".".join(map(str, path)))
+
+
+def validation_lines(error: ValidationError, origins: Origins, root: Path = ()) -> list[str]:
+    """``PLACE: what is wrong`` for each mistake; ``root`` is where the validated value is in the configuration."""
+    lines = []
+    for item in error.errors(include_url=False):
+        path = (*root, *item["loc"])
+        what = f"{path[-1]} is required" if item["type"] == "missing" else _sentence(item)
+        if item["type"] == "extra_forbidden":
+            what = f"no such key{near_matches(str(path[-1]), _known(path[:-1]))}"
+        lines.append(f"{where(path, origins)}: {what}")
+    return lines
+
+
+def _known(path: Path) -> list[str]:
+    model = section_model(annotation_at(path))
+    return [*(fields_of(model) if model else ()), *(() if path else (*SHORTHANDS, *Names().plugins))]
+
+
+def _sentence(item: Any) -> str:
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").split(", unable to parse")[0]
+    shown = repr(item["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:60]}… ({len(shown)} characters)"
+    if item["type"] in ("model_type", "dict_type"):
+        return f"holds further keys, so it cannot be {shown}"
+    if not message.startswith("Input should"):
+        return message
+    near = ""
+    if item["type"] == "literal_error" and isinstance(item["input"], str):
+        near = near_matches(item["input"], item["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", "))
+    return f"{message.removeprefix('Input ')}, not {shown}{near}"

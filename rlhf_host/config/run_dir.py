@@ -1,22 +1,26 @@
-"""Run directories: where a new run goes, and whether an old one is one."""
+"""Run directories: where a new run goes, its ``config.yaml``, and whether an old directory is a run's."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from rlhf_host.config.schema import RunConfig
+from rlhf_host.config.schema import PluginChoice, RunConfig, defaults
+from rlhf_host.config.tree import NONE
+from rlhf_host.config.yaml_file import write_yaml
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
 
 
-def default_name(config: RunConfig) -> str:
+def default_name(algo: PluginChoice | None, rewards: Iterable[str]) -> str:
     """``<algorithm>-<first reward>``."""
-    algo = parse_choice(config.algo.plugin)[0] if config.algo else ""
-    return "-".join(part for part in (algo, next(iter(config.reward), "")) if part) or "run"
+    parts = [parse_choice(algo.name)[0] if algo else "", next(iter(rewards), "")]
+    return "-".join(filter(None, parts)) or "run"
 
 
 def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
@@ -25,7 +29,7 @@ def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
     Raises:
         UserError: the directory has something in it already.
     """
-    name = config.name or default_name(config)
+    name = config.name or default_name(config.algo, config.reward)
     if config.run_dir is None:
         stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
         path, number = Path("runs") / stem, 1
@@ -49,3 +53,25 @@ def require_run(path: Path) -> Path:
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} has no {CONFIG}: a run directory is what rlhf train writes, such as runs/<time>-<name>")
     return path / CONFIG
+
+
+def config_yaml(config: RunConfig) -> str:
+    """The whole configuration as YAML that loads back to the same configuration."""
+    values = config.model_dump()
+    # The default trackers come back unless the file says that they are gone.
+    values["tracker"] |= {alias: {"name": NONE} for alias in defaults()["tracker"] if alias not in config.tracker}
+    return write_yaml(values)
+
+
+def save_config(config: RunConfig, path: str | Path) -> None:
+    """Write ``config_yaml(config)``: aside, synced, then renamed."""
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(config_yaml(config))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidatorFunctionWrapHandler, field_validator
 
-from rlhf_host.functional.options import AGGREGATIONS, check_aggregation
+from rlhf_host.config.yaml_file import plain, read_yaml
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """``presets/defaults.yaml``, the lowest layer: the plugins of a run that chooses no others."""
+    return cast(dict[str, Any], plain(read_yaml(Path(__file__).parent / "presets/defaults.yaml")))
 
 
 class Section(BaseModel):
@@ -14,13 +22,49 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True)
 
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        validated = validate(value)
+        if isinstance(value, bool) and not isinstance(validated, bool):
+            raise ValueError(f"should not be {str(value).lower()}")
+        return validated
 
-class PluginChoice(Section):
-    """One chosen plugin: ``plugin`` is ``name`` or ``distribution:name``; ``options`` are its own."""
 
-    plugin: str
-    weight: float = Field(1.0, description="rewards only: factor in the weighted sum; 0 logs without counting")
-    options: dict[str, Any] = Field(default_factory=dict)
+class Open(Section):
+    """A section whose other keys are a plugin's options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The plugin's own options. Changes of this mapping are changes of the section."""
+        return cast(dict[str, Any], self.model_extra)
+
+
+class PluginChoice(Open):
+    """One chosen plugin."""
+
+    name: str = Field(description="NAME or DISTRIBUTION:NAME")
+
+
+class RewardChoice(PluginChoice):
+    weight: float = Field(1.0, description="factor in the weighted sum; 0 logs without counting")
+
+
+class SyncChoice(PluginChoice):
+    name: str = Field("", description="default: one that suits the engine and the runtime")
+    verify: Literal["auto", "on", "off"] | int = Field(
+        "auto",
+        description="after which syncs engines and trainer are compared on a probe: auto (the first two), on, off, or how many",
+    )
+
+    @field_validator("verify", mode="before")
+    @classmethod
+    def _countable(cls, value: Any) -> Any:
+        if value not in ("auto", "on", "off") and not str(value).isdecimal():
+            raise ValueError(f"should be 'auto' (the first two syncs), 'on', 'off' or a number of syncs, not {value!r}")
+        return value
 
 
 class RoleConfig(Section):
@@ -28,7 +72,7 @@ class RoleConfig(Section):
 
     model: str | None = Field(None, description="model directory, hub name, or GGUF file")
     revision: str | None = Field(None, description="hub revision")
-    tokenizer: str | None = Field(None, description="tokenizer directory or hub name, where it is not beside the model")
+    tokenizer: str | None = Field(None, description="tokenizer directory or hub name; default: the model's own")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="weights in memory; auto: float32 for trainable roles, the checkpoint's own for frozen ones"
     )
@@ -53,18 +97,17 @@ class RoleConfig(Section):
         return 1e-6 if self.lr is None else self.lr
 
 
-class DataSource(Section):
-    """Where tasks come from."""
+class DataSource(Open):
+    """Where tasks come from; a task plugin's options are beside these."""
 
     path: str = Field(description="file, directory, hub name, or a task plugin's name")
-    name: str | None = Field(None, description="how metrics call it; default: the last part of path")
+    name: str | None = Field(None, description="its name in metrics; default: the last part of path")
     subset: str | None = Field(None, description="hub configuration name")
     split: str | None = Field(None, description="split of a hub dataset or datasets directory")
     weight: float = Field(1.0, gt=0, description="share when several sources are mixed")
     prompt_key: str | None = Field(None, description="column with the prompt; default: the section's")
     label_key: str | None = Field(None, description="column with the ground truth; default: the section's")
-    max_samples: PositiveInt | None = Field(None, description="use only the first so many rows")
-    options: dict[str, Any] = Field(default_factory=dict, description="a task plugin's own options")
+    max_samples: PositiveInt | None = Field(None, description="use at most this many rows, the first ones")
 
 
 class DataConfig(Section):
@@ -83,18 +126,20 @@ class DataConfig(Section):
     )
     max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt")
     long_prompts: Literal["filter", "truncate"] = Field(
-        "filter", description="what happens to longer ones; truncation keeps the end"
+        "filter", description="what to do with longer ones; truncation keeps the end"
     )
-    max_samples: PositiveInt | None = Field(None, description="use only so many tasks in all")
+    max_samples: PositiveInt | None = Field(None, description="use at most this many tasks in total")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
 
 
 class RolloutConfig(Section):
     n: PositiveInt = Field(8, description="samples per prompt")
     temperature: float = Field(1.0, ge=0, description="above 0 in training; log-probabilities are taken at it too")
-    top_p: float = Field(1.0, gt=0, le=1, description="1: off; training refuses others, as it could not correct for them")
-    top_k: int = Field(0, ge=0, description="0: off; likewise")
-    min_p: float = Field(0.0, ge=0, lt=1, description="0: off; likewise")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="1: off; training refuses other values, because it cannot correct for them"
+    )
+    top_k: int = Field(0, ge=0, description="0: off; training refuses other values")
+    min_p: float = Field(0.0, ge=0, lt=1, description="0: off; training refuses other values")
     max_new_tokens: PositiveInt = Field(256, description="per turn")
     max_tokens: PositiveInt | None = Field(
         None, description="longest whole trajectory, prompt included; default: the model's context"
@@ -104,12 +149,10 @@ class RolloutConfig(Section):
     max_unjudged: float = Field(
         0.5, ge=0, le=1, description="largest fraction of unjudged trajectories in a step before the run stops"
     )
-    max_refills: int = Field(
-        8, ge=0, description="how many times the batch's worth of prompts may be drawn again for dropped groups"
-    )
+    max_refills: int = Field(8, ge=0, description="how many more batches of prompts a step may draw to replace dropped groups")
     score_timeout_s: float = Field(300.0, gt=0, description="deadline for one reward plugin on one group")
-    score_retries: int = Field(0, ge=0, description="further tries after a reward plugin raised")
-    episode_retries: int = Field(2, ge=0, description="further tries of an episode that failed retryably")
+    score_retries: int = Field(0, ge=0, description="more attempts after a reward plugin raised")
+    episode_retries: int = Field(2, ge=0, description="more attempts of an episode that failed retryably")
 
 
 class TrainConfig(Section):
@@ -119,22 +162,33 @@ class TrainConfig(Section):
     minibatches: PositiveInt = Field(1, description="optimizer updates per pass")
     max_tokens_per_microbatch: PositiveInt = Field(16384, description="token budget of one forward and backward pass")
     old_logprobs: Literal["auto", "fused", "recompute", "sampler"] = Field(
-        "auto", description="what the ratio refers to; auto: fused with one update per batch, else recompute"
+        "auto", description="which policy the ratio compares with; auto: fused with one update per batch, else recompute"
     )
     autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="what to do about a non-finite loss or gradient, after the dump"
+        "stop", description="what to do after a non-finite loss or gradient, once its trajectories are saved"
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0: torch's default")
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.epochs * self.minibatches
+
+    @property
+    def old_logprobs_mode(self) -> str:
+        """``fused``, ``recompute`` or ``sampler``: ``old_logprobs`` with ``auto`` decided."""
+        if self.old_logprobs != "auto":
+            return self.old_logprobs
+        return "fused" if self.updates_per_batch == 1 else "recompute"
 
 
 class EvalConfig(Section):
     data: DataConfig = Field(default_factory=DataConfig)
-    every: int = Field(0, ge=0, description="steps between evaluations; 0: only before the first and after the last step")
+    every: int = Field(0, ge=0, description="steps between evaluations; 0: only before the first step and after the last one")
     at_start: bool = Field(True, description="evaluate before the first step")
     at_end: bool = Field(True, description="evaluate after the last step")
-    reward: dict[str, PluginChoice] = Field(
+    reward: dict[str, RewardChoice] = Field(
         default_factory=dict, description="rewards for evaluation; default: the training rewards"
     )
     n: PositiveInt = Field(1, description="samples per prompt")
@@ -151,43 +205,8 @@ class CheckpointConfig(Section):
     every: int = Field(0, ge=0, description="steps between checkpoints; 0: only the last one and on Ctrl-C")
     keep: int = Field(2, ge=0, description="newest checkpoints kept; 0: all")
     best: str | None = Field(None, description="metric whose best checkpoint is kept too, such as eval/pass@1")
-    best_mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
+    best_mode: Literal["max", "min"] = Field("max", description="whether a larger or a smaller value is better")
     final: bool = Field(True, description="write a checkpoint and model/ at the end")
-
-
-class RayConfig(Section):
-    address: str | None = Field(None, description="cluster to join, such as auto or HOST:PORT; default: one made for this run")
-    temp_dir: str | None = Field(
-        None, description="where a cluster made here keeps its sockets and logs; default: the system's"
-    )
-    num_cpus: PositiveInt | None = Field(None, description="CPUs a cluster made here counts; default: the machine's")
-    num_gpus: int | None = Field(None, ge=0, description="GPUs a cluster made here counts; default: the machine's")
-    object_store_mb: int | None = Field(None, ge=80, description="shared memory for batches; default: Ray's own choice")
-    runtime_env: dict[str, Any] = Field(
-        default_factory=dict, description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir"
-    )
-    wait_s: float = Field(60.0, gt=0, description="longest wait for devices that other work holds")
-    max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
-
-
-class KLConfig(Section):
-    coef: float = Field(0.0, ge=0, description="strength; 0: no reference model is loaded")
-    place: Literal["reward", "loss"] = Field("reward", description="per-token reward, or a loss term")
-    estimator: Literal["auto", "k1", "k2", "k3", "unbiased"] = Field(
-        "auto", description="auto: k1 in the reward, unbiased in the loss"
-    )
-    force: bool = Field(False, description="allow a biased estimator in the reward")
-    aggregation: str = Field(
-        "token-mean", description=f"in the loss: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)"
-    )
-    controller: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: the coefficient follows target")
-    target: float = Field(0.01, gt=0, description="adaptive: KL in nats per token")
-    horizon: PositiveInt = Field(10000, description="adaptive: trajectories over which the coefficient may double")
-
-    @field_validator("aggregation")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return check_aggregation(value)
 
 
 class TrajectoryLog(Section):
@@ -198,41 +217,44 @@ class TrajectoryLog(Section):
 
 
 class RunConfig(Section):
-    """Everything a run is."""
+    """Everything a run is. Dumped, it is the tree that ``config.yaml`` holds."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     seed: int = Field(0, description="fixes data order, sampling and initial heads")
     name: str | None = Field(None, description="the run's name; default: from algorithm and reward")
     run_dir: str | None = Field(None, description="default: runs/<time>-<name>")
-    roles: dict[str, RoleConfig] = Field(
-        default_factory=lambda: {"actor": RoleConfig()}, description="--actor.*, --critic.* are shorthands"
-    )
+    roles: dict[str, RoleConfig] = Field(default_factory=dict, description="--actor.*, --critic.* are shorthands")
     data: DataConfig = Field(default_factory=DataConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algo: PluginChoice | None = None
-    reward: dict[str, PluginChoice] = Field(default_factory=dict, description="alias → plugin; --reward, repeatable")
-    agent: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="single_turn"))
+    reward: dict[str, RewardChoice] = Field(default_factory=dict, description="alias → plugin; --reward, repeatable")
+    agent: PluginChoice = Field(default_factory=lambda: defaults()["agent"])
     extensions: dict[str, PluginChoice] = Field(
-        default_factory=dict, description="alias → plugin; --with, repeatable, in order"
+        default_factory=dict, alias="with", description="alias → plugin; --with, repeatable, in order"
     )
     tracker: dict[str, PluginChoice] = Field(
-        default_factory=lambda: {name: PluginChoice(plugin=name) for name in ("console", "jsonl")},
-        description="--tracker, repeatable; adds to console and jsonl",
+        default_factory=lambda: defaults()["tracker"],
+        description="alias → plugin; --tracker, repeatable; adds to the default ones",
     )
-    engine: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="transformers"))
-    backend: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="torch"))
-    runtime: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="local"))
+    engine: PluginChoice = Field(default_factory=lambda: defaults()["engine"])
+    backend: PluginChoice = Field(default_factory=lambda: defaults()["backend"])
+    runtime: PluginChoice = Field(default_factory=lambda: defaults()["runtime"])
+    sync: SyncChoice = Field(default_factory=SyncChoice)
     placement: list[str] = Field(
         default_factory=list,
         description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: these share devices; repeatable; for runtimes with several",
     )
-    ray: RayConfig = Field(default_factory=RayConfig)
-    sync: PluginChoice = Field(default_factory=lambda: PluginChoice(plugin="in_process"))
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    kl: KLConfig = Field(default_factory=KLConfig)
     trajectories: TrajectoryLog = Field(default_factory=TrajectoryLog)
     from_trajectories: str | None = Field(
         None, description="train on the rollouts of this file, or of a run's trajectories/, and sample nothing"
     )
     debug: bool = Field(False, description="everything in this process and thread, so that a debugger works in any plugin")
+
+    @field_validator("roles")
+    @classmethod
+    def _actor_first(cls, roles: dict[str, RoleConfig]) -> dict[str, RoleConfig]:
+        return {"actor": roles.get("actor", RoleConfig()), **roles}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 
 from rlhf_host import functional as F
-from rlhf_host.config.schema import KLConfig
 from rlhf_host.errors import UserError
+from rlhf_host.functional.options import AGGREGATIONS, check_aggregation
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.needs import Needs, Output, RoleNeed
 from rlhf_host.records.tensors import Aggregation, Batch, Experience, LossTerm, Metric, Outputs
@@ -18,18 +20,56 @@ if TYPE_CHECKING:
 
 
 class KL:
-    """Configured at ``kl:``. The coefficient is fixed, or follows ``β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon)``
+    """The KL penalty towards the reference policy, in the reward or in the loss.
+
+    The coefficient is fixed, or follows ``β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon)``
     (Ziegler et al., arXiv:1909.08593, section 2.2), KL being the mean over trajectories of the mean per-token k1."""
 
-    Options = KLConfig
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
 
-    def __init__(self, options: KLConfig):
+        coef: float = Field(ge=0, description="strength; 0: off, and no reference model is loaded")
+        place: Literal["reward", "loss"] = Field("reward", description="per-token reward, or a loss term")
+        force: bool = Field(False, description="allow a biased estimator in the reward")
+        estimator: Literal["auto", "k1", "k2", "k3", "unbiased"] = Field(
+            "auto", description="auto: k1 in the reward, unbiased in the loss"
+        )
+        aggregation: str = Field(
+            "token-mean", description=f"in the loss: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)"
+        )
+        controller: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: the coefficient follows target")
+        target: float = Field(0.01, gt=0, description="adaptive: KL in nats per token")
+        horizon: PositiveInt = Field(10000, description="adaptive: trajectories over which the coefficient may double")
+
+        @field_validator("aggregation")
+        @classmethod
+        def _known(cls, value: str) -> str:
+            return check_aggregation(value)
+
+        @field_validator("estimator")
+        @classmethod
+        def _sound(cls, value: str, others: ValidationInfo) -> str:
+            place = others.data.get("place") if others.data.get("coef") else None
+            if place == "loss" and value == "k1":
+                raise ValueError("k1 has zero expected gradient in the loss: set it to unbiased, or place to reward")
+            if place == "reward" and value not in ("auto", "k1") and not others.data.get("force"):
+                raise ValueError(f"{value} is biased in the reward: set it to k1, or force to true to have it anyway")
+            return value
+
+        @property
+        def decided_estimator(self) -> str:
+            """``estimator`` with ``auto`` decided."""
+            return self.estimator if self.estimator != "auto" else "k1" if self.place == "reward" else "unbiased"
+
+    def __init__(self, options: Options):
         self.options = options
         self.coef = options.coef
         self._trajectories = 0
 
     @hookimpl
     def needs(self) -> Needs:
+        if self.options.coef == 0:
+            return Needs()
         # In the reward the penalty is part of the advantages, so the actor's log-probabilities are needed before them.
         roles = ("reference", "actor") if self.options.place == "reward" else ("reference",)
         outputs = tuple(Output("logprobs", role=role) for role in roles)
@@ -37,12 +77,12 @@ class KL:
 
     @hookimpl
     def shape_rewards(self, experience: Experience) -> Tensor | None:
+        if self.options.coef == 0:
+            return None
         if self.options.place != "reward":
             return None
-        estimator = "k1" if self.options.estimator == "auto" else self.options.estimator
-        return -self.coef * F.kl_estimate(
-            experience.logprobs["actor"], experience.logprobs["reference"], experience.action_mask, estimator
-        )
+        actor, reference = experience.logprobs["actor"], experience.logprobs["reference"]
+        return -self.coef * F.kl_estimate(actor, reference, experience.action_mask, self.options.decided_estimator)
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, float]:
@@ -51,7 +91,7 @@ class KL:
 
     @hookimpl
     def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        if role != "actor" or outputs.logprobs is None:
+        if role != "actor" or outputs.logprobs is None or self.options.coef == 0:
             return
         reference = batch.logprobs["reference"]
         mask = batch.loss_mask
@@ -62,8 +102,7 @@ class KL:
         yield Metric("kl/k3", F.kl_estimate(logprobs, reference, actions, "k3"), actions)
         yield Metric("kl/coef", coef)
         if self.options.place == "loss":
-            estimator = "unbiased" if self.options.estimator == "auto" else self.options.estimator
-            values = F.kl_loss(outputs.logprobs, reference, mask, estimator, batch.sampler_logprobs)
+            values = F.kl_loss(outputs.logprobs, reference, mask, self.options.decided_estimator, batch.sampler_logprobs)
             yield LossTerm("kl", values, coefficient=coef, aggregation=Aggregation.parse(self.options.aggregation))
 
     @hookimpl

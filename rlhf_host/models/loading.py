@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models.heads import scalar_head
-from rlhf_host.models.quickstart import RECIPES, quickstart_model_dir
+from rlhf_host.models.quickstart import quickstart_model_dir
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -105,8 +105,8 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
     """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
-    if name in RECIPES:
-        return Source(str(quickstart_model_dir(name=name)), local=True)
+    if name == "quickstart":
+        return Source(str(quickstart_model_dir()), local=True)
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":

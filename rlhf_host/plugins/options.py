@@ -13,6 +13,13 @@ from pydantic.fields import FieldInfo
 
 from rlhf_host.errors import PluginError, near_matches
 
+RESERVED = {
+    "": ("name", "weight"),
+    "weight_sync": ("verify",),
+    "tasks": ("path", "subset", "split", "prompt_key", "label_key", "max_samples"),
+}
+"""Kind (empty: any) → keys that the configuration has for itself, beside a plugin's options."""
+
 
 class NoOptions(BaseModel):
     """For plugins without ``Options``."""
@@ -31,11 +38,18 @@ class Option:
     description: str
 
 
-def options_model(cls: type) -> type[BaseModel]:
-    """The class's ``Options``, or a model without fields. Raises ``PluginError`` when ``Options`` is something else."""
+def options_model(cls: type, kind: str = "") -> type[BaseModel]:
+    """The class's ``Options``, or a model without fields. Raises ``PluginError`` when ``Options`` is something else, or has a
+    reserved field."""
     model = getattr(cls, "Options", NoOptions)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise PluginError(f"{cls.__module__}.{cls.__qualname__}: Options must be a subclass of pydantic.BaseModel")
+    for name, _ in _fields(model):
+        if name in RESERVED[""] or name in RESERVED.get(kind, ()):
+            raise PluginError(
+                f"{cls.__module__}.{cls.__qualname__}: Options has the field {name!r}, a key that the configuration needs for"
+                " itself: rename the field"
+            )
     return model
 
 

@@ -130,12 +130,12 @@ def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None
         raise PluginError(f"{who}: building it failed: {_cause(error)}") from error
 
 
-def options_model(cls: type) -> type[BaseModel]:
-    """The class's ``Options``, or a model without fields. Raises ``PluginError`` when ``Options`` is something else."""
+def options_model(cls: type, kind: str = "") -> type[BaseModel]:
+    """As ``plugins.options.options_model``."""
     # Options need pydantic, which listing and finding plugins must not wait for.
     from rlhf_host.plugins import options
 
-    return options.options_model(cls)
+    return options.options_model(cls, kind)
 
 
 def read_options(info: PluginInfo, cls: type, options: Mapping[str, Any], alias: str | None = None) -> BaseModel:
@@ -145,7 +145,7 @@ def read_options(info: PluginInfo, cls: type, options: Mapping[str, Any], alias:
     """
     from rlhf_host.plugins.options import parse_options
 
-    return parse_options(options_model(cls), options, _who(info, alias))
+    return parse_options(options_model(cls, info.kind), options, _who(info, alias))
 
 
 def _split(spec: str) -> tuple[str, str]:

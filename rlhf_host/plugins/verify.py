@@ -101,7 +101,7 @@ def _inspect(info: PluginInfo) -> Inspection:
 
     cls = load(info)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    options = [dataclasses.asdict(option) for option in describe_options(options_model(cls))]
+    options = [dataclasses.asdict(option) for option in describe_options(options_model(cls, info.kind))]
     if info.kind in PROTOCOLS:
         buildable = not any(field.is_required() for field in options_model(cls).model_fields.values())
         libraries = list(traits_of(info, build(info, {})).libraries) if buildable else []
@@ -114,14 +114,14 @@ def _inspect(info: PluginInfo) -> Inspection:
 
 
 def _inspect_preset(info: PluginInfo) -> Inspection:
-    import yaml
+    from ruamel.yaml import YAML, YAMLError
 
     file = preset_file(info)
     if file is None:
         return Inspection(problem=f"package {info.module} has no file {info.attribute}")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, YAMLError) as error:
         return Inspection(problem=f"{file}: {' '.join(str(error).split())}", file=str(file))
     problem = "" if isinstance(content, dict) else f"{file}: a preset is a mapping of settings"
     return Inspection(problem=problem, file=str(file))

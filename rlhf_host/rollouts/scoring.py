@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from rlhf_host.config.plan import EVAL_REWARD
+from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import LostError
 from rlhf_host.plugins.manager import PluginManager

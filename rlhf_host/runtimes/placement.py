@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_host.config.sections import ROLES, SHORTHANDS
+from rlhf_host.config.tree import ROLES, SHORTHANDS
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.records.needs import Needs
 

@@ -57,10 +57,7 @@ class Started:
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
-    options = dict(config.runtime.options)
-    if config.runtime.plugin == "ray":
-        options = config.ray.model_dump() | options
-    plugin: Any = build(find("runtime", config.runtime.plugin), options)
+    plugin: Any = build(find("runtime", config.runtime.name), config.runtime.options)
     return plugin
 
 
@@ -72,7 +69,7 @@ def runtime_start(
         total_updates: optimizer updates of the whole run; 0: nothing is trained.
         models: where a role's weights come from instead: a checkpoint.
     """
-    bring = Bring(manager, config.sync.options.get("verify", "auto"), tokenizer, config.rollout.temperature)
+    bring = Bring(manager, config.sync.verify, tokenizer, config.rollout.temperature)
     return RuntimeStart(
         roles=settings_of_roles(config.roles, needs, models),
         needs=needs,
@@ -110,7 +107,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
 
 
 def _spec(kind: str, choice: PluginChoice) -> PluginSpec:
-    return PluginSpec.of(find(kind, choice.plugin), choice.options)
+    return PluginSpec.of(find(kind, choice.name), choice.options)
 
 
 def read_inputs(config: RunConfig, rows: GivenRows, manager: PluginManager) -> Inputs:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_host.config.plan import old_logprobs_mode
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
@@ -162,7 +161,7 @@ class OnlineLoop:
             version=self.version,
         )
         with phases("logprobs"):
-            add_outputs(experience, self.runtime.trainer, self.needs, old_logprobs_mode(self.config))
+            add_outputs(experience, self.runtime.trainer, self.needs, self.config.train.old_logprobs_mode)
         with phases("advantages"):
             found = add_advantages(experience, self.manager, self.needs)
             add_extra(experience, self.manager, self.runtime.trainer, self.needs)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.config.plan import merge_needs, old_logprobs_mode
+from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
@@ -230,7 +230,7 @@ class _Replayer:
             temperature=float(step.sampling.get("temperature", rollout.temperature)),
         )
         # The weights that sampled are gone, so what they gave their tokens stands for π_old.
-        mode = "fused" if old_logprobs_mode(self.config) == "fused" else "sampler"
+        mode = "fused" if self.config.train.old_logprobs_mode == "fused" else "sampler"
         if self.started is not None:
             add_outputs(experience, self.started.runtime.trainer, self.needs, mode)
         elif mode == "sampler":

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlhf_host.config.plan import merge_needs
+from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, GivenRows
 from rlhf_host.errors import LostError, RunError, UserError

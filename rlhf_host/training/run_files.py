@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlhf_host.config.defaults import KINDS
+from rlhf_host.config.run_dir import save_config
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.config.trait_defaults import KINDS
-from rlhf_host.config.yaml_file import save_config
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, find
@@ -27,7 +27,7 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> Non
 def _requirements(config: RunConfig, manager: PluginManager) -> str:
     """Exact versions of what the run stands on."""
     plugins = [item.info for item in manager.loaded]
-    plugins += [find(kind, getattr(config, kind).plugin) for kind in KINDS]
+    plugins += [find(kind, getattr(config, kind).name) for kind in KINDS]
     used = {info.name for info in plugins} | sys.modules.keys()
     extras = [extra for extra in requirements.extras_of_host() if extra in used]
     return requirements.pinned([info.distribution for info in plugins], extras)

@@ -9,15 +9,10 @@ from rlhf_host.errors import RunError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.needs import Needs
-from rlhf_host.weight_sync.remote_sync import VerifiedOptions
 
 
 class InProcess:
-    class Options(VerifiedOptions):
-        pass
-
-    def __init__(self, options: Options):
-        self.options = options
+    def __init__(self, options: Any):
         self.targets: list[SyncTarget] = []
 
     @hookimpl

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.hookspecs import hookimpl
@@ -22,19 +22,10 @@ class OtherEndGone(RunError):
     """What an end says that only noticed that another one stopped."""
 
 
-class VerifiedOptions(BaseModel):
-    """What every sync can be told; the controller acts on it (``verify.py``)."""
+class SyncOptions(BaseModel):
+    """What every way of sending weights can be told."""
 
     model_config = ConfigDict(extra="forbid")
-
-    verify: Literal["auto", "on", "off"] | bool | NonNegativeInt = Field(
-        "auto",
-        description="after which syncs engines and trainer are compared on a probe: auto (the first two), on, off, or how many",
-    )
-
-
-class SyncOptions(VerifiedOptions):
-    """What every way of sending weights can be told."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="what floating-point weights are cast to before they travel; auto: as they are trained"

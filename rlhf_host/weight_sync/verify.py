@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.errors import LostError, RunError
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.episodes import Generation, Sampling, Segment, Task, Trajectory
 
@@ -31,18 +31,9 @@ def verified_syncs(setting: str | int, *, moved: bool = True) -> float:
 
     Args:
         moved: weights were sent; where engines sample from the trainer's own module, ``auto`` verifies nothing.
-
-    Raises:
-        UserError: for any other setting.
     """
-    # YAML reads on and off as booleans.
-    named = {"auto": AUTO if moved else 0, "on": float("inf"), "true": float("inf"), "off": 0, "false": 0}
-    value = named.get(str(setting).lower())
-    if value is None and str(setting).isdecimal():
-        value = int(setting)
-    if value is None:
-        raise UserError(f"sync.verify is {setting!r}: use auto (the first {AUTO} syncs), on, off or a number of syncs")
-    return value
+    named = {"auto": AUTO if moved else 0, "on": float("inf"), "off": 0}
+    return named[setting] if setting in named else int(setting)
 
 
 def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:

@@ -250,7 +250,7 @@ def test_hook_compute_advantages_sees_the_whole_rollout_batch(run, whole):
 
 
 def test_hook_importance_weights_multiply_into_corrected_terms_only(run):
-    record = run("--with", "a=recorder,b=recorder", "--with.a.weight", "0.5", "--with.b.weight", "0.25")
+    record = run("--with", "a=recorder,b=recorder", "--with.a.factor", "0.5", "--with.b.factor", "0.25")
     row = record.metrics[-1]
     assert row["correction/mean"] == 0.125
     assert row["loss/corrected"] == pytest.approx(0.125)

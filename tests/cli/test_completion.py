@@ -88,6 +88,18 @@ def test_settings_of_the_schema_and_their_values(offered):
     assert offered("rlhf replay ") == ["file,"]
 
 
+def test_extensions_and_runtimes_by_their_own_names(offered):
+    assert offered("rlhf train --dyn") == ["--dynamic-filtering"]
+    assert offered("rlhf train --dynamic_filtering.lo") == ["--dynamic_filtering.low"]
+    assert {"--kl", "--ray", "--tis"} <= set(offered("rlhf train --"))
+    assert offered("rlhf train --kl.pl") == ["--kl.place"]
+    assert offered("rlhf train --kl.coef 0.1 --kl.estimator un") == ["unbiased"]
+    assert offered("rlhf train --with kl --with.kl.pl") == ["--with.kl.place"]
+    assert offered("rlhf train --ray.num-c") == ["--ray.num-cpus"]
+    assert "--engine.max-model-len" in offered("rlhf train --engine vllm --engine.max-m")
+    assert offered("rlhf train --sync.verify ") == ["auto", "on", "off"]
+
+
 def test_options_of_the_chosen_plugins_and_their_values(offered, site):
     assert "--algo.clip-eps" in offered("rlhf train --algo grpo --algo.cl")
     assert offered("rlhf train --algo.cl") == []
@@ -119,7 +131,9 @@ def test_mistakes_on_the_line_are_no_tracebacks(offered):
         assert offered.stderr == ""
 
 
-@pytest.mark.parametrize("line", ["rlhf ", "rlhf plugins show ", "rlhf train --actor.", "rlhf train --algo grpo --algo."])
+@pytest.mark.parametrize(
+    "line", ["rlhf ", "rlhf plugins show ", "rlhf train --actor.", "rlhf train --algo grpo --algo.", "rlhf train --ray."]
+)
 def test_no_heavy_module_is_imported(offered, line):
     assert offered(line, python=["-X", "importtime"])
     imported = {row.rpartition("|")[2].strip() for row in offered.stderr.splitlines() if row.startswith("import time:")}

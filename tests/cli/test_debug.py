@@ -121,7 +121,7 @@ def run(fork, environment, stopping, tiny_model, prompts, tmp_path):
     return start
 
 
-WATCHED = ("--algo", "watch", "--reward", "look", "--reward", "look_async", "--agent", "turn", "--train.replicas", "2")
+WATCHED = ("--algo", "watch", "--reward", "look", "--reward", "look_async", "--agent", "turn")
 
 
 def hooks(path: Path) -> dict[str, bool]:
@@ -139,7 +139,7 @@ def test_all_hooks_run_on_the_main_thread(run, tmp_path):
 
 
 def test_otherwise_they_do_not(run, tmp_path):
-    """The contrast: without the flag scoring waits in threads and replicas train side by side."""
+    """The contrast: without the flag scoring waits in threads."""
     run(*WATCHED)
     found = hooks(tmp_path / "seen")
     assert {name for name, main in found.items() if not main} >= {"score", "agent_step", "async score", "compute_loss"}
@@ -174,7 +174,7 @@ def test_other_commands_take_it_too(run, tmp_path):
 
 
 def test_the_numbers_are_the_same(rlhf_here, small_run, tmp_path):
-    for name, flags in (("plain", ("--train.replicas", "1")), ("debug", ("--debug",))):
+    for name, flags in (("plain", ()), ("debug", ("--debug",))):
         result = rlhf_here(*small_run, "--train.steps", "2", "--run-dir", tmp_path / name, *flags)
         assert result.exit_code == 0, result.output
     plain, debug = (
@@ -186,12 +186,12 @@ def test_the_numbers_are_the_same(rlhf_here, small_run, tmp_path):
 
 
 def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, caplog):
-    import yaml
+    from ruamel.yaml import YAML
 
     result = rlhf_here(*small_run, "--runtime", "ray", "--engine", "vllm", "--sync", "broadcast", "--debug", "--print-config")
     assert result.exit_code == 0, result.output
-    config = yaml.safe_load(result.stdout)
-    assert [config[key]["plugin"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
+    config = YAML(typ="safe").load(result.stdout)
+    assert [config[key]["name"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
     assert [record.message for record in caplog.records] == [
         "--debug: engine vllm runs where no debugger can follow; transformers takes its place",
         "--debug: runtime ray runs where no debugger can follow; local takes its place",

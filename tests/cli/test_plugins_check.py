@@ -149,3 +149,35 @@ def test_kernels_have_no_hooks_and_are_checked_all_the_same(site):
     assert results["unsuited_computes_nothing"] == "passed"
     assert results["gradients_are_the_models"] in ("passed", "skipped")
     assert "hooks_are_known" not in results
+
+
+def test_an_option_that_the_configuration_needs_for_itself_is_named(judged):
+    found = judged(GOOD.replace("longest", "weight"), code_expected=1)
+    assert found["defaults_are_valid"] == (
+        "failed",
+        "cli_judge.Judge: Options has the field 'weight', a key that the configuration needs for itself: rename the field",
+    )
+
+
+def test_an_extension_that_is_named_like_a_setting_is_warned_of(site):
+    code = HEAD.replace("def score(self, trajectories):", "def keep_group(self, group):") + "        return True\n"
+    site.install("cli-judge", {"rlhf.extensions": "rollout = cli_judge:Judge\nsift = cli_judge:Judge"}, {"cli_judge.py": code})
+    done = site.rlhf("plugins", "check", "rollout")
+    warning = "Warning: 'rollout' is a setting too, and --rollout.OPTION sets that: write --with.rollout.OPTION\n"
+    assert (done.returncode, done.stderr) == (0, warning), done.stdout
+    assert site.rlhf("plugins", "check", "sift").stderr == ""
+    flags = (
+        "train",
+        "--rollout.n",
+        "3",
+        "--with",
+        "rollout",
+        "--with.rollout.longest",
+        "4",
+        "--algo",
+        "rloo",
+        "--print-config",
+    )
+    printed = site.rlhf(*flags).stdout
+    assert "rollout:\n  n: 3\n" in printed
+    assert "with:\n  rollout:\n    name: rollout\n    longest: 4\n" in printed

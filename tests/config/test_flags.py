@@ -28,9 +28,9 @@ def test_the_last_of_a_repeated_flag_stands():
 
 
 def test_a_flag_without_value_is_true():
-    config = load("--actor.gradient-checkpointing", "--kl.force", "true", "--data.shuffle", "false", "--checkpoint.final=no")
+    config = load("--actor.gradient-checkpointing", "--eval.at-end", "true", "--data.shuffle", "false", "--checkpoint.final=no")
     assert config.roles["actor"].gradient_checkpointing
-    assert (config.kl.force, config.data.shuffle, config.checkpoint.final) == (True, False, False)
+    assert (config.eval.at_end, config.data.shuffle, config.checkpoint.final) == (True, False, False)
 
 
 def test_lists_come_from_repetition_commas_and_json():
@@ -64,7 +64,7 @@ def test_reward_models_are_the_role_reward_which_flags_cannot_name():
     assert set(config.roles) == {"actor", "reward"}
     assert (config.roles["reward"].model, config.roles["reward"].dtype) == ("r", "bfloat16")
     assert load("--roles.reward.model", "r").roles == load("--reward-model.model", "r").roles
-    assert config.reward["length"].plugin == "length"
+    assert config.reward["length"].name == "length"
 
 
 def test_data_sources_with_weights_and_their_own_settings():
@@ -90,8 +90,8 @@ def test_plugins_aliases_weights_and_options():
         *("--algo", "toy", "--algo.clip-eps", "0.3", "--reward", "length", "--reward", "strict=made-up:length"),
         *("--reward.strict.weight", "0.5", "--reward.strict.timeout-s", "9", "--with", "sift,other", "--tracker", "wandb"),
     )
-    assert (config.algo.plugin, config.algo.options) == ("toy", {"clip_eps": "0.3"})
-    assert {alias: (c.plugin, c.weight, c.options) for alias, c in config.reward.items()} == {
+    assert (config.algo.name, config.algo.options) == ("toy", {"clip_eps": "0.3"})
+    assert {alias: (c.name, c.weight, c.options) for alias, c in config.reward.items()} == {
         "length": ("length", 1.0, {}),
         "strict": ("made-up:length", 0.5, {"timeout_s": "9"}),
     }
@@ -126,7 +126,7 @@ def test_eval_rewards_are_their_own():
         (["--train.autocast", "of"], "--train.autocast: should be 'auto', 'off' or 'bfloat16', not 'of'; did you mean 'off'?"),
         (["--data", "x@-1"], "--data x@-1: should be greater than 0, not '-1'"),
         (["--data.nme.weight", "2"], "--data.nme.weight: 'nme' is neither a data setting nor a source"),
-        (["--algo"], "--algo needs a plugin's name"),
+        (["--algo"], "--algo needs the name of a plugin"),
         (["--algo.clip-eps", "1"], "--algo.clip-eps: no algo is chosen; add --algo NAME"),
         (
             ["--reward.lenght.weight", "1", "--reward", "length"],
@@ -137,7 +137,7 @@ def test_eval_rewards_are_their_own():
             "--with.sift.cap: no with plugin goes by 'sift' (none is chosen); choose it with --with sift",
         ),
         (["--reward.weight", "1"], "--reward.weight: give the plugin's name and the option: --reward.NAME.weight"),
-        (["--reward", "length", "--reward", "length"], "--reward length: 'length' is chosen twice"),
+        (["--reward", "length", "--reward", "length"], "--reward: 'length' is chosen twice"),
         (["--reward", "1=length"], "--reward: '1' cannot be an alias"),
         (["rollout.n", "4"], "unexpected argument 'rollout.n': flags look like --rollout.n 8"),
         (["-rollout.n", "4"], "unexpected argument '-rollout.n': flags look like --rollout.n 8; did you mean '--rollout.n'?"),

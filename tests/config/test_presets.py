@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlhf_host.cli.main import main
-from rlhf_host.config import plan
+from rlhf_host.config import choices
 from rlhf_host.config.load import load_config
 from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import discover, preset_file
@@ -55,7 +55,7 @@ def test_a_dry_run_accepts_the_preset(name, flags):
     ]
     config = load_config(presets=[name])
     assert config.algo.options["loss"] == loss
-    assert ("extension:kl" in plugins) == (config.kl.coef > 0)
+    assert ("role reference" in plugins) == (config.extensions["kl"].options["coef"] > 0)
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -70,7 +70,7 @@ def test_the_preset_names_its_paper_and_what_it_leaves_out(name):
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_what_the_preset_says_is_what_its_plugins_get(name):
-    filled = plan.complete(load_config(presets=[name], flags=["--reward", "length"]))
+    filled = choices.complete(load_config(presets=[name], flags=["--reward", "length"]))
     given = load_config(presets=[name])
     for written, complete in [
         (given.algo, filled.algo),
@@ -97,14 +97,14 @@ def test_settings_on_top_of_a_preset_win():
     config = load_config(
         presets=["dapo"], flags=["--rollout.n", "8", "--with", "overlong_penalty=none", "--algo.clip-eps-high", "0.3"]
     )
-    assert (config.rollout.n, config.rollout.max_new_tokens, list(config.extensions)) == (8, 20480, ["dynamic_filtering"])
+    assert (config.rollout.n, config.rollout.max_new_tokens, list(config.extensions)) == (8, 20480, ["dynamic_filtering", "kl"])
     assert config.algo.options["clip_eps_high"] == "0.3"
     assert config.algo.options["clip_eps"] == 0.2
 
 
 def test_a_preset_whose_plugin_is_missing_says_what_to_install(flags, monkeypatch):
     without = [info for info in discover() if info.distribution != "rlhf-plugin-dapo"]
-    monkeypatch.setattr(plan, "discover", lambda: without)
+    monkeypatch.setattr(choices, "discover", lambda: without)
     result = train("--preset", "scalerl", *flags)
     assert result.exit_code == 2
     message = "no extension named 'dynamic_filtering' is installed; pip install rlhf-plugin-dapo"

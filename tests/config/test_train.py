@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rlhf_host.config.load import load_config
 from rlhf_host.config.run_dir import with_run_dir
+from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.records.needs import Outcome
 
 ONE = ("--algo", "toy", "--reward", "length")
@@ -40,10 +40,29 @@ def trained(monkeypatch: pytest.MonkeyPatch):
 def test_help_lists_the_schema_with_the_important_flags_first(rlhf):
     text = rlhf("train", "--help").stdout
     assert re.findall(r"^  (--[a-z.-]+) ", text, re.M)[:4] == ["--algo", "--reward", "--actor.model", "--data"]
-    for flag in ("--rollout.n", "--train.old-logprobs", "--kl.coef", "--checkpoint.best", "--trajectories.show", "--eval.k"):
+    for flag in (
+        "--rollout.n",
+        "--train.old-logprobs",
+        "--sync.verify",
+        "--checkpoint.best",
+        "--trajectories.show",
+        "--eval.k",
+    ):
         assert f"  {flag} " in text
     assert "samples per prompt (int, default 8)" in text
     assert "--critic.*" in text
+
+
+def test_help_names_what_is_installed_and_the_defaults(rlhf):
+    text = " ".join(rlhf("train", "--help").stdout.split())
+    assert "the algorithm (installed: " in text
+    assert re.search(r"an extension .*\(installed: [^)]*\bkl, [^)]*\bsift\b", text)
+    assert "where roles live (default local; installed: local, ray)" in text
+    assert "(default console, jsonl; installed: " in text
+    kl = " ".join(rlhf("train", "--kl.coef", "0.1", "--help").stdout.split())
+    assert "Options of extension 'kl' from rlhf-host" in kl
+    assert "--kl.coef strength; 0: off" in kl
+    assert "--with.kl.coef strength; 0: off" in " ".join(rlhf("train", "--with", "kl", "--help").stdout.split())
 
 
 def test_help_shows_the_chosen_plugins_options(rlhf):
@@ -112,6 +131,25 @@ def test_options_of_task_plugins_are_checked_too(rlhf):
     ]
 
 
+def test_keys_of_a_source_that_is_no_task_plugin_are_those_of_the_schema(rlhf):
+    Path("run.yaml").write_text("data:\n- sums\n- {path: e, wieght: 2}\neval: {data: [{path: f, largest: 2}]}\n")
+    assert rlhf.refused("train", *ONE, "--config", "run.yaml", "--print-config") == [
+        "run.yaml:3: data.wieght: no such key; did you mean 'weight'?",
+        "run.yaml:4: eval.data.largest: no such key",
+    ]
+
+
+def test_a_file_sets_a_source_that_a_preset_names():
+    Path("beneath.yaml").write_text("data: [sums, other.jsonl]\n")
+    Path("run.yaml").write_text("data: {sums: {largest: 4, weight: 2}, shuffle: false}\n")
+    data = load_config("run.yaml", presets=["beneath.yaml"]).data
+    assert [(source.path, source.weight, source.options) for source in data.sources] == [
+        ("sums", 2, {"largest": 4}),
+        ("other.jsonl", 1, {}),
+    ]
+    assert not data.shuffle
+
+
 REFUSALS = {
     "no algorithm": (
         ["--reward", "length"],
@@ -168,15 +206,15 @@ REFUSALS = {
     ),
     "k1 in the loss": (
         [*ONE, "--kl.coef", "0.1", "--kl.place", "loss", "--kl.estimator", "k1"],
-        "kl.estimator k1 has zero expected gradient in the loss: set --kl.estimator unbiased, or --kl.place reward",
+        "--kl.estimator: k1 has zero expected gradient in the loss: set it to unbiased, or place to reward",
     ),
     "biased KL in the reward": (
         [*ONE, "--kl.coef", "0.1", "--kl.estimator", "k3"],
-        "kl.estimator k3 is biased in the reward: set --kl.estimator k1, or --kl.force to have it anyway",
+        "--kl.estimator: k3 is biased in the reward: set it to k1, or force to true to have it anyway",
     ),
-    "kl chosen by hand": (
+    "kl without a coefficient": (
         [*ONE, "--with", "kl"],
-        "the extension kl is configured at kl: leave --with kl out and set --kl.coef",
+        "--with: coef is required",
     ),
     "forbidden settings": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
@@ -356,8 +394,8 @@ def test_engines_with_weights_of_their_own_get_a_sync_that_reaches_them(rlhf, mo
     monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: True)
     result = rlhf("train", *ONE, *flags, "--print-config")
     assert result.exit_code == 0, result.output
-    found = yaml.safe_load(result.stdout)["sync"]
-    assert found["plugin"] == sync if isinstance(found, dict) and "plugin" in found else found == sync
+    Path("run.yaml").write_text(result.stdout)
+    assert plain(read_yaml("run.yaml"))["sync"]["name"] == sync
 
 
 @pytest.mark.parametrize("flags", [["--runtime", "ray"], ["--engine", "vllm"]])

@@ -6,8 +6,8 @@ import re
 import shlex
 
 import pytest
-import yaml
 from click.testing import CliRunner
+from ruamel.yaml import YAML
 
 from rlhf_host.plugins.discovery import discover, preset_file
 
@@ -48,8 +48,8 @@ def test_a_setting_of_the_index_is_accepted(setting):
     reward = ["--reward", "math_verifier"]
     done = CliRunner().invoke(main, ["train", *flags, *algo, *reward, "--print-config"])
     assert done.exit_code == 0, done.output
-    config = yaml.safe_load(done.stdout)
+    config = YAML(typ="safe").load(done.stdout)
     if flags[0] == "--preset":
         (info,) = [info for info in discover() if (info.kind, info.name) == ("preset", flags[1])]
-        asked = yaml.safe_load(preset_file(info).read_text())
-        assert config["algo"]["plugin"] == asked["algo"]["name"]
+        asked = YAML(typ="safe").load(preset_file(info).read_text())
+        assert config["algo"]["name"] == asked["algo"]["name"]

@@ -122,11 +122,11 @@ def weight_sync(run_dir, rows):
 
 
 def preset(run_dir, rows):
-    import yaml
+    from ruamel.yaml import YAML
 
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    config = YAML(typ="safe").load((run_dir / "config.yaml").read_text())
     assert config["checkpoint"]["best"] == "eval/reward/mean"
-    assert config["algo"]["options"]["entropy_coef"] == 0.001
+    assert config["algo"]["entropy_coef"] == 0.001
     assert config["rollout"]["n"] == 2
 
 

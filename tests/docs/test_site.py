@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from .conftest import DOCS, PAGES, ROOT
 
@@ -41,7 +41,7 @@ def test_every_page_is_built_and_stands_in_the_navigation(site):
             for value in item.values() if isinstance(item, dict) else [item]:
                 yield from flat(value) if isinstance(value, list) else [value]
 
-    nav = set(flat(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    nav = set(flat(YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())["nav"]))
     pages = {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)}
     assert nav == pages, "mkdocs.yml lists every page of docs/, and nothing else"
     for page in pages:

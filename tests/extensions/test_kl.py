@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from rlhf_host.config.schema import KLConfig
 from rlhf_host.errors import UserError
 from rlhf_host.extensions.kl import KL
 from rlhf_host.records.tensors import LossTerm, Outputs
@@ -14,7 +13,7 @@ from rlhf_host.training.reduction import Denominators, Reducer, reduced
 
 
 def controlled(**options):
-    kl = KL(KLConfig(coef=0.1, controller="adaptive", target=0.02, horizon=100, **options))
+    kl = KL(KL.Options(coef=0.1, controller="adaptive", target=0.02, horizon=100, **options))
     batch = make_batch([3, 4, 2, 5])
     batch.logprobs = {"actor": batch.sampler_logprobs, "reference": batch.sampler_logprobs - 0.5}
     return kl, batch
@@ -82,7 +81,7 @@ def test_state_round_trips_between_rollout_and_step():
 @pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum-over(8)"])
 def test_the_loss_term_is_averaged_as_kl_aggregation_says(aggregation):
     """Lengths 1 and 3, k2 of a constant gap of 0.4 in the first row and 0.2 in the second: 0.08 and 0.02 a token."""
-    kl = KL(KLConfig(coef=0.5, place="loss", estimator="k2", aggregation=aggregation))
+    kl = KL(KL.Options(coef=0.5, place="loss", estimator="k2", aggregation=aggregation))
     batch = make_batch([1, 3])
     gap = torch.tensor([[0.4], [0.2]])
     batch.logprobs = {"reference": torch.where(batch.action_mask, batch.sampler_logprobs - gap, 0.0)}

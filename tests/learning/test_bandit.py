@@ -13,7 +13,7 @@ import pytest
 
 from rlhf_host import LossTerm, Needs, hookimpl
 from rlhf_host import functional as F
-from rlhf_host.config.plan import build_plugins, complete
+from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -90,7 +90,7 @@ def bandit(tmp_path_factory):
     def run(algorithm: str, *hooks: object, metric: str = "reward/mean", **options: str) -> list[float]:
         config = RunConfig(
             run_dir=str(root / f"run-{len(list(root.iterdir()))}"),
-            algo=PluginChoice(plugin=algorithm, options=options),
+            algo=PluginChoice(name=algorithm, **options),
             roles={"actor": RoleConfig(model=str(model), lr=2e-2), "critic": RoleConfig(lr=2e-2)},
             data=DataConfig(sources=[DataSource(path=str(tasks))]),
             rollout=RolloutConfig(n=8, max_new_tokens=4),

@@ -115,7 +115,7 @@ def test_sequence_truncate_is_that_of_trl_and_verl(case, trl, verl):
 
 
 def test_sequence_mask_is_that_of_trl_and_verl(case, trl, verl):
-    mine = ours(SequenceMask, case, statistic="sum", low=0.3, high=3.0, weight="sequence")
+    mine = ours(SequenceMask, case, statistic="sum", low=0.3, high=3.0, token_weight="sequence")
     assert (mine[case.mask] == 0).any()
     assert_weights(mine, trls(trl, case, "sequence_mask", 0.3, 3.0), case)
     assert_weights(mine, verls(verl, case, "sequence", "0.3_3.0")[0], case)
@@ -130,7 +130,7 @@ def test_sequence_mask_is_that_of_trl_and_verl(case, trl, verl):
     ],
 )
 def test_gates_of_sequences_are_verls_rejections(case, verl, statistic, rule, bounds, threshold):
-    mine = ours(SequenceMask, case, statistic=statistic, weight="one", **bounds)
+    mine = ours(SequenceMask, case, statistic=statistic, token_weight="one", **bounds)
     assert torch.equal(mine[case.mask] != 0, kept_by_verl(verl, case, rule, threshold)[case.mask])
     assert mine[case.mask].unique().tolist() == [0, 1]
 

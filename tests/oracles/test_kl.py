@@ -5,7 +5,6 @@ import torch
 
 from rlhf_host import Outputs
 from rlhf_host import functional as F
-from rlhf_host.config.schema import KLConfig
 from rlhf_host.extensions.kl import KL
 
 NAMES = ("k1", "k2", "k3")
@@ -43,7 +42,7 @@ def test_the_kl_term_is_a_token_mean_whatever_the_policy_loss_but_trl_and_verl_r
     case = make_case()
     case.batch.logprobs["reference"] = case.reference.masked_fill(~case.mask, float("nan"))
     case.batch.own = {"coef": 0.1}
-    extension = KL(KLConfig(coef=0.1, place="loss", estimator="k3"))
+    extension = KL(KL.Options(coef=0.1, place="loss", estimator="k3"))
     term = case.reduced(lambda x: list(extension.compute_loss("actor", Outputs(logprobs=x), case.batch)))
     case.advantages = torch.zeros_like(case.advantages)
     same(term, trl.loss(case, beta=0.1, reference=case.reference, loss_type="dapo"), case.logprobs)
@@ -114,7 +113,7 @@ def test_the_penalty_in_the_reward_is_that_of_verl_and_openrlhf(make_case, verl,
         name: value.masked_fill(~case.mask, float("nan")).float()
         for name, value in (("actor", case.old), ("reference", case.reference))
     }
-    shaped = KL(KLConfig(coef=0.1)).shape_rewards(batch)
+    shaped = KL(KL.Options(coef=0.1)).shape_rewards(batch)
     ours = torch.where(case.mask, batch.token_rewards + shaped, 0.0)
     theirs = verl.core.compute_rewards(case.token_rewards, case.old, case.reference, 0.1) * case.mask
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -125,7 +124,7 @@ def test_the_penalty_in_the_reward_is_that_of_verl_and_openrlhf(make_case, verl,
 def test_the_adaptive_controller_is_that_of_verl_and_openrlhf(make_case, verl, openrlhf):
     case = make_case()
     case.batch.logprobs = {"actor": case.old, "reference": case.reference}
-    ours = KL(KLConfig(coef=0.05, controller="adaptive", target=0.02, horizon=100))
+    ours = KL(KL.Options(coef=0.05, controller="adaptive", target=0.02, horizon=100))
     theirs = [
         verl.core.AdaptiveKLController(0.05, target_kl=0.02, horizon=100),
         openrlhf.kl_controller.AdaptiveKLController(0.05, target=0.02, horizon=100),

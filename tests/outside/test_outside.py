@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from rlhf_host.testing import run_contract
 
@@ -79,9 +79,9 @@ SMALL = ("--train.batch-size", "8", "--eval.at-start", "false", "--eval.at-end",
 
 def chosen(rlhf, *flags: str) -> dict[str, str]:
     """The engine, backend, runtime and sync of a run with these flags."""
-    config = yaml.safe_load(rlhf(*QUICK, *flags, "--print-config").stdout)
+    config = YAML(typ="safe").load(rlhf(*QUICK, *flags, "--print-config").stdout)
     names = {key: config[key] for key in ("engine", "backend", "runtime", "sync")}
-    return {key: value if isinstance(value, str) else value.get("name", value.get("plugin")) for key, value in names.items()}
+    return {key: value["name"] for key, value in names.items()}
 
 
 def test_it_uses_public_names_alone():
@@ -147,8 +147,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(rlhf, flags, rea
 def test_the_name_of_another_engine_brings_nothing(rlhf):
     done = rlhf(*QUICK, "--engine", "vllm", "--print-config", code=2)
     assert "engine 'vllm' is provided by" in done.stderr
-    named = yaml.safe_load(rlhf(*QUICK, "--engine", "acme-parts:vllm", "--print-config").stdout)
-    plain = yaml.safe_load(rlhf(*QUICK, "--engine", "acme", "--print-config").stdout)
+    named = YAML(typ="safe").load(rlhf(*QUICK, "--engine", "acme-parts:vllm", "--print-config").stdout)
+    plain = YAML(typ="safe").load(rlhf(*QUICK, "--engine", "acme", "--print-config").stdout)
     assert [config.pop("engine") != {} for config in (named, plain)] == [True, True]
     assert {**named, "run_dir": None} == {**plain, "run_dir": None}
 

@@ -215,3 +215,47 @@ def test_options_are_described_with_type_default_and_description():
         ("limit", "int | None", "None", ""),
         ("inner.cap", "float", "2.0", ""),
     ]
+
+
+# --- keys that the configuration needs for itself ------------------------------------------------
+
+TAKEN = """
+from pydantic import BaseModel
+
+class X:
+    class Options(BaseModel):
+        {field}: float = 1.0
+
+    def __init__(self, options): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "field"),
+    [
+        ("extension", "rlhf.extensions", "weight"),
+        ("reward", "rlhf.rewards", "name"),
+        ("engine", "rlhf.engines", "name"),
+        ("weight_sync", "rlhf.weight_sync", "verify"),
+        ("tasks", "rlhf.tasks", "split"),
+    ],
+)
+def test_an_option_with_a_name_that_the_configuration_needs_is_refused(here, kind, group, field):
+    here.install("sel-taken", {group: "x = sel_taken:X"}, {"sel_taken.py": TAKEN.format(field=field)})
+    message = f"X: Options has the field '{field}', a key that the configuration needs for itself: rename the field"
+    with pytest.raises(PluginError, match=message):
+        selection.build(selection.find(kind, "x"), {})
+
+
+def test_other_kinds_may_use_what_one_kind_has_reserved(here):
+    here.install("sel-free", {"rlhf.rewards": "x = sel_free:X"}, {"sel_free.py": TAKEN.format(field="verify")})
+    assert selection.build(selection.find("reward", "x"), {"verify": 2}) is not None
+
+
+def test_the_reserved_names_are_the_fields_of_the_schema():
+    from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, SyncChoice
+
+    everywhere = {*PluginChoice.model_fields, *RewardChoice.model_fields}
+    assert set(options.RESERVED[""]) == everywhere
+    assert {*everywhere, *options.RESERVED["weight_sync"]} == everywhere | set(SyncChoice.model_fields)
+    assert {*everywhere, *options.RESERVED["tasks"]} == everywhere | set(DataSource.model_fields)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rlhf_host.config.plan import build_plugins, complete, merge_needs
-from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RayConfig, RoleConfig, RunConfig
+from rlhf_host.config.choices import build_plugins, complete, merge_needs
+from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig, SyncChoice
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.training.assemble import runtime_start, start_runtime
 
 pytest.importorskip("ray")  # imported before the run sets anything, as a notebook may
 
-RAY = RayConfig(num_cpus=5, num_gpus=0, object_store_mb=200)
+RAY = {"num_cpus": 5, "num_gpus": 0, "object_store_mb": 200}
 
 
 @dataclass
@@ -44,13 +44,12 @@ def config(tiny_model, prompts, tmp_path_factory) -> RunConfig:
     return complete(
         RunConfig(
             roles={"actor": role, "critic": role},
-            algo=PluginChoice(plugin="ppo"),
-            reward={"maths": PluginChoice(plugin="math_verifier")},
+            algo=PluginChoice(name="ppo"),
+            reward={"maths": {"name": "math_verifier"}},
             data=DataConfig(sources=[DataSource(path=str(prompts))]),
             train={"threads": 1},
-            runtime=PluginChoice(plugin="ray"),
+            runtime=PluginChoice(name="ray", **RAY),
             placement=["actor+rollout=2", "critic=1"],
-            ray=RAY,
             run_dir=str(tmp_path_factory.mktemp("run")),
         )
     )
@@ -67,7 +66,7 @@ def ray_runtime(config) -> Iterator[Started]:
 @pytest.fixture
 def local_runtime(config) -> Iterator[Started]:
     """The same roles in this process: what groups of workers are compared with."""
-    here = config.model_copy(update={"runtime": PluginChoice(plugin="local"), "sync": PluginChoice(plugin="in_process")})
+    here = config.model_copy(update={"runtime": PluginChoice(name="local"), "sync": SyncChoice(name="in_process")})
     started = start(here)
     yield started
     started.wait(started.runtime.close())

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from rlhf_host import hookimpl
-from rlhf_host.config.plan import build_plugins, complete
+from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.manager import PluginManager
@@ -20,11 +20,10 @@ def config(tiny_model, prompts):
     return complete(
         RunConfig(
             roles={"actor": RoleConfig(model=str(tiny_model))},
-            algo=PluginChoice(plugin="grpo", options={"clip_eps": 0.3}),
-            reward={"maths": PluginChoice(plugin="math_verifier")},
-            extensions={"tis": PluginChoice(plugin="tis")},
+            algo=PluginChoice(name="grpo", clip_eps=0.3),
+            reward={"maths": {"name": "math_verifier"}},
+            extensions={"tis": PluginChoice(name="tis"), "kl": PluginChoice(name="kl", coef=0.1, place="loss")},
             data=DataConfig(sources=[DataSource(path=str(prompts))]),
-            kl={"coef": 0.1, "place": "loss"},
         )
     )
 
@@ -81,7 +80,7 @@ def test_a_plugin_that_is_a_python_object_cannot_travel(config):
         def compute_loss(self, role, outputs, batch):
             return []
 
-    config.algo = PluginChoice(plugin="python:mine")
+    config.algo = PluginChoice(name="python:mine")
     manager = build_plugins(config, given={("algo", "mine"): Mine()})
     with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
         manager.specs()

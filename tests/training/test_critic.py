@@ -5,13 +5,14 @@ import shutil
 
 import pytest
 import torch
-import yaml
+from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, LlamaConfig
 from transformers import LlamaForSequenceClassification as RewardModel
 
+from rlhf_host.config.run_dir import config_yaml
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.yaml_file import dump_yaml
+from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model
 from rlhf_host.models.passes import Passes
@@ -80,14 +81,14 @@ def test_a_new_head_on_the_actors_model_learns_at_its_own_rate(train, tiny_model
 def test_the_learning_rate_is_the_algorithms_unless_the_configuration_sets_one(train):
     rows, run_dir, _ = train("--train.steps", "1", "--critic.warmup-steps", "0")
     assert rows[0]["critic/lr"] == 1e-5
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["roles"]["critic"]["lr"] is None
+    assert plain(read_yaml(run_dir / "config.yaml"))["roles"]["critic"]["lr"] is None
 
 
 def test_a_rate_of_the_algorithm_survives_a_printed_configuration():
     """The whole configuration is printed and saved: a default in it must not come back as somebody's choice."""
     need = RoleNeed("critic", head="scalar", trainable=True, lr=1e-5)
     config = RunConfig(roles={"actor": RoleConfig(model="m"), "critic": RoleConfig(model="c")})
-    for again in (config, RunConfig.model_validate(yaml.safe_load(dump_yaml(config)))):
+    for again in (config, RunConfig.model_validate(YAML(typ="safe").load(config_yaml(config)))):
         assert role_settings(again.roles, need, None, Needs()).peak_lr == 1e-5
         assert role_settings(again.roles, RoleNeed("critic"), None, Needs()).peak_lr == 1e-6
     config.roles["critic"].lr = 1e-6
@@ -128,7 +129,7 @@ def test_a_source_without_a_model_is_met_at_the_door(train):
 
 
 def test_two_plugins_with_other_rates_are_told_so():
-    from rlhf_host.config.plan import _spec
+    from rlhf_host.config.choices import _spec
 
     assert _spec(RoleNeed("critic", head="scalar", trainable=True, lr=2e-6)) == (
         "scalar head, trainable, from actor, learning rate 2e-06"

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_host.training.evaluate import pass_at_k
@@ -52,7 +52,7 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     undocumented = {name for row in rows for name in row if f"`{name}`" not in docs}
     assert undocumented == {"reward/vowels", "loss/policy"}
 
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    config = YAML(typ="safe").load((run_dir / "config.yaml").read_text())
     assert config["train"]["steps"] == 2
     plugins = json.loads((run_dir / "plugins.json").read_text())
     assert {"algo", "reward", "agent", "tracker", "weight_sync"} <= {plugin["kind"] for plugin in plugins}

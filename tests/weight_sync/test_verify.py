@@ -8,15 +8,12 @@ import pytest
 import torch
 from conftest import train
 
-from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.config.schema import SyncChoice
+from rlhf_host.errors import LostError, RunError
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
-from rlhf_host.weight_sync.broadcast import Broadcast
-from rlhf_host.weight_sync.checkpoint import Checkpoint
-from rlhf_host.weight_sync.in_process import InProcess
-from rlhf_host.weight_sync.ipc import IPC
 from rlhf_host.weight_sync.local_source import LocalSource
 from rlhf_host.weight_sync.verify import probe_prompt, verified_syncs, verify_sync
 
@@ -109,15 +106,20 @@ def test_a_short_context_gets_a_probe_that_fits():
     assert len(probe_prompt(tiny_tokenizer(), 96)) == 96 - 8 - 1
 
 
-@pytest.mark.parametrize("given", ["auto", "on", "off", True, False, 0, 3])
-def test_every_sync_takes_the_setting(given):
-    for plugin in (InProcess, Broadcast, IPC, Checkpoint):
-        assert plugin.Options(verify=given).verify == given
+@pytest.mark.parametrize(("setting", "read"), [("auto", "auto"), ("on", "on"), ("off", "off"), (0, 0), ("3", 3)])
+def test_every_sync_takes_the_setting(setting, read):
+    for name in ("in_process", "broadcast", "ipc", "checkpoint"):
+        choice = SyncChoice(name=name, verify=setting)
+        assert (choice.verify, choice.options) == (read, {})
+
+
+@pytest.mark.parametrize("setting", ["sometimes", True, -1, 1.5, None])
+def test_other_settings_are_refused(setting):
+    with pytest.raises(ValueError, match=r"should be 'auto' \(the first two syncs\), 'on', 'off' or a number of syncs"):
+        SyncChoice(verify=setting)
 
 
 def test_the_setting():
-    assert [verified_syncs(setting) for setting in ("auto", "off", False, "3", 5)] == [2, 0, 0, 3, 5]
-    assert verified_syncs("on") == verified_syncs(True) == float("inf")
+    assert [verified_syncs(setting) for setting in ("auto", "off", "3", 5)] == [2, 0, 3, 5]
+    assert verified_syncs("on") == float("inf")
     assert [verified_syncs(setting, moved=False) for setting in ("auto", "3")] == [0, 3]
-    with pytest.raises(UserError, match=r"sync.verify is 'sometimes': use auto"):
-        verified_syncs("sometimes")

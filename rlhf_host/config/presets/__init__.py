@@ -1,1 +1,1 @@
-"""YAML that lies under the user's settings, reached through the entry points of ``rlhf.presets``."""
+"""YAML that the user's settings override: the lowest layer, and presets found by the entry points of ``rlhf.presets``."""

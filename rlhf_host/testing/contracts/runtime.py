@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf_host.config.plan import build_plugins, complete, merge_needs
+from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RolloutConfig, RunConfig, TrainConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.hookspecs import hookimpl
@@ -54,11 +54,11 @@ class _Notes:
 
 def _config(subject: Subject | None, run_dir: str | None = None, **role: Any) -> RunConfig:
     """Three steps of a tiny run, on the runtime under contract or on the local one."""
-    here = PluginChoice(plugin="local")
-    there = here if subject is None else PluginChoice(plugin=subject.name, options=dict(subject.options))
+    here = PluginChoice(name="local")
+    there = here if subject is None else PluginChoice(name=subject.name, **subject.options)
     config = RunConfig(
         roles={"actor": actor(**role)},
-        algo=PluginChoice(plugin=NAME),
+        algo=PluginChoice(name=NAME),
         data=DataConfig(sources=[DataSource(path="arithmetic")]),
         tracker={},
         runtime=there,

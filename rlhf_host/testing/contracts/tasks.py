@@ -36,9 +36,7 @@ def tasks_are_well_formed(subject: Subject) -> None:
         if not _read(subject, split):
             expect(split == "eval", "the split 'train' has no tasks")
             continue
-        source = DataSource(
-            path=f"{subject.info.distribution}:{subject.info.name}", max_samples=MOST, options=dict(subject.options)
-        )
+        source = DataSource(path=f"{subject.info.distribution}:{subject.info.name}", max_samples=MOST, **subject.options)
         try:
             load_tasks(DataConfig(sources=[source]), split=split, tokenizer=tokenizer(), seed=0)
         except UserError as error:

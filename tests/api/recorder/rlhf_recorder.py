@@ -119,7 +119,7 @@ class Extension(Plugin):
         add: float = 0.0
         times: float = 1.0
         shaped: float = 0.0
-        weight: float = 1.0
+        factor: float = 1.0
         first: int = 0
         last: int = 1000
         refuse: str = ""
@@ -159,13 +159,13 @@ class Extension(Plugin):
     @hookimpl
     def prepare_batch(self, experience):
         note(self, "prepare_batch", experience=experience)
-        return {"row": experience.rewards.clone(), "weight": self.options.weight}
+        return {"row": experience.rewards.clone(), "weight": self.options.factor}
 
     @hookimpl
     def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, advantages, mask, versions, version):
         arguments = {"old_logprobs": old_logprobs, "logprobs": logprobs, "sampler_logprobs": sampler_logprobs}
         note(self, "importance_weights", **arguments, versions=versions, version=version, mask=mask)
-        return logprobs.new_full(mask.shape, self.options.weight)
+        return logprobs.new_full(mask.shape, self.options.factor)
 
     @hookimpl
     def compute_loss(self, role, batch):

@@ -102,7 +102,7 @@ CASES = {
     ),
     "sequence_mask by geometric mean": (
         SequenceMask,
-        {"statistic": "geometric", "low": 0.9, "high": 1.1, "weight": "token_truncated", "cap": 1.5},
+        {"statistic": "geometric", "low": 0.9, "high": 1.1, "token_weight": "token_truncated", "cap": 1.5},
         per_token(lambda gaps: 0.9 <= math.exp(mean(gaps)) <= 1.1, lambda x: min(math.exp(x), 1.5)),
     ),
     "sequence_mask by geometric mean, weighing the sequence": (
@@ -112,7 +112,7 @@ CASES = {
     ),
     "sequence_mask by k3": (
         SequenceMask,
-        {"statistic": "k3", "high": 0.1, "weight": "one"},
+        {"statistic": "k3", "high": 0.1, "token_weight": "one"},
         per_token(lambda gaps: k3(gaps) <= 0.1, lambda x: 1.0),
     ),
     "off_policy_mask": (OffPolicyMask, {"delta": 0.15}, drifted),

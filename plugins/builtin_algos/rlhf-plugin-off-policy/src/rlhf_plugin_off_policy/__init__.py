@@ -140,7 +140,7 @@ class SequenceMask(_Bounding):
         )
         low: float | None = Field(None, ge=0, description="smallest statistic kept; default 0 (sum, k3), 0.999 (geometric)")
         high: float | None = Field(None, gt=0, description="largest kept; default 2 (sum), 1.001 (geometric), 0.01 (k3)")
-        weight: Literal["sequence", "token_truncated", "one"] = Field(
+        token_weight: Literal["sequence", "token_truncated", "one"] = Field(
             "sequence", description="what kept tokens weigh: the sequence's ratio, min(w, cap), or 1"
         )
         cap: float = Field(
@@ -163,11 +163,11 @@ class SequenceMask(_Bounding):
             low, high = (math.log(bound) if bound > 0 else -math.inf for bound in options.bounds)
         kept = ((value >= low) & (value <= high)).expand(mask.shape)
         ratio = F.importance_ratio(logprobs, sampler_logprobs, mask)
-        if options.weight == "sequence":
+        if options.token_weight == "sequence":
             ratio = _exp(total).expand(mask.shape)
-        elif options.weight == "one":
+        elif options.token_weight == "one":
             return kept.to(ratio.dtype), mask.new_zeros(mask.shape)
-        cap = math.inf if options.weight == "sequence" and options.statistic == "sum" else options.cap
+        cap = math.inf if options.token_weight == "sequence" and options.statistic == "sum" else options.cap
         return ratio.clamp(max=cap) * kept, kept & (ratio > cap)
 
 

@@ -44,7 +44,7 @@ class RunTraits:
 
 
 def _traits(kind: str, choice: PluginChoice, known: Sequence[PluginInfo] | None) -> Any:
-    info = find(kind, choice.plugin, known)
+    info = find(kind, choice.name, known)
     plugin: Any = build(info, choice.options)
     require_libraries(info, plugin)
     return plugin.traits
@@ -59,9 +59,9 @@ def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[s
     lines = []
     for kind in KINDS:
         choice, default = getattr(config, kind), getattr(RunConfig(), kind)
-        info = find(kind, choice.plugin, known)
+        info = find(kind, choice.name, known)
         if not traits_of(info, build(info, choice.options)).debug:
-            lines.append(f"--debug: {kind} {choice.plugin} runs where no debugger can follow; {default.plugin} takes its place")
+            lines.append(f"--debug: {kind} {choice.name} runs where no debugger can follow; {default.name} takes its place")
             setattr(config, kind, default)
             config.placement = []
     config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, LONG_S)
@@ -70,7 +70,7 @@ def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[s
 
 def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str]:
     """Why the chosen engine, backend, runtime and sync cannot train together; each with what to do."""
-    engine, backend, runtime, sync = (getattr(config, key).plugin for key in (*KINDS, "sync"))
+    engine, backend, runtime, sync = (getattr(config, key).name for key in (*KINDS, "sync"))
     if config.placement and not traits.runtime.places:
         yield f"placement says which devices roles share, and runtime {runtime} has one process: choose another, or leave it out"
     if traits.in_place and traits.backend.sharded:

@@ -1,4 +1,4 @@
-"""What a configuration asks of the host: its plugins and, together, their needs."""
+"""What a configuration chooses: its plugins, found, their options validated and filled in, and what together they need."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from rlhf_host.config.fieldtypes import coerce, section_model
-from rlhf_host.config.messages import Origins, Path, fail, validation_lines, where
-from rlhf_host.config.schema import PluginChoice, RunConfig
-from rlhf_host.config.sections import MANY, SINGLE
-from rlhf_host.config.trait_defaults import KINDS, RunTraits, swap_for_debugging
+from rlhf_host.config.defaults import KINDS, RunTraits, swap_for_debugging
+from rlhf_host.config.flags import coerce
+from rlhf_host.config.load import Origins, fail, validation_lines, where
+from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
+from rlhf_host.config.tree import DATA, MANY, SINGLE, Path
 from rlhf_host.errors import PluginError, near_matches
-from rlhf_host.plugins.discovery import HOST, PluginInfo, discover
+from rlhf_host.hookspecs import RULES
+from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.python_objects import Given, build_given, describe, look_up
@@ -42,46 +43,49 @@ class Chosen:
 Use: TypeAlias = Literal["train", "evaluate", "rollout", "replay"]
 
 KEYS: dict[Use, tuple[str, ...]] = {
-    "train": ("agent", "algo", "reward", "extensions", "tracker", "sync"),
+    "train": ("agent", "algo", "reward", "with", "tracker", "sync"),
     "evaluate": ("agent", "reward"),
-    "rollout": ("agent", "reward", "extensions"),
-    "replay": ("algo", "reward", "extensions"),
+    "rollout": ("agent", "reward", "with"),
+    "replay": ("algo", "reward", "with"),
 }
 """What takes part in each use of a configuration."""
 
+SAMPLING = {name for name, rule in RULES.items() if rule.per == "agent"} | {"score", "keep_group"}
+"""Hooks for which an extension takes part in sampling without training."""
+
 
 def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
-    """The run's plugins in the manager's order: agent, algorithm, rewards, extensions (``kl`` last), trackers, weight sync.
+    """The run's plugins in the manager's order: agent, algorithm, rewards, extensions, trackers, weight sync.
 
     Rewards of ``eval.reward`` have the kind ``eval_reward``. Training on saved trajectories plays and scores nothing.
     """
     keys = KEYS[use]
     if use == "train" and config.from_trajectories is not None:
         keys = tuple(key for key in keys if key not in ("agent", "reward"))
-    found: list[Chosen] = []
+    items: list[Chosen] = []
     for key in keys:
         if key in SINGLE:
-            choice = getattr(config, key)
-            if choice is not None:
-                found.append(Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.plugin)[0], choice, (key,)))
+            items += _single(config, key)
             continue
         if not (use == "evaluate" and key == "reward" and config.eval.reward):
-            for alias, choice in getattr(config, key).items():
-                found.append(Chosen(MANY[key], MANY[key], alias, choice, (key, alias)))
+            choices = config.extensions if key == "with" else getattr(config, key)
+            items += [Chosen(MANY[key], MANY[key], alias, choice, (key, alias)) for alias, choice in choices.items()]
         if key == "reward" and use in ("train", "evaluate"):
             for alias, choice in config.eval.reward.items():
-                found.append(Chosen(EVAL_REWARD, "reward", alias, choice, ("eval", "reward", alias)))
-        if key == "extensions" and config.kl.coef > 0 and use != "rollout":
-            kl = PluginChoice(plugin=f"{HOST}:kl", options=config.kl.model_dump())
-            found.append(Chosen("extension", "extension", "kl", kl, ("kl",)))
-    return found
+                items.append(Chosen(EVAL_REWARD, "reward", alias, choice, ("eval", "reward", alias)))
+    return items
+
+
+def _single(config: RunConfig, key: str) -> list[Chosen]:
+    choice = getattr(config, key)
+    return [Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.name)[0], choice, (key,))] if choice and choice.name else []
 
 
 def complete(config: RunConfig, origins: Origins | None = None, use: Use = "train", given: Given = NOTHING) -> RunConfig:
     """The configuration with every chosen plugin found and its options validated and filled in.
 
-    With ``debug``, engines, backends and runtimes whose code runs elsewhere give way to the default ones. A sync that nobody chose
-    follows from the traits of the three.
+    With ``debug``, engines, backends and runtimes whose code runs elsewhere give way to the default ones. A sync that nobody
+    chose follows from the traits of the three.
 
     Args:
         use: what the configuration is for.
@@ -94,82 +98,87 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     places = origins or {}
     errors: list[str] = []
     known = discover()
-    for key in KINDS:
-        _complete_one(Chosen(key, key, getattr(config, key).plugin, getattr(config, key), (key,)), known, given, places, errors)
+    for item in (item for kind in KINDS for item in _single(config, kind)):
+        _complete_one(item, known, given, places, errors)
     if not errors:
         try:
             swapped = swap_for_debugging(config, known) if config.debug else []
             for line in swapped:
                 log.warning(line)
             fitting = RunTraits.of(config, known).sync
-            if swapped and config.sync.plugin != fitting:
-                config.sync = PluginChoice(plugin=fitting)
-            elif config.sync.plugin == RunConfig().sync.plugin and not {("sync",), ("sync", "plugin")} & set(places):
-                config.sync.plugin = fitting  # options stay
+            if swapped and config.sync.name != fitting:
+                config.sync = SyncChoice(name=fitting)
+            config.sync.name = config.sync.name or fitting
         except PluginError as error:
             errors.append(str(error))
     for item in chosen(config, use):
         _complete_one(item, known, given, places, errors)
     tasks = {info.name for info in known if info.kind == "tasks"}
-    for path, data in ((("data",), config.data), (("eval", "data"), config.eval.data)):
+    for path, data in zip(DATA, (config.data, config.eval.data), strict=True):
         for number, source in enumerate(data.sources):
-            if source.options and source.path.rpartition(":")[2] in tasks:
+            place = (*path, "sources", number)
+            if source.path.rpartition(":")[2] not in tasks:
+                unknown = {key: near_matches(key, DataSource.model_fields) for key in source.options}
+                errors += [f"{where((*place, key), places)}: no such key{near}" for key, near in unknown.items()]
+            elif source.options:
                 info = find("tasks", source.path, known)
-                root = (*path, "sources", number, "options")
-                source.options = _filled(info, source.options, source.name or source.path, root, places, errors)
+                _fill(info, source.options, source.name or source.path, place, places, errors)
     fail(errors, PluginError)
     return config
 
 
 def _complete_one(item: Chosen, known: list[PluginInfo], given: Given, places: Origins, errors: list[str]) -> None:
     """Find the plugin and fill in its options; mistakes are appended to ``errors``."""
+    cls = None
     try:
-        if is_given(item.choice.plugin):
-            plugin = look_up(given, item.group, item.choice.plugin)
+        if is_given(item.choice.name):
+            plugin = look_up(given, item.group, item.choice.name)
             info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
         else:
-            info, cls = find(item.group, item.choice.plugin, known), None
+            info = find(item.group, item.choice.name, known)
     except PluginError as error:
         errors.append(_at(item.path, places, str(error)))
         return
-    if item.kind in KINDS and not item.choice.options:
-        return
-    root = (*item.path, "options") if item.path != ("kl",) else item.path
-    item.choice.options = _filled(info, item.choice.options, item.alias, root, places, errors, cls)
+    _fill(info, item.choice.options, item.alias, item.path, places, errors, cls)
 
 
-def _filled(
+def _fill(
     info: PluginInfo,
     options: dict[str, Any],
     alias: str,
-    root: Path,
+    path: Path,
     origins: Origins,
     errors: list[str],
     cls: type | None = None,
-) -> dict[str, Any]:
-    """The plugin's options, validated and with defaults; mistakes are appended to ``errors``. ``cls``: where it is at hand."""
+) -> None:
+    """Validate the plugin's options and fill in defaults, in place; mistakes are appended to ``errors``.
+
+    Args:
+        cls: the plugin's class, where it is at hand.
+    """
     try:
         cls = cls or load(info)
-        model = options_model(cls)
+        model = options_model(cls, info.kind)
     except PluginError as error:
-        errors.append(_at(root, origins, str(error)))
-        return options
-    given = {key.replace("-", "_"): value for key, value in options.items()}
+        errors.append(_at(path, origins, str(error)))
+        return
     fields = {option.name.partition(".")[0]: None for option in describe_options(model)}
-    unknown = [key for key in given if key not in fields and model.model_config.get("extra") != "allow"]
+    unknown = [key for key in options if key not in fields and model.model_config.get("extra") != "allow"]
     for key in unknown:
         hint = near_matches(key, fields) or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
-        errors.append(f"{where((*root, key), origins)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
-    given = coerced(model, {key: value for key, value in given.items() if key not in unknown})
+        hint = "; write its options beside its name, without 'options:'" if key == "options" else hint
+        errors.append(f"{where((*path, key), origins)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
+    values = coerce(model, {key: value for key, value in options.items() if key not in unknown})
     try:
-        parsed = read_options(info, cls, given, alias)
+        parsed = read_options(info, cls, values, alias)
     except PluginError as error:
         cause = error.__cause__
-        lines = validation_lines(cause, origins, root, model) if isinstance(cause, ValidationError) else []
-        errors += lines or [_at(root, origins, str(error))]
-        return options
+        lines = validation_lines(cause, origins, path) if isinstance(cause, ValidationError) else []
+        errors += lines or [_at(path, origins, str(error))]
+        return
     filled = parsed.model_dump(mode="json")
-    return filled if _same(model, filled, parsed) else given
+    options.clear()
+    options.update(filled if _same(model, filled, parsed) else values)
 
 
 def _at(path: Path, origins: Origins, message: str) -> str:
@@ -178,19 +187,7 @@ def _at(path: Path, origins: Origins, message: str) -> str:
     return message if place == ".".join(map(str, path)) else f"{place}: {message}"
 
 
-def coerced(model: Any, options: dict[str, Any]) -> dict[str, Any]:
-    result = {}
-    for key, value in options.items():
-        field = model.model_fields.get(key)
-        inner = section_model(field.annotation) if field else None
-        if inner is not None and isinstance(value, dict):
-            result[key] = coerced(inner, value)
-        else:
-            result[key] = coerce(field.annotation if field else Any, value)
-    return result
-
-
-def _same(model: Any, filled: dict[str, Any], parsed: Any) -> bool:
+def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> bool:
     """Whether the options survive being written down (aliases and odd defaults of a plugin's own may not)."""
     try:
         return model.model_validate(filled) == parsed
@@ -203,15 +200,20 @@ def build_plugins(config: RunConfig, use: Use = "train", given: Given = NOTHING)
     known = discover()
     loaded = []
     for item in chosen(config, use):
-        if is_given(item.choice.plugin):
-            found = look_up(given, item.group, item.choice.plugin)
-            info = describe(item.group, item.alias, found)
-            plugin = build_given(info, found, item.choice.options)
+        if is_given(item.choice.name):
+            plugin_object = look_up(given, item.group, item.choice.name)
+            info = describe(item.group, item.alias, plugin_object)
+            plugin = build_given(info, plugin_object, item.choice.options)
         else:
-            info = find(item.group, item.choice.plugin, known)
+            info = find(item.group, item.choice.name, known)
             plugin = build(info, item.choice.options, item.alias)
-        loaded.append(Loaded(item.kind, item.alias, info, plugin, item.choice.weight, item.choice.options))
-    return PluginManager(loaded, threads=not config.debug)
+        weight = item.choice.weight if isinstance(item.choice, RewardChoice) else 1.0
+        loaded.append(Loaded(item.kind, item.alias, info, plugin, weight, item.choice.options))
+    manager = PluginManager(loaded, threads=not config.debug)
+    if use == "rollout":  # the others would ask for models that nothing here uses
+        idle = {item for item in loaded if item.kind == "extension" and not SAMPLING & set(manager.hooks(item.key))}
+        manager = PluginManager([item for item in loaded if item not in idle], threads=not config.debug)
+    return manager
 
 
 # --- needs --------------------------------------------------------------------------------------
@@ -260,21 +262,3 @@ def merge_needs(manager: PluginManager) -> Needs:
 def _spec(need: RoleNeed) -> str:
     rate = "" if need.lr is None else f", learning rate {need.lr:g}"
     return f"{need.head} head, {'trainable' if need.trainable else 'frozen'}, from {need.source or 'its own model'}{rate}"
-
-
-def old_logprobs_mode(config: RunConfig) -> str:
-    """``fused``, ``recompute`` or ``sampler``: ``train.old_logprobs`` with ``auto`` decided."""
-    if config.train.old_logprobs != "auto":
-        return config.train.old_logprobs
-    return "fused" if updates_per_batch(config) == 1 else "recompute"
-
-
-def updates_per_batch(config: RunConfig) -> int:
-    return config.train.epochs * config.train.minibatches
-
-
-def kl_estimator(config: RunConfig) -> str:
-    """``kl.estimator`` with ``auto`` decided."""
-    if config.kl.estimator != "auto":
-        return config.kl.estimator
-    return "k1" if config.kl.place == "reward" else "unbiased"

@@ -1,0 +1,138 @@
+"""Arguments of ``rlhf_host.train`` and its sisters as a tree of settings, and the objects that its names mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.tree import MANY, SINGLE
+from rlhf_host.config.yaml_file import Located
+from rlhf_host.data.sources import PROMPT_KEYS, SPLITS
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.python_objects import has_hooks
+from rlhf_host.plugins.selection import PYTHON
+
+
+class Arguments:
+    """Settings in the form of a file; Python objects among them are called ``python:NAME``.
+
+    Args:
+        named: the parameters, by the key they set; ``None``: not given.
+        settings: all else, by key or dotted key.
+        known: an earlier run's, for the objects that its settings name.
+    """
+
+    def __init__(self, named: Mapping[str, Any], settings: Mapping[str, Any], known: Arguments | None = None):
+        self.objects: dict[tuple[str, str], Any] = dict(known.objects) if known else {}
+        self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
+        self.new: set[tuple[str, str]] = set()
+        tree: dict[str, Any] = {}
+        for path, value in [*((path, value) for path, value in named.items() if value is not None), *settings.items()]:
+            path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
+            value = self._checked(path, value)
+            for part in reversed(path.split(".")):
+                value = {part: value}
+            _add(tree, value)
+        for key, kind in SINGLE.items():
+            if key in tree:
+                tree[key] = self._choice(kind, tree[key])
+        for section, key in ((tree, "reward"), (tree, "with"), (tree, "tracker"), (tree.get("eval", {}), "reward")):
+            if key in section:
+                section[key] = self._choices(MANY[key], section[key])
+        self.settings = _located(tree, ())
+
+    def _checked(self, path: str, value: Any) -> Any:
+        if path == "actor.model" and not isinstance(value, str | Path):
+            raise UserError(
+                f"model is a directory, hub name or GGUF file, not {type(value).__name__}: write it with save_pretrained first"
+            )
+        if path not in ("data", "eval.data"):
+            return value
+        rows = _rows(value, "eval" if path == "eval.data" else "train")
+        if rows is not None:
+            spec = f"{PYTHON}:{path.replace('.', '_')}"
+            self.rows[spec] = rows
+            return {"sources": [spec]}
+        if not isinstance(value, str | Path | list | tuple | Mapping):
+            raise UserError(f"{path} is a path, a name, or rows with a prompt each, not {type(value).__name__}")
+        return value if isinstance(value, Mapping) else {"sources": value}
+
+    def _choices(self, kind: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {alias: self._choice(kind, one, alias) for alias, one in value.items()}
+        return [self._choice(kind, one) for one in (value if isinstance(value, list | tuple) else [value])]
+
+    def _choice(self, kind: str, value: Any, alias: str | None = None) -> Any:
+        """The choice in the form of a file, a name in place of an object."""
+        if isinstance(value, Mapping):
+            return {**value, **({"name": self._choice(kind, value["name"], alias)} if "name" in value else {})}
+        if value is None or isinstance(value, str):
+            return value
+        name = alias or _name_of(kind, value)
+        if (kind, name) in self.new and self.objects[kind, name] is not value:
+            raise UserError(f"two objects go by the name {name!r}: give a mapping of aliases, {{'one': ..., 'other': ...}}")
+        self.objects[kind, name] = value
+        self.new.add((kind, name))
+        return f"{PYTHON}:{name}"
+
+
+def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> None:
+    """Add nested values to others. Raises ``UserError`` for one that is there already."""
+    for key, value in values.items():
+        inner = tree.get(key, {})
+        if isinstance(value, Mapping) and isinstance(inner, dict):
+            tree[key] = inner
+            _add(inner, value, f"{path}{key}.")
+        elif key in tree:
+            raise UserError(f"{path}{key} is given twice")
+        else:
+            tree[key] = value
+
+
+def _located(value: Any, path: tuple[str, ...]) -> Located:
+    """Settings as a file's tree has them; their places are dotted names."""
+    where = ".".join(path)
+    if isinstance(value, Mapping):
+        return Located({str(key): _located(item, (*path, str(key))) for key, item in value.items()}, where)
+    if isinstance(value, list | tuple):
+        return Located([_located(item, path) for item in value], where)
+    return Located(str(value) if isinstance(value, Path) else value, where)
+
+
+def _name_of(kind: str, value: Any) -> str:
+    """A name that flags can spell."""
+    if not callable(value) and not has_hooks(value):
+        raise UserError(f"{kind}: {type(value).__name__} is neither a plugin's name nor an object with hooks")
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return name if name.isidentifier() else kind  # a lambda
+
+
+def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
+    """Rows in memory, or ``None`` for what names a source or is a section of settings."""
+    if isinstance(value, str | Path):
+        return None
+    if isinstance(value, Mapping):
+        if not hasattr(value, "column_names"):
+            return None
+        # a dict of the splits of a dataset
+        chosen = next((name for name in SPLITS[split] if name in value), None)
+        if chosen is None:
+            raise UserError(f"the dataset has the splits {', '.join(value)}: give one of them, data=dataset[SPLIT]")
+        return value[chosen]
+    if isinstance(value, list | tuple):
+        rows = [row for row in value if isinstance(row, Mapping) and not _names_source(row)]
+        if not rows and value:
+            return None
+        if len(rows) < len(value):
+            raise UserError("data mixes rows and names of sources: give one or the other")
+        return list(value)
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):
+        return value.to_dict("records")
+    if isinstance(value, Iterable):  # a dataset is one, and is not copied
+        return value if hasattr(value, "column_names") else list(value)
+    return None
+
+
+def _names_source(row: Mapping[str, Any]) -> bool:
+    return "path" in row and not any(key in row for key in PROMPT_KEYS)

@@ -1,0 +1,117 @@
+"""Layers of settings, each a part of the canonical tree: presets, a file, flags, each merged into those below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlhf_host.config.schema import DataConfig
+from rlhf_host.config.tree import DATA, NONE, SINGLE, Names, Path, canonical, is_choice, is_empty, is_selection, snake_case
+from rlhf_host.config.yaml_file import Located, plain
+from rlhf_host.errors import near_matches
+
+DEFAULT = ""
+"""The place of what nobody set."""
+
+
+def layer(tree: Located, names: Names, errors: list[str]) -> Located:
+    """The settings of a file, or of Python, as a layer. Mistakes are appended to ``errors``."""
+    values: dict[str, Located] = {}
+    places = {key: names.place(key) for key in snake_case(tree.value, errors)}
+    # What is chosen by name comes before the shorthands, which add to it.
+    for key, value in sorted(snake_case(tree.value, []).items(), key=lambda item: places[item[0]][1] is not None):
+        path, plugin = places[key]
+        if key == "extensions":
+            errors.append(f"{value.where}: 'extensions' is now written 'with'")
+        elif plugin is not None and not isinstance(value.value, dict | None):
+            errors.append(f"{value.where}: should be a mapping of the options of {plugin!r}, not {plain(value)!r}")
+        elif plugin is not None or not is_empty(value, path):
+            settings = canonical(value, path, errors)
+            if plugin is not None:
+                name = Located(plugin, value.where, implied=True)
+                settings = Located({"name": name, **settings.value}, value.where)
+            for part in reversed(path[1:]):
+                settings = Located({part: settings}, value.where)
+            if settings.value != {}:
+                head = str(path[0])
+                values[head] = merge(values[head], settings, errors, (head,)) if head in values else settings
+    return Located(values, tree.where)
+
+
+def merge(below: Located | None, above: Located, errors: list[str], path: Path = ()) -> Located:
+    """``above`` over ``below``; neither is changed. Mistakes are appended to ``errors``."""
+    if not isinstance(above.value, dict):
+        return above
+    if below is None or not isinstance(below.value, dict):
+        below = Located({}, DEFAULT)
+    if is_selection(path):
+        return _merge_selection(below, above, errors, path)
+    old, new = (tree.value.get("name") if is_choice(path) else None for tree in (below, above))
+    if old and new and plain(old) != plain(new):
+        if not new.implied or old.where == DEFAULT:
+            return above  # the options below are another plugin's
+        if path[0] in SINGLE and plain(old).rpartition(":")[2] != new.value:
+            errors.append(
+                f"{new.where}: belongs to the {path[0]} {new.value!r}, and {old.where} chooses {plain(old)!r}: leave one out"
+            )
+    values, of_sources = dict(below.value), {}
+    for key, value in above.value.items():
+        if path in DATA and key not in DataConfig.model_fields:
+            of_sources[key] = value
+        else:
+            values[key] = merge(values.get(key), value, errors, (*path, key))
+    for name, settings in of_sources.items():
+        values["sources"] = _set_in_source(values.get("sources"), name, settings, errors)
+    if old and new and new.implied:
+        values["name"] = old
+    return Located(values, above.where)
+
+
+def _merge_selection(below: Located, above: Located, errors: list[str], path: Path) -> Located:
+    """Chosen rewards replace those below; extensions and trackers are added to them."""
+    replaces = path[-1] == "reward"
+    chosen = {alias: choice for alias, choice in above.value.items() if "name" in choice.value}
+    values = {} if chosen and replaces else dict(below.value)
+    for alias, choice in chosen.items():
+        if plain(choice.value["name"]) == NONE and not replaces:
+            values.pop(alias, None)
+        else:
+            values[alias] = merge(below.value.get(alias), choice, errors, (*path, alias))
+    for alias, choice in above.value.items():
+        if alias in chosen:
+            continue
+        known = find_alias(alias, values)
+        if known is None:
+            flag = ".".join(map(str, path))
+            have = f"chosen: {', '.join(values)}" if values else "none is chosen"
+            errors.append(
+                f"{choice.where}: no {flag} plugin goes by {alias!r} ({have}{near_matches(alias, values)}); "
+                f"choose it with --{flag} {alias}"
+            )
+        else:
+            values[known] = merge(values[known], choice, errors, (*path, known))
+    return Located(values, above.where)
+
+
+def find_alias(alias: str, known: Iterable[str]) -> str | None:
+    """The known name that is ``alias`` up to kebab and snake case."""
+    return next((name for name in known if name.replace("-", "_") == alias.replace("-", "_")), None)
+
+
+def _set_in_source(sources: Located | None, name: str, settings: Located, errors: list[str]) -> Located:
+    """``settings`` merged into the source called ``name``."""
+    entries = list(sources.value) if sources else []
+    names = [_source_names(entry) for entry in entries]
+    number = next((i for i, own in enumerate(names) if find_alias(name, own)), None)
+    if number is None:
+        near = near_matches(name, [own[-1] for own in names] + [key for key in DataConfig.model_fields if key != "sources"])
+        errors.append(f"{settings.where}: {name!r} is neither a data setting nor a source{near}")
+    else:
+        entries[number] = merge(entries[number], settings, errors, ("data", "sources", number))
+    return Located(entries, sources.where if sources else settings.where)
+
+
+def _source_names(source: Located) -> list[str]:
+    values = plain(source)
+    path = str(values.get("path", ""))
+    last = path.rstrip("/").rsplit("/", 1)[-1]
+    return [path, last, last.split(".")[0], *([str(values["name"])] if values.get("name") else [])]

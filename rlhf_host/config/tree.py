@@ -1,0 +1,227 @@
+"""The one tree behind files, flags and Python: its keys, and what people may write instead of it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from rlhf_host.config.schema import DataConfig, DataSource, RunConfig
+from rlhf_host.config.yaml_file import Located, located, plain
+from rlhf_host.errors import PluginError
+from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.selection import parse_choice
+
+Path: TypeAlias = tuple[str | int, ...]
+
+SINGLE = {
+    "algo": "algo",
+    "agent": "agent",
+    "engine": "engine",
+    "backend": "backend",
+    "runtime": "runtime",
+    "sync": "weight_sync",
+}
+"""Key → plugin kind, one plugin each."""
+
+MANY = {"reward": "reward", "with": "extension", "tracker": "tracker"}
+"""Key → plugin kind, an alias → plugin mapping each; ``eval.reward`` is another."""
+
+SHORTHANDS = {
+    "actor": "actor",
+    "critic": "critic",
+    "reference": "reference",
+    "reward_model": "reward",  # --reward chooses what judges
+    "teacher": "teacher",
+}
+"""Shorthand → role: ``--critic.lr`` for ``--roles.critic.lr``, ``--reward-model.dtype`` for ``--roles.reward.dtype``."""
+
+ROLES = tuple(SHORTHANDS.values())
+"""Roles with a shorthand; where a role starts from another, these names mean a role and no path."""
+
+DATA: tuple[Path, ...] = (("data",), ("eval", "data"))
+"""Where data sources are."""
+
+NONE = "none"
+"""``ALIAS=none`` takes an extension or tracker of a lower layer away."""
+
+
+def role_flag(role: str) -> str:
+    """The role's section as flags spell it, without dashes: ``critic``, ``reward-model``, ``roles.helper``."""
+    return next((name.replace("_", "-") for name, known in SHORTHANDS.items() if known == role), f"roles.{role}")
+
+
+class Names:
+    """What a top-level key means: a setting, a role, or the name of an extension or a runtime. Imports none of these."""
+
+    @cached_property
+    def plugins(self) -> Mapping[str, str]:
+        """Extensions and runtimes by name → their kind. With those the project publishes, so that choosing one says
+        what to install."""
+        kinds = {info.name: info.kind for info in discover(disabled=True) if info.kind in ("extension", "runtime")}
+        return dict.fromkeys(CATALOGUE["extension"], "extension") | kinds
+
+    def place(self, key: str) -> tuple[Path, str | None]:
+        """Where the key's settings belong, and the plugin that they choose."""
+        if key in fields_of(RunConfig):
+            return (key,), None
+        if key in SHORTHANDS:
+            return ("roles", SHORTHANDS[key]), None
+        name = next((name for name in self.plugins if name.replace("-", "_") == key), None)
+        if name is None:
+            return (key,), None
+        return ("with", name) if self.plugins[name] == "extension" else ("runtime",), name
+
+
+# --- the schema by path -------------------------------------------------------------------------
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Key → field."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def members(annotation: Any) -> Iterator[Any]:
+    """The alternatives of an annotation, ``Annotated`` and unions opened."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from members(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from members(member)
+    else:
+        yield annotation
+
+
+def section_model(annotation: Any) -> type[BaseModel] | None:
+    """The section an annotation is, if it is one."""
+    return next((m for m in members(annotation) if isinstance(m, type) and issubclass(m, BaseModel)), None)
+
+
+def holds_sections(annotation: Any) -> bool:
+    return any(section_model(inner) for member in members(annotation) for inner in (member, *get_args(member)))
+
+
+def annotation_at(path: Path) -> Any:
+    """What the schema allows there: ``Any`` for a plugin's own options, ``None`` for what does not exist. Beside the keys of
+    ``data`` are names of its sources."""
+    annotation: Any = RunConfig
+    for part in path:
+        if annotation in (Any, None):
+            break
+        model = section_model(annotation)
+        if model is not None:
+            field = fields_of(model).get(str(part))
+            unknown = DataSource if model is DataConfig else Any if model.model_config.get("extra") == "allow" else None
+            annotation = field.annotation if field else unknown
+        else:
+            inner = (get_args(member) for member in members(annotation) if get_origin(member) in (dict, list))
+            annotation = next(inner, (None,))[-1]
+    return annotation
+
+
+def is_choice(path: Path) -> bool:
+    """Whether one plugin is chosen there."""
+    return (len(path) == 1 and path[0] in SINGLE) or is_selection(path[:-1])
+
+
+def is_selection(path: Path) -> bool:
+    """Whether several plugins are chosen there, each under an alias."""
+    return path == ("eval", "reward") or (len(path) == 1 and path[0] in MANY)
+
+
+# --- what people write --------------------------------------------------------------------------
+
+
+def canonical(tree: Located, path: Path, errors: list[str]) -> Located:
+    """What was written at ``path``, as ``config.yaml`` has it. Mistakes are appended to ``errors``.
+
+    A plugin may be its name alone; several may be a list, or a mapping whose aliases are names; data may be a path or a list;
+    keys may have dashes. What a key at the top means is for ``Names``.
+    """
+    value = tree.value
+    if is_choice(path):
+        return Located(_choice(tree, errors), tree.where)
+    if is_selection(path):
+        return Located(dict(_choices(tree, path, errors)), tree.where)
+    if path in DATA and value is not None and not isinstance(value, dict):
+        return Located({"sources": canonical(tree, (*path, "sources"), errors)}, tree.where)
+    if path[:-1] in DATA and path[-1] == "sources":
+        items = value if isinstance(value, list) else [tree]
+        return Located([_source(item, errors) for item in items], tree.where)
+    if isinstance(value, dict) and annotation_at(path) is not None:
+        inner = {key: canonical(item, (*path, key), errors) for key, item in snake_case(value, errors).items()}
+        return Located({key: item for key, item in inner.items() if not is_empty(item, (*path, key))}, tree.where)
+    return tree
+
+
+def snake_case(values: Mapping[str, Located], errors: list[str]) -> dict[str, Located]:
+    result: dict[str, Located] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name in result:
+            errors.append(f"{value.where}: {name!r} is already set, with dashes or underscores")
+        result[name] = value
+    return result
+
+
+def is_empty(tree: Located, path: Path) -> bool:
+    """Whether a section is named, and nothing in it."""
+    return tree.value is None and holds_sections(annotation_at(path))
+
+
+def _choice(tree: Located, errors: list[str]) -> dict[str, Located]:
+    if isinstance(tree.value, str):
+        return {"name": tree}
+    if not isinstance(tree.value, dict | None):
+        shown = plain(tree)
+        errors.append(f"{tree.where}: should be a plugin's name, or a mapping with 'name' and its options, not {shown!r}")
+    elif tree.value and "plugin" in tree.value and "name" not in tree.value:
+        old, name = tree.value["plugin"], plain(tree.value["plugin"])
+        errors.append(f"{old.where}: '{{plugin: {name}, options: ...}}' is now written '{{name: {name}, OPTION: VALUE}}'")
+        return {"name": old}
+    return snake_case(tree.value, errors) if isinstance(tree.value, dict) else {}
+
+
+def _choices(tree: Located, path: Path, errors: list[str]) -> Iterator[tuple[str, Located]]:
+    entries = tree.value if isinstance(tree.value, list) else [] if tree.value is None else [tree]
+    items = tree.value.items() if isinstance(tree.value, dict) else [("", entry) for entry in entries]
+    aliases: set[str] = set()
+    for alias, item in items:
+        choice = _choice(item, errors)
+        name = choice.get("name")
+        if not alias:
+            if name is None or not isinstance(name.value, str):
+                if isinstance(item.value, dict):
+                    errors.append(f"{item.where}: each entry needs the plugin's 'name'")
+                continue
+            try:
+                alias, spec = parse_choice(name.value)
+            except PluginError as error:
+                errors.append(f"{name.where}: {error}")
+                continue
+            choice["name"] = Located(spec, name.where)
+        if alias in aliases:
+            spec = plain(choice["name"])
+            errors.append(f"{item.where}: {alias!r} is chosen twice; give one its own name: OTHER={spec}")
+            continue
+        aliases.add(alias)
+        yield alias, Located({"name": Located(alias, item.where, implied=True), **choice}, item.where)
+
+
+def _source(item: Located, errors: list[str]) -> Located:
+    """``PATH[@WEIGHT]``, where the part after ``@`` counts only when it is a number, or a mapping."""
+    if isinstance(item.value, dict):
+        return Located(snake_case(item.value, errors), item.where)
+    if not isinstance(item.value, str):
+        errors.append(f"{item.where}: should be a path, or a mapping with 'path', not {plain(item)!r}")
+    path, _, weight = str(item.value).rpartition("@")
+    try:
+        float(weight)
+    except ValueError:
+        path = ""
+    return located({"path": path, "weight": weight} if path else {"path": str(item.value)}, item.where)
