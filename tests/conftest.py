@@ -179,6 +179,7 @@ def small_run(tiny_model: Path, prompts: Path) -> Sequence[str | Path]:
             "1e-3",
         ),
         *("--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "4", "--train.threads", "1"),
+        *("--kernels", "none"),
     ]
 
 

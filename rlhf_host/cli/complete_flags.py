@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from rlhf_host.cli.configured import PLUGINS, chosen_plugins
 from rlhf_host.cli.plugin_names import named
+from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
 from rlhf_host.config.load import assemble
 from rlhf_host.config.tree import MANY, SINGLE, Names
@@ -94,7 +95,8 @@ def _dashed(name: str) -> str:
 def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
     kind = _kind(flag)
     if kind or flag in ("preset", "disable"):
-        names = named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))
+        names = [*named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))]
+        names += WORDS if kind == "kernels" else ()
         # alias=name and name,name: what is before the last mark stays.
         done = incomplete[: max(incomplete.rfind("="), incomplete.rfind(",")) + 1]
         items = [CompletionItem(done + name) for name in names if (done + name).startswith(incomplete)]

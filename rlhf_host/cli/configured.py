@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flags import Flag, known_flags
 from rlhf_host.config.load import assemble
 from rlhf_host.config.merge import DEFAULT
@@ -30,6 +31,7 @@ PLUGINS = {
     "backend": "NAME: what makes optimizer steps",
     "runtime": "NAME: where roles live",
     "sync": "NAME: how weights reach the engines; default: what suits engine and runtime",
+    "kernels": "NAME; auto: the installed ones that suit model and device; none: the plain path",
     "sync.verify": str(SyncChoice.model_fields["verify"].description),
     "NAME.OPTION": "an option of the extension or runtime NAME, which chooses it too: short for --with NAME --with.NAME.OPTION",
 }
@@ -138,7 +140,7 @@ def chosen_plugins(tree: Located) -> Iterator[tuple[str, str, str]]:
         choices = tree.value.get(key, Located({}, DEFAULT))
         for alias, choice in {"": choices}.items() if is_choice((key,)) else choices.value.items():
             name = choice.value.get("name")
-            if name is not None and name.where != DEFAULT:
+            if name is not None and name.where != DEFAULT and (kind != "kernels" or name.value not in WORDS):
                 prefix = name.value if name.implied and kind in ("extension", "runtime") else f"{key}.{alias}".rstrip(".")
                 yield kind, name.value, prefix
 

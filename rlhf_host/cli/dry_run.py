@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rlhf_host.config.choices import merge_needs
-from rlhf_host.config.defaults import KINDS
+from rlhf_host.config.defaults import KINDS, kernels_to_try
 from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
 from rlhf_host.plugins.manager import PluginManager
@@ -33,6 +33,8 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for kind in KINDS:
         info = find(kind, getattr(config, kind).name)
         click.echo(f"{kind}:{info.name}: {info.source}")
+    for spec in kernels_to_try(config.kernels):
+        click.echo(f"kernels:{spec.name}: {spec.distribution} {spec.version}, tried at the start")
     needs = merge_needs(manager)
     for need in needs.roles:
         trained = "trainable" if need.trainable else "frozen"

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_host.config.defaults import KINDS, RunTraits, swap_for_debugging
+from rlhf_host.config.defaults import KINDS, WORDS, RunTraits, kernels_to_try, swap_for_debugging
 from rlhf_host.config.flags import coerce
 from rlhf_host.config.load import Origins, fail, validation_lines, where
 from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
@@ -98,7 +98,8 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     places = origins or {}
     errors: list[str] = []
     known = discover()
-    for item in (item for kind in KINDS for item in _single(config, kind)):
+    kinds = (*KINDS, "kernels") if config.kernels.name not in WORDS else KINDS
+    for item in (item for kind in kinds for item in _single(config, kind)):
         _complete_one(item, known, given, places, errors)
     if not errors:
         try:
@@ -109,6 +110,7 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
             if swapped and config.sync.name != fitting:
                 config.sync = SyncChoice(name=fitting)
             config.sync.name = config.sync.name or fitting
+            kernels_to_try(config.kernels, known)
         except PluginError as error:
             errors.append(str(error))
     for item in chosen(config, use):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host.config.schema import PluginChoice, RunConfig
-from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.errors import PluginError
+from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.libraries import require_libraries, traits_of
 from rlhf_host.plugins.selection import build, find
+from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits
 from rlhf_host.records.needs import Needs
 
+log = logging.getLogger(__name__)
+
 KINDS = ("engine", "backend", "runtime")
+AUTO, NONE = WORDS = ("auto", "none")
+"""Choices of kernels that name no plugin."""
 LONG_S = 7 * 24 * 3600.0
 """A deadline that no debugging session meets."""
 
@@ -48,6 +55,27 @@ def _traits(kind: str, choice: PluginChoice, known: Sequence[PluginInfo] | None)
     plugin: Any = build(info, choice.options)
     require_libraries(info, plugin)
     return plugin.traits
+
+
+def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = None) -> list[PluginSpec]:
+    """The kernels of a run, in the order in which models are offered to them.
+
+    Raises:
+        PluginError: the chosen ones cannot be used here. Of all that are installed (``auto``), those are left out.
+    """
+    if choice.name not in WORDS:
+        info = find("kernels", choice.name, known)
+        require_libraries(info, build(info, choice.options))
+        return [PluginSpec.of(info, choice.options)]
+    specs = []
+    for info in discover() if known is None else known:
+        if info.kind == "kernels" and choice.name == AUTO:
+            try:
+                require_libraries(info, build(info, {}))
+                specs.append(PluginSpec.of(info, {}))
+            except PluginError as error:
+                log.info("left out: %s", error)
+    return specs
 
 
 def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[str]:

@@ -241,6 +241,10 @@ class RunConfig(Section):
     backend: PluginChoice = Field(default_factory=lambda: defaults()["backend"])
     runtime: PluginChoice = Field(default_factory=lambda: defaults()["runtime"])
     sync: SyncChoice = Field(default_factory=SyncChoice)
+    kernels: PluginChoice = Field(
+        default_factory=lambda: defaults()["kernels"],
+        description="auto: installed ones that suit model and device; none: the plain path; or one by name",
+    )
     placement: list[str] = Field(
         default_factory=list,
         description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: these share devices; repeatable; for runtimes with several",

@@ -25,6 +25,7 @@ SINGLE = {
     "backend": "backend",
     "runtime": "runtime",
     "sync": "weight_sync",
+    "kernels": "kernels",
 }
 """Key → plugin kind, one plugin each."""
 

@@ -66,17 +66,18 @@ class TriedKernels:
 
     def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> Any:
         for name, plugin in self._plugins:
-            problem = plugin.unsuited(model, use)
+            level, problem = logging.INFO, plugin.unsuited(model, use)
             if problem is None:
+                level = logging.WARNING
                 try:
                     twin = plugin.twin(model, use)
                     problem = problem_of(twin)
                 except FAILURES as error:
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
-                    self._report(f"kernels {name!r} {use.purpose} {type(model).__name__}")
+                    self._report(logging.INFO, f"kernels {name!r} {use.purpose} {type(model).__name__}")
                     return twin
-            self._report(f"kernels {name!r} do not {use.purpose} {type(model).__name__}: {problem}")
+            self._report(level, f"kernels {name!r} do not {use.purpose} {type(model).__name__}: {problem}")
         return None
 
     @torch.inference_mode()
@@ -105,7 +106,7 @@ class TriedKernels:
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
                     if problems:
-                        self._report(f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
+                        self._report(logging.INFO, f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
                     return decoder
                 problems.append(problem)
         raise UserError(
@@ -113,10 +114,10 @@ class TriedKernels:
             f" {length} tokens ({problems[-1]}); take another --engine, or shorter rows (--rollout.max-tokens)"
         )
 
-    def _report(self, line: str) -> None:
+    def _report(self, level: int, line: str) -> None:
         if line not in self.reports:
             self.reports.append(line)
-            log.info("%s", line)
+            log.log(level, "%s", line)
 
 
 class _WholeRows:

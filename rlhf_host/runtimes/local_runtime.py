@@ -74,7 +74,6 @@ class LocalRuntime:
             )
         self.targets = [SyncTarget("local", self.engine, in_place)]
         self.exact = self.engine.exact and roles.exact
-        self.kernel_reports = roles.kernels.reports
 
     async def sync(self, version: int) -> None:
         await self._bring(self.targets, self.source, version)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf_host.config.defaults import kernels_to_try
 from rlhf_host.config.schema import DataConfig, EvalConfig, PluginChoice, RolloutConfig, RunConfig
 from rlhf_host.data.sources import GivenRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
@@ -75,7 +76,7 @@ def runtime_start(
         needs=needs,
         engine=_spec("engine", config.engine),
         backend=_spec("backend", config.backend),
-        kernels=(),
+        kernels=tuple(kernels_to_try(config.kernels)),
         hooks=manager,
         bring=bring,
         train=config.train,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.defaults import KINDS
+from rlhf_host.config.defaults import KINDS, kernels_to_try
 from rlhf_host.config.run_dir import save_config
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.plugins import requirements
@@ -20,6 +20,8 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> Non
     run_dir.mkdir(parents=True, exist_ok=True)
     save_config(config, run_dir / "config.yaml")
     plugins = [_plugin_entry(item) for item in manager.loaded]
+    for spec in kernels_to_try(config.kernels):
+        plugins.append({key: getattr(spec, key) for key in ("kind", "alias", "name", "distribution", "version", "weight")})
     write_whole(run_dir / "plugins.json", (json.dumps(plugins, indent=1) + "\n").encode())
     write_whole(run_dir / requirements.FILE, _requirements(config, manager).encode())
 
@@ -28,6 +30,7 @@ def _requirements(config: RunConfig, manager: PluginManager) -> str:
     """Exact versions of what the run stands on."""
     plugins = [item.info for item in manager.loaded]
     plugins += [find(kind, getattr(config, kind).name) for kind in KINDS]
+    plugins += [spec.locate() for spec in kernels_to_try(config.kernels)]
     used = {info.name for info in plugins} | sys.modules.keys()
     extras = [extra for extra in requirements.extras_of_host() if extra in used]
     return requirements.pinned([info.distribution for info in plugins], extras)

@@ -296,8 +296,8 @@ class Moved(ZeroWatched):
 def second_copies(ranks: Ranks, model: Path, kind: str) -> list[int]:
     """Elements that this rank keeps of every weight's second copy."""
     role = role_of("actor", model, ranks, kind)
-    role.model(torch.zeros(1, 1, dtype=torch.int64))
-    return [p.ds_secondary_tensor.numel() for p in role.model.parameters()]
+    role.passes.model(torch.zeros(1, 1, dtype=torch.int64))
+    return [p.ds_secondary_tensor.numel() for p in role.passes.model.parameters()]
 
 
 def begin(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -327,7 +327,7 @@ def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, di
     for name, role in worker.roles.items():
         if kind == "torch":
             saved = RoleConfig(model=str(directory / f"{name}-model"), device="cpu")
-            role.model.load_state_dict(load_model(saved, head=HEADS[name]).state_dict())
+            role.passes.model.load_state_dict(load_model(saved, head=HEADS[name]).state_dict())
         role.backend.load(directory / name)
     update(worker, batch(), SHARDS["uneven"] if ranks.size == 2 else WHOLE)
     return weights_of(worker)
@@ -335,7 +335,7 @@ def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, di
 
 def layer(ranks: Ranks, model: Path, kind: str) -> tuple[int, ...]:
     """What this process has of a matrix."""
-    return tuple(role_of("actor", model, ranks, kind).model.model.layers[0].mlp.up_proj.weight.shape)
+    return tuple(role_of("actor", model, ranks, kind).passes.model.model.layers[0].mlp.up_proj.weight.shape)
 
 
 def refusal(ranks: Ranks, model: Path, kind: str, directory: Path) -> str:
