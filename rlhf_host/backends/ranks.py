@@ -22,12 +22,8 @@ class Ranks:
     """
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None, *, part: int = 0, parts: int = 1):
-        self.rank, self.size, self.part, self.parts = rank, size, part, parts
+        self.rank, self.size, self.part, self.parts, self.processes = rank, size, part, parts, size * parts
         self._group = group
-
-    @property
-    def processes(self) -> int:
-        return self.size * self.parts
 
     @classmethod
     def join(

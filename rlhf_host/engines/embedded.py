@@ -51,8 +51,9 @@ class EmbeddedEngine:
     @property
     def _use(self) -> Use:
         """As the model is now: it may have been moved or cast."""
-        weight = next(self.model.parameters())
-        autocast = _autocast_dtype(self.options.autocast, weight.device)
+        weight, choice = next(self.model.parameters()), self.options.autocast
+        on = choice == "bfloat16" or (choice == "auto" and weight.is_cuda and torch.cuda.is_bf16_supported())
+        autocast = torch.bfloat16 if on else None
         return Use(purpose="sample", device=weight.device, dtype=weight.dtype, autocast=autocast)
 
     # The async face.
@@ -103,22 +104,18 @@ class EmbeddedEngine:
         return min(request.sampling.max_new_tokens, self.context_length - len(request.token_ids))
 
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
-        started = time.perf_counter()
+        self._require_weights()
+        started, use = time.perf_counter(), self._use
+        longest = max(len(one.token_ids) + self._limit(one) for one in requests)
+        autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
         try:
-            self._run_batches(requests, finish, dropped)
+            decoder = self._kernels.decoder(self.model, use, longest)
+            with torch.inference_mode(), evaluation(self.model), autocast:
+                for rows in self._batches(requests, decoder.ragged):
+                    if not self._decode(decoder, requests, rows, finish, dropped):
+                        return
         finally:
             self.busy_s += time.perf_counter() - started
-
-    def _run_batches(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
-        self._require_weights()
-        longest = max(len(one.token_ids) + self._limit(one) for one in requests)
-        use = self._use
-        decoder = self._kernels.decoder(self.model, use, longest)
-        autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
-        with torch.inference_mode(), evaluation(self.model), autocast:
-            for rows in self._batches(requests, decoder.ragged):
-                if not self._decode(decoder, requests, rows, finish, dropped):
-                    return
 
     def _batches(self, requests: list[Request], ragged: bool) -> Iterable[list[int]]:
         """Split by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, where padding is
@@ -257,9 +254,3 @@ class EmbeddedEngine:
             tail = self.tokenizer.decode(tokens[row, max(0, step + 1 - reach) : step + 1].tolist(), skip_special_tokens=False)
             hits.append(any(text in tail for text in texts[row]))
         return torch.tensor(hits)
-
-
-def _autocast_dtype(choice: str, device: torch.device) -> torch.dtype | None:
-    if choice == "bfloat16" or (choice == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
-        return torch.bfloat16
-    return None

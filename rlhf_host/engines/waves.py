@@ -14,7 +14,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import Compute
 from rlhf_host.records.episodes import Generation
 
-Finish = Callable[[Sequence[tuple[int, Generation]]], None]
+Finish = Callable[[Sequence[tuple[int, Generation]]], object]
 """Told of requests, by their index, as they finish."""
 Dropped = Callable[[], bool | set[int]]
 """Which requests nobody waits for any more; ``True``: none matters, stop."""
@@ -44,15 +44,16 @@ class Waves:
         self._server: asyncio.Task[None] | None = None
 
     def expect(self, count: int) -> None:
-        self._expected = count
-        self._note_news()
+        self._expected, self._news_at = count, time.monotonic()
+        self._news.set()
 
     async def submit(self, request: Request) -> Generation:
         if self._closed:
             raise RunError("the engine is closed")
         call = _Call(request, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
-        self._note_news()
+        self._news_at = time.monotonic()
+        self._news.set()
         if self._server is None or self._server.done():
             self._news = asyncio.Event()  # an event belongs to one loop, and a test may use several
             self._server = asyncio.create_task(self._serve(), name="rlhf-waves")
@@ -72,10 +73,6 @@ class Waves:
         if self._server is not None:
             await asyncio.wait([self._server])
 
-    def _note_news(self) -> None:
-        self._news_at = time.monotonic()
-        self._news.set()
-
     async def _serve(self) -> None:
         """Run waves until nobody waits."""
         while self._waiting:
@@ -84,7 +81,7 @@ class Waves:
                 return
             calls = self._running = sorted(self._waiting, key=lambda call: (call.request.key, call.request.token_ids))
             self._waiting = []
-            deliver = partial(_deliver, asyncio.get_running_loop(), calls)
+            deliver: Finish = partial(asyncio.get_running_loop().call_soon_threadsafe, _resolve, calls)  # type: ignore[arg-type]
             work = partial(self._run, [call.request for call in calls], deliver, partial(self._dropped, calls))
             try:
                 await asyncio.wrap_future(self._compute.submit(work))
@@ -108,11 +105,6 @@ class Waves:
 
     def _dropped(self, calls: list[_Call]) -> bool | set[int]:
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}
-
-
-def _deliver(loop: asyncio.AbstractEventLoop, calls: list[_Call], finished: Sequence[tuple[int, Generation]]) -> None:
-    """From the compute thread to the loop."""
-    loop.call_soon_threadsafe(_resolve, calls, finished)
 
 
 def _resolve(calls: Sequence[_Call], finished: Sequence[tuple[int, Generation]]) -> None:

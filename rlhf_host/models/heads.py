@@ -23,19 +23,11 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
 
-    @property
-    def weight(self) -> Tensor:
-        return self.linear.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.linear.bias
-
     def __call__(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """``[..., V]`` float32 logits; ``dtype`` is that of the matrix product."""
         dtype = dtype or hidden.dtype
-        bias = None if self.bias is None else self.bias.to(dtype)
-        logits = F.linear(hidden.to(dtype), self.weight.to(dtype), bias)
+        bias = None if self.linear.bias is None else self.linear.bias.to(dtype)
+        logits = F.linear(hidden.to(dtype), self.linear.weight.to(dtype), bias)
         logits = logits.to(torch.promote_types(dtype, torch.float32)) * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 

@@ -46,9 +46,9 @@ def token_logprobs(
     Returns:
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
-    chunk = chunk_tokens or _chunk(hidden, weight)
-    plan = _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk, with_entropy, entropy_grad)
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, _columns(targets), plan)
+    plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens, with_entropy, entropy_grad)
+    columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, columns, plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
 
 
@@ -66,7 +66,7 @@ def top_logprobs(
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` largest of the same log-probabilities at each place, and their tokens: ``[N, k]`` each, the largest first."""
-    plan = _Plan(temperature, scale, softcap, compute_dtype or hidden.dtype, chunk_tokens or _chunk(hidden, weight))
+    plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens)
     logprobs = torch.empty((len(hidden), k), dtype=plan.result, device=hidden.device)
     ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -86,7 +86,8 @@ def logprobs_of_logits(
     if with_entropy:
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(every.exp() * every).sum(-1)
-    return every.gather(-1, _columns(targets)).reshape(targets.shape), entropy
+    columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
+    return every.gather(-1, columns).reshape(targets.shape), entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,10 @@ class _Plan:
     scale: float
     softcap: float | None
     matmul: torch.dtype
+    result: torch.dtype
     chunk: int
-    with_entropy: bool = False
-    entropy_grad: bool = False
-
-    @property
-    def result(self) -> torch.dtype:
-        return torch.promote_types(self.matmul, torch.float32)
+    with_entropy: bool
+    entropy_grad: bool
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """``[n, V]`` log-probabilities, and the softcap's derivative where there is one."""
@@ -115,13 +113,21 @@ class _Plan:
         return every, slope.square_().neg_().add_(1.0)
 
 
-def _columns(targets: Tensor) -> Tensor:
-    """``[N]`` → ``[N, 1]``; ``[N, K]`` as it is."""
-    return targets.unsqueeze(-1) if targets.dim() == 1 else targets
-
-
-def _chunk(hidden: Tensor, weight: Tensor) -> int:
-    return max(1, CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"] // weight.shape[0])
+def _plan(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float,
+    scale: float,
+    softcap: float | None,
+    compute_dtype: torch.dtype | None,
+    chunk: int | None,
+    with_entropy: bool = False,
+    entropy_grad: bool = False,
+) -> _Plan:
+    matmul = compute_dtype or hidden.dtype
+    chunk = chunk or max(1, CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"] // weight.shape[0])
+    result = torch.promote_types(matmul, torch.float32)
+    return _Plan(temperature, scale, softcap, matmul, result, chunk, with_entropy, entropy_grad)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -179,20 +185,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 low = grad.to(plan.matmul)
                 if grad_hidden is not None:
                     grad_hidden[part] = low @ w
-                if grad_weight is not None:
-                    _add_product(grad_weight, low, hidden[part].to(plan.matmul))
+                if grad_weight is not None and low.dtype == grad_weight.dtype:
+                    grad_weight.addmm_(low.t(), hidden[part].to(low.dtype))
+                elif grad_weight is not None:  # summed in the wider dtype
+                    grad_weight += low.t() @ hidden[part].to(low.dtype)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0)
-        return grad_hidden, _like(grad_weight, weight), _like(grad_bias, bias), None, None
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += leftᵀ right``, summed in ``total``'s dtype."""
-    if left.dtype == total.dtype:
-        total.addmm_(left.t(), right)
-    else:
-        total += left.t() @ right
-
-
-def _like(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:
-    return None if gradient is None or parameter is None else gradient.to(parameter.dtype)
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None if grad_bias is None else grad_bias.to(bias.dtype), None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head, scalar_head
 from rlhf_host.models.layouts import (
@@ -36,6 +36,22 @@ SharedPrefix = Literal["auto", "on", "off"]
 
 WORTHWHILE = 0.95
 """``auto`` shares prompts when that leaves fewer than this part of the padded tokens; gathering rows costs something too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Rows as a model gets them: one layout, or one for each row."""
+
+    compute: Any
+    layouts: Sequence[Layout]
+    predicts: Tensor
+    """``[C]``: where the state is that predicts each completion token."""
+    last: Tensor
+    """``[B]``: where each row's last token is."""
+    mask: Tensor
+    """``[B, T]`` bool."""
+    targets: Tensor
+    """``[C]``: the completion tokens."""
 
 
 class Passes:
@@ -181,7 +197,9 @@ class Passes:
             parts = completions.split(list(lengths))
             rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
         layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
-        return compute or self.model, [to_device(layout, self.device) for layout in layouts]
+        if self.device.type != "cpu":
+            layouts = [to_device(layout, self.device) for layout in layouts]
+        return compute or self.model, layouts
 
     # --- a pass -----------------------------------------------------------------------------------
 
@@ -223,28 +241,65 @@ class Passes:
             raise UserError(
                 f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
             )
-
-        def read(predicting: Tensor, last: Tensor, mask: Tensor, targets: Tensor) -> Tensors:
-            if self.scalar is not None:
-                values = {"values": _scalars(self.scalar, predicting)} if "values" in outputs else {}
-                return values | ({"scores": _scalars(self.scalar, last)} if "scores" in outputs else {})
-            columns = [targets.unsqueeze(-1), *(one.ids.to(self.device)[mask] for one in others.values())]
-            wanted = torch.cat(columns, -1) if others else targets
-            results = self._logprobs(predicting, wanted, temperature, outputs, entropy_grad)
-            if others:
-                logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
-                results["logprobs"] = logprobs.squeeze(-1)
-                results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
-            if "logits" in outputs:
-                results["logits"] = predicting.float() if self.head is None else self.head(predicting, self.autocast)
-            return results
-
-        rows = (prompt_ids, completion_ids, completion_mask, group_id)
-        results = self._results(*rows, temperature, "scores" in outputs, read)
-        if results is None:
+        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, "scores" in outputs)
+        if line is None:
             return self._nothing(outputs, completion_ids.shape)
-        found = {role: Distribution(one.logprobs, results.pop(f"of {role}"), one.ids) for role, one in others.items()}
-        return Outputs(**results, others=found)
+        if self._backend is None:
+            results = self._outputs(line, self._states(line), temperature, outputs, entropy_grad, others)
+        else:
+            results = self._through(
+                line,
+                partial(
+                    self._outputs, line, temperature=temperature, outputs=outputs, entropy_grad=entropy_grad, others=others
+                ),
+            )
+        results = {name: value if name == "scores" else _spread(value, line.mask) for name, value in results.items()}
+        distributions = {role: Distribution(one.logprobs, results.pop(f"of {role}"), one.ids) for role, one in others.items()}
+        return Outputs(**results, others=distributions)
+
+    def _outputs(
+        self,
+        line: _Line,
+        states: Tensor,
+        temperature: float,
+        outputs: frozenset[str],
+        entropy_grad: bool,
+        others: Mapping[str, TopK],
+    ) -> Tensors:
+        """``[C, ...]`` of every completion token, and ``scores [B]``, from hidden states, or logits where no head is known."""
+        hidden, results = states.index_select(0, line.predicts), {}
+        if self.scalar is not None:
+            last = states.index_select(0, line.last)
+            values = {"values": _scalars(self.scalar, hidden)} if "values" in outputs else {}
+            return values | ({"scores": _scalars(self.scalar, last)} if "scores" in outputs else {})
+        targets, with_entropy = line.targets, "entropy" in outputs
+        if others:
+            columns = [targets.unsqueeze(-1), *(one.ids.to(self.device)[line.mask] for one in others.values())]
+            targets = torch.cat(columns, -1)
+        if outputs & {"logprobs", "entropy"}:
+            if (head := self.head) is None:
+                logprobs, entropy = logprobs_of_logits(hidden, targets, temperature, with_entropy, entropy_grad)
+            else:
+                logprobs, entropy = token_logprobs(
+                    hidden,
+                    head.linear.weight,
+                    head.linear.bias,
+                    targets,
+                    temperature,
+                    scale=head.scale,
+                    softcap=head.softcap,
+                    compute_dtype=self.autocast,
+                    with_entropy=with_entropy,
+                    entropy_grad=entropy_grad,
+                )
+            results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
+        if others:
+            logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
+            results["logprobs"] = logprobs.squeeze(-1)
+            results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
+        if "logits" in outputs:
+            results["logits"] = hidden.float() if self.head is None else self.head(hidden, self.autocast)
+        return results
 
     def topk(
         self,
@@ -260,22 +315,26 @@ class Passes:
         if k > (vocabulary := self.model.config.get_text_config().vocab_size):
             raise UserError(f"the {k} likeliest tokens are wanted of a model that has {vocabulary}: ask for fewer")
 
-        def read(predicting: Tensor, *_: Tensor) -> Tensors:
+        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, whole=False)
+        if line is None:
+            empty = completion_ids.new_zeros((*completion_ids.shape, k))
+            return TopK(empty.float(), empty)
+        predicts = line.predicts
+
+        def likeliest(states: Tensor) -> Tensors:
+            hidden = states.index_select(0, predicts)
             if (head := self.head) is None:
-                logprobs, ids = F.log_softmax(predicting.float() / temperature, dim=-1).topk(k)
+                logprobs, ids = F.log_softmax(hidden.float() / temperature, dim=-1).topk(k)
             else:
                 settings: dict[str, Any] = {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
-                logprobs, ids = top_logprobs(predicting, head.weight, head.bias, k, temperature, **settings)
+                logprobs, ids = top_logprobs(hidden, head.linear.weight, head.linear.bias, k, temperature, **settings)
             return {"logprobs": logprobs, "ids": ids}
 
         with torch.no_grad():
-            results = self._results(prompt_ids, completion_ids, completion_mask, group_id, temperature, False, read)
-        if results is None:
-            empty = completion_ids.new_zeros((*completion_ids.shape, k))
-            return TopK(empty.float(), empty)
-        return TopK(results["logprobs"], results["ids"])
+            results = self._through(line, likeliest)
+        return TopK(*(_spread(results[name], line.mask) for name in ("logprobs", "ids")))
 
-    def _results(
+    def _line(
         self,
         prompt_ids: Sequence[Sequence[int]],
         completion_ids: Tensor,
@@ -283,12 +342,8 @@ class Passes:
         group_id: Tensor | None,
         temperature: float,
         whole: bool,
-        read: Callable[[Tensor, Tensor, Tensor, Tensor], Tensors],
-    ) -> Tensors | None:
-        """What ``read`` makes of the hidden states (or logits, where there is no head), ``[B, T, ...]``; ``None`` without rows.
-
-        It is given those that predict a completion token, those of the last tokens, the mask, and the completion tokens.
-        """
+    ) -> _Line | None:
+        """The rows as the model gets them; ``None`` without rows. ``whole``: each row's last token too."""
         if temperature <= 0:
             raise UserError(
                 f"temperature {temperature:g} has no log-probabilities to train on: set rollout.temperature above 0"
@@ -305,61 +360,37 @@ class Passes:
         sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
         completions = completion_ids.cpu()[mask]
         compute, layouts = self._lay_out(prompt_ids, completions, lengths, sharing, whole)
-        predicts, last = _places(layouts)
-        mask, targets = mask.to(self.device), completions.to(self.device)
+        return _Line(compute, layouts, *_places(layouts), mask.to(self.device), completions.to(self.device))
 
-        def at_places(states: Tensor) -> Tensors:
-            return read(states.index_select(0, predicts), states.index_select(0, last), mask, targets)
-
-        results = self._run(lambda: self._read(at_places, self._states(compute, layouts)))
-        return {name: value if name == "scores" else _spread(value, mask) for name, value in results.items()}
-
-    def _run(self, compute: Callable[[], Tensors]) -> Tensors:
-        return compute() if self._backend is None else self._backend.run_pass(compute)
-
-    def _read(self, read: Callable[[Tensor], Tensors], states: Tensor) -> Tensors:
-        return read(states) if self._backend is None else self._backend.run_head(read, states)
-
-    def _states(self, compute: Any, layouts: Sequence[Layout]) -> Tensor:
+    def _states(self, line: _Line) -> Tensor:
         """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
-        with evaluation(compute), torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
-            if self.scalar is None and self.head is None:
-                parts = [compute(**layout.inputs(), use_cache=False).logits for layout in layouts]
-            else:
-                parts = [decoder_of(compute)(**layout.inputs(), use_cache=False).last_hidden_state for layout in layouts]
-        return torch.cat([part.flatten(0, 1) for part in parts]) if len(parts) > 1 else parts[0].flatten(0, 1)
+        bare = self.scalar is None and self.head is None
+        with evaluation(line.compute), torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            model = line.compute if bare else decoder_of(line.compute)
+            try:
+                passes = [model(**layout.inputs(), use_cache=False) for layout in line.layouts]
+            except Exception as error:
+                if line.compute is self.model or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                raise RunError(
+                    f"kernels failed in a pass after they had passed the trial: {type(error).__name__}: {error};"
+                    " go on without them: --resume RUN_DIR --kernels none"
+                ) from error
+        parts = [(one.logits if bare else one.last_hidden_state).flatten(0, 1) for one in passes]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _through(self, line: _Line, read: Callable[[Tensor], Tensors]) -> Tensors:
+        """``read`` of the hidden states, where weights may be whole only inside the backend's pass."""
+        if (backend := self._backend) is None:
+            return read(self._states(line))
+        return backend.run_pass(lambda: backend.run_head(read, self._states(line)))
 
     def _hidden(self, compute: nn.Module, layout: Layout) -> Tensor:
         """``_states`` at the places that predict, then at the last ones, for trials."""
-
-        def run() -> Tensors:
-            at = to_device(layout, self.device)
-            return self._read(lambda states: {"states": states[torch.cat([at.predicts, at.last])]}, self._states(compute, [at]))
-
-        return self._run(run)["states"]
-
-    def _logprobs(
-        self, hidden: Tensor, targets: Tensor, temperature: float, outputs: frozenset[str], entropy_grad: bool
-    ) -> Tensors:
-        if not outputs & {"logprobs", "entropy"}:
-            return {}
-        with_entropy = "entropy" in outputs
-        if self.head is None:
-            logprobs, entropy = logprobs_of_logits(hidden, targets, temperature, with_entropy, entropy_grad)
-        else:
-            logprobs, entropy = token_logprobs(
-                hidden,
-                self.head.weight,
-                self.head.bias,
-                targets,
-                temperature,
-                scale=self.head.scale,
-                softcap=self.head.softcap,
-                compute_dtype=self.autocast,
-                with_entropy=with_entropy,
-                entropy_grad=entropy_grad,
-            )
-        return {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
+        at = to_device(layout, self.device)
+        places = torch.cat([at.predicts, at.last])
+        line = _Line(compute, [at], at.predicts, at.last, at.predicts, at.predicts)
+        return self._through(line, lambda states: {"states": states[places]})["states"]
 
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
         """For no rows at all."""

@@ -18,7 +18,6 @@ from rlhf_host.records.episodes import (
     Episode,
     EpisodeFailed,
     Generation,
-    SampleKey,
     Sampling,
     Segment,
     Step,
@@ -44,14 +43,9 @@ class EngineForEpisode:
     calls: int = 0
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
-        key = sample_key(self.episode.seed, self.episode.sample, self.calls)
+        key = (self.episode.seed, self.episode.sample, self.calls)
         self.calls += 1
         return await self.engine.generate(token_ids, sampling or self.sampling, key)
-
-
-def sample_key(seed: int, sample: int, turn: int) -> SampleKey:
-    """What fixes the uniforms of one answer; ``seed`` is the episode's."""
-    return (seed, sample, turn)
 
 
 class Episodes:
@@ -154,7 +148,7 @@ class Episodes:
         )
         while True:
             sampling = self._fitting(len(tokens))  # can fail before the first turn only: the others begin with room
-            answer = await self.engine.generate(tokens, sampling, sample_key(episode.seed, episode.sample, episode.turn))
+            answer = await self.engine.generate(tokens, sampling, (episode.seed, episode.sample, episode.turn))
             trajectory.segments.append(Segment("action", answer.token_ids, answer.logprobs, answer.versions))
             trajectory.finish_reason = answer.finish_reason
             action = Action(None, answer.token_ids, answer.finish_reason, self.decode)

@@ -107,7 +107,10 @@ async def _ask(
         try:
             async with asyncio.timeout(settings.score_timeout_s):
                 answer = await manager.acall(key, "score", trajectories=trajectories, context=context)
-            return _checked(answer, trajectories)
+            rewards = list(answer)
+            if len(rewards) != len(trajectories):
+                raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
+            return [_as_reward(reward, trajectory) for reward, trajectory in zip(rewards, trajectories, strict=True)]
         except TimeoutError:
             problem = f"no answer in {settings.score_timeout_s:g} s"
         except Exception as error:
@@ -116,13 +119,6 @@ async def _ask(
                 raise cause from error  # it is not the plugin that failed: nothing will be judged any more
             problem = f"{type(cause).__name__}: {cause}"
     return [Unjudged(problem)] * len(trajectories)
-
-
-def _checked(answer: Any, trajectories: Sequence[Trajectory]) -> list[Reward | Unjudged]:
-    rewards = list(answer)
-    if len(rewards) != len(trajectories):
-        raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
-    return [_as_reward(reward, trajectory) for reward, trajectory in zip(rewards, trajectories, strict=True)]
 
 
 def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from rlhf_host.errors import RunError
+
+_Work: TypeAlias = tuple[Future[Any], Callable[[], Any]]
 
 
 class OneThread:
@@ -24,8 +26,8 @@ class OneThread:
         self._threads = threads or torch.get_num_threads()
         torch.set_num_threads(1)
         self._closed = False
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="rlhf-compute", daemon=True)
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread = threading.Thread(target=do, args=(self._works(),), name="rlhf-compute", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
@@ -40,12 +42,10 @@ class OneThread:
         self._closed = True
         self._queue.put(None)
 
-    def _work(self) -> None:
+    def _works(self) -> Iterator[_Work]:
         torch.get_num_threads()  # sets up torch's threads, so that the next line is the last word
         torch.set_num_threads(self._threads)
-        while (item := self._queue.get()) is not None:
-            run_into(*item)
-            del item  # or the last result lives until the next work
+        yield from iter(self._queue.get, None)
 
 
 class Inline:
@@ -53,24 +53,27 @@ class Inline:
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        run_into(future, work)
+        do([(future, work)])
         return future
 
     def close(self) -> None:
         pass
 
 
-def run_into(future: Future[Any], work: Callable[[], Any]) -> None:
-    """Do ``work`` and have ``future`` say what came of it. Raises what is no ``Exception``, such as ``KeyboardInterrupt``."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = work()
-    except StopIteration as error:  # in asyncio's futures there is no room for it: who awaits it would wait forever
-        future.set_exception(RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__))
-    except BaseException as error:
-        future.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
-    else:
-        future.set_result(result)
+def do(works: Iterable[_Work]) -> None:
+    """Do each work and have its future say what came of it. Raises what is no ``Exception``, such as ``KeyboardInterrupt``."""
+    for future, work in works:
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            result = work()
+        except StopIteration as error:  # in asyncio's futures there is no room for it: who awaits it would wait forever
+            future.set_exception(RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__))
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            future.set_result(result)
+            del result
+        del future, work  # or they live until the next work

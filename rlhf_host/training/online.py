@@ -23,7 +23,6 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
-from rlhf_host.rollouts.collect import Collected
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.training.checkpoints import plain_state
 from rlhf_host.training.evaluate import Evaluation
@@ -173,7 +172,8 @@ class OnlineLoop:
             self.version += 1
             self.sync()
         with phases("log"):
-            self._log_trajectories(number, "train", collected)
+            trajectories = collected.trajectories_in_order()
+            self.manager.each("log_trajectories", step=number, split="train", trajectories=trajectories)
         tokens = int(experience.action_mask.sum())
         elapsed = time.perf_counter() - started
         outside = elapsed - (self._busy() - busy)
@@ -309,9 +309,6 @@ class OnlineLoop:
         sign = 1.0 if checkpoint.best_mode == "max" else -1.0
         if self.best is None or sign * value > sign * self.best["value"]:
             self.best = {"step": self.step, "value": value}
-
-    def _log_trajectories(self, step: int, split: str, collected: Collected) -> None:
-        self.manager.each("log_trajectories", step=step, split=split, trajectories=collected.trajectories_in_order())
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:

@@ -126,24 +126,21 @@ class Metrics:
 
     def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
         for metric in metrics:
-            self._add(prefix + metric.name, metric)
-
-    def _add(self, name: str, metric: Metric) -> None:
-        values = torch.as_tensor(metric.values, dtype=torch.float64).detach()
-        kept = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
-        if kept.numel() == 0:
-            return
-        if metric.reduce == "mean":
-            total, count = self._sums.get(name, (0.0, 0.0))
-            self._sums[name] = (total + float(kept.sum()), count + kept.numel())
-        elif metric.reduce == "sum":
-            self._totals[name] = self._totals.get(name, 0.0) + float(kept.sum())
-        elif metric.reduce == "min":
-            self._low[name] = min(self._low.get(name, math.inf), float(kept.min()))
-        elif metric.reduce == "max":
-            self._high[name] = max(self._high.get(name, -math.inf), float(kept.max()))
-        else:
-            self._weigh(name, (float(kept.sum()), float(kept.square().sum()), kept.numel()))
+            name, values = prefix + metric.name, torch.as_tensor(metric.values, dtype=torch.float64).detach()
+            kept = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
+            if kept.numel() == 0:
+                continue
+            if metric.reduce == "mean":
+                total, count = self._sums.get(name, (0.0, 0.0))
+                self._sums[name] = (total + float(kept.sum()), count + kept.numel())
+            elif metric.reduce == "sum":
+                self._totals[name] = self._totals.get(name, 0.0) + float(kept.sum())
+            elif metric.reduce == "min":
+                self._low[name] = min(self._low.get(name, math.inf), float(kept.min()))
+            elif metric.reduce == "max":
+                self._high[name] = max(self._high.get(name, -math.inf), float(kept.max()))
+            else:
+                self._weigh(name, (float(kept.sum()), float(kept.square().sum()), kept.numel()))
 
     def _weigh(self, name: str, sums: tuple[float, float, float]) -> None:
         mine = self._weights.get(name, (0.0, 0.0, 0.0))

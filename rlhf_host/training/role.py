@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
-from rlhf_host.records.tensors import Batch, Outputs, TopK
+from rlhf_host.records.tensors import Batch, Outputs
 
 
 @dataclass(slots=True)
@@ -73,38 +73,17 @@ class Role:
         """Of its metrics' names."""
         return "" if self.name == "actor" else f"{self.name}/"
 
-    @property
-    def device(self) -> torch.device:
-        return self.passes.device
-
-    def forward(
-        self,
-        batch: Batch,
-        outputs: frozenset[str],
-        entropy_grad: bool = False,
-        others: Mapping[str, TopK] | None = None,
-    ) -> Outputs:
-        return self.passes.forward(
-            batch.prompt_ids,
-            batch.completion_ids,
-            batch.completion_mask,
-            batch.group_id,
-            temperature=batch.temperature,
-            outputs=outputs,
-            entropy_grad=entropy_grad,
-            others=others if others and self.passes.scalar is None else {},
-        )
-
-    def topk(self, batch: Batch, k: int) -> TopK:
-        """Its ``k`` likeliest tokens, without gradient."""
-        rows = (batch.prompt_ids, batch.completion_ids, batch.completion_mask, batch.group_id)
-        return self.passes.topk(k, *rows, temperature=batch.temperature)
-
     def blank(self) -> Tensor:
         """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
         ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
         outputs = self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"}))
         return zero_loss(outputs)
+
+
+def rows_of(batch: Batch) -> dict[str, Any]:
+    """What a pass takes of a batch."""
+    rows = (batch.prompt_ids, batch.completion_ids, batch.completion_mask, batch.group_id, batch.temperature)
+    return dict(zip(("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature"), rows, strict=True))
 
 
 def zero_loss(outputs: Outputs) -> Tensor:

@@ -18,7 +18,7 @@ from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Out
 from rlhf_host.training.actor_metrics import actor_metrics
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.reduction import Metrics, Reducer
-from rlhf_host.training.role import Role, worker_rows, zero_loss
+from rlhf_host.training.role import Role, rows_of, worker_rows, zero_loss
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class PassResult:
     """What the passes over all micro-batches gave; the gradients are in the model."""
 
     metrics: Metrics = field(default_factory=Metrics)
+    compute_s: float = 0.0
     loss: float = 0.0
     terms: int = 0
     refused: str | None = None
@@ -54,32 +55,40 @@ class Accumulation:
     against_sampler: bool
     """``old_logprobs`` are the sampler's."""
 
-    def run(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int]) -> tuple[PassResult, float]:
-        """All passes, and the seconds they took.
+    def run(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int]) -> PassResult:
+        """All passes.
 
         Args:
             batch: this rank's rows of the optimizer batch.
             plan: rows of each micro-batch; none where only other ranks have some.
             places: where the rows of ``batch`` are in the whole.
         """
-        result, compute_s = PassResult(), 0.0
-        for number, rows in enumerate(plan):
-            part = worker_rows(batch, rows, self.role.device) if rows else None
-            started = time.perf_counter()
-            last = number == len(plan) - 1
-            if part is None:
-                self.backend.backward(self.role.blank(), last)
-            elif not self._pass(part, [places[row] for row in rows], result, last):
-                return result, compute_s
-            compute_s += time.perf_counter() - started
-        return result, compute_s
+        result = PassResult()
+        try:
+            for number, rows in enumerate(plan):
+                part = worker_rows(batch, rows, self.role.passes.device) if rows else None
+                started = time.perf_counter()
+                last = number == len(plan) - 1
+                if part is None:
+                    self.backend.backward(self.role.blank(), last)
+                elif not self._pass(part, [places[row] for row in rows], result, last):
+                    break
+                result.compute_s += time.perf_counter() - started
+        except Exception as error:
+            # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
+            if self.even_passes:
+                raise
+            result.failure = error
+        return result
 
     def _pass(self, part: Batch, places: list[int], result: PassResult, last: bool) -> bool:
         """One micro-batch; False when the others need not be computed any more."""
-        outputs = self.role.forward(part, self.outputs, self.entropy_grad, part.distributions)
+        passes = self.role.passes
+        others = part.distributions if passes.scalar is None else {}
+        outputs = passes.forward(**rows_of(part), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
         for other in self.whole:
             with torch.no_grad():
-                theirs = other.forward(part, frozenset({"logits"})).logits
+                theirs = other.passes.forward(**rows_of(part), outputs=frozenset({"logits"})).logits
             outputs.others[other.name] = whole_distribution(theirs, outputs.logits, part)
         loss: Tensor | None = None
         try:

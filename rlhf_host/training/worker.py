@@ -14,12 +14,12 @@ from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Update
+from rlhf_host.protocols import Backend, Update
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.tensors import Batch, Metric, TopK
 from rlhf_host.training.batching import group_rows, plan_microbatches
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
-from rlhf_host.training.role import Role, worker_rows
+from rlhf_host.training.role import Role, rows_of, worker_rows
 from rlhf_host.training.update import Accumulation, PassResult, ask
 
 
@@ -50,7 +50,7 @@ class Worker:
         shape = batch.completion_mask.shape[: 1 if what == "scores" else 2]
 
         def run(part: Batch) -> tuple[Tensor]:
-            return (getattr(holder.forward(part, frozenset({what})), what),)
+            return (getattr(holder.passes.forward(**rows_of(part), outputs=frozenset({what})), what),)
 
         return self._compute(holder, batch, run, torch.zeros(shape))[0]
 
@@ -59,7 +59,7 @@ class Worker:
         """The role's ``k`` likeliest tokens at every completion token, on the CPU."""
         shape = (*batch.completion_mask.shape, k)
         holder, ids = self.roles[role], torch.zeros(shape, dtype=torch.int64)
-        return TopK(*self._compute(holder, batch, lambda part: holder.topk(part, k), torch.zeros(shape), ids))
+        return TopK(*self._compute(holder, batch, lambda part: holder.passes.topk(k, **rows_of(part)), torch.zeros(shape), ids))
 
     def _compute(
         self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor
@@ -76,7 +76,7 @@ class Worker:
         """The micro-batches; where only other ranks have rows, a pass that counts nowhere."""
         for rows in self._plan(role, batch):
             if rows:
-                yield rows, worker_rows(batch, rows, role.device)
+                yield rows, worker_rows(batch, rows, role.passes.device)
             else:
                 role.blank()
 
@@ -102,46 +102,40 @@ class Worker:
         update = Update(Metrics())
         whole = Denominators.of(batch) if whole is None else whole
         rows = list(range(len(batch))) if rows is None else rows
+        own = [output.what for output in self.needs.outputs if not output.role]
+        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
         for role in self.roles.values():
-            if role.backend is not None:
+            if role.backend is None:
+                continue
+            if self.hooks.has("batch_statistics"):
                 self._statistics(role, batch)
-                self._train(role, batch, sampled_now, Reducer(whole), rows, update)
+            wanted = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
+            accumulation = Accumulation(
+                role=role,
+                backend=role.backend,
+                hooks=self.hooks,
+                reducer=Reducer(whole),
+                outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
+                entropy_grad="entropy" in own,
+                whole=wanted,
+                even_passes=role.traits.even_passes,
+                sampled_now=sampled_now,
+                against_sampler=self.settings.old_logprobs == "sampler",
+            )
+            result = accumulation.run(batch, self._plan(role, batch), rows)
+            self.compute_s += result.compute_s
+            self._step(role, role.backend, result, update)
             if update.refused:
                 break
         if self.ranks.part:
             update.metrics = Metrics()
         return update
 
-    def _train(self, role: Role, batch: Batch, sampled_now: bool, reducer: Reducer, places: list[int], update: Update) -> None:
-        assert role.backend is not None
-        own = [output.what for output in self.needs.outputs if not output.role]
-        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
-        whole = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
-        accumulation = Accumulation(
-            role=role,
-            backend=role.backend,
-            hooks=self.hooks,
-            reducer=reducer,
-            outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if whole else set())),
-            entropy_grad="entropy" in own,
-            whole=whole,
-            even_passes=role.traits.even_passes,
-            sampled_now=sampled_now,
-            against_sampler=self.settings.old_logprobs == "sampler",
-        )
-        result, compute_s = PassResult(), 0.0
-        plan = self._plan(role, batch)
-        try:
-            result, compute_s = accumulation.run(batch, plan, places)
-        except Exception as error:
-            # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
-            if role.traits.even_passes:
-                raise
-            result.failure = error
+    def _step(self, role: Role, backend: Backend, result: PassResult, update: Update) -> None:
+        """The optimizer's step, where the ranks agree that there is one to take."""
         failure = result.failure
         message = None if failure is None else str(failure)
         reports = self.ranks.gather((message, result.refused, result.terms, result.corrections, result.taken))
-        self.compute_s += compute_s
         update.metrics.join(result.metrics, role.prefix)
         messages, refusals, terms, corrections, taken = zip(*reports, strict=True)
         errors = [one for one in messages if one is not None]
@@ -153,12 +147,12 @@ class Worker:
                 " and of these terms [B] take weights [B] alone; leave it out, or choose another loss"
             )
         if errors or update.refused or not any(terms):
-            role.backend.discard()  # without terms: what passes that kept ranks even have left
+            backend.discard()  # without terms: what passes that kept ranks even have left
             if errors:
                 raise failure or RunError(errors[0])
             return
         started = time.perf_counter()
-        step = role.backend.step()
+        step = backend.step()
         self.compute_s += time.perf_counter() - started
         if not step.applied:
             update.refused = f"{role.name}: the gradient norm is {step.grad_norm}"
@@ -169,13 +163,11 @@ class Worker:
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Batch) -> None:
-        if not self.hooks.has("batch_statistics"):
-            return
         metrics = Metrics()
         failure: Exception | None = None
         for _, part in self._parts(role, batch):
             started = time.perf_counter()
-            outputs = role.forward(part, frozenset({"logprobs"}))
+            outputs = role.passes.forward(**rows_of(part), outputs=frozenset({"logprobs"}))
             self.compute_s += time.perf_counter() - started
             if failure is not None:
                 continue

@@ -13,6 +13,7 @@ from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import RunError
+from rlhf_host.models.passes import Passes
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendStart, BackendTraits
@@ -176,7 +177,7 @@ def test_ranks_agree_on_failures_only_where_none_waits_in_a_pass(tiny_model, mon
     hooks = manager(Failing() if where == "loss" else Policy())
     worker = worker_for(model, hooks, traits=BackendTraits(even_passes=even))
     if where == "pass":
-        monkeypatch.setattr(Role, "forward", lambda *_: (_ for _ in ()).throw(MemoryError("out of memory")))
+        monkeypatch.setattr(Passes, "forward", lambda *_, **__: (_ for _ in ()).throw(MemoryError("out of memory")))
     asked = []
     gather = Ranks.gather
     monkeypatch.setattr(Ranks, "gather", lambda self, value: (asked.append(value), gather(self, value))[1])

@@ -30,7 +30,7 @@ from rlhf_host.testing.contracts.reinforce import NEEDS, Reinforce, actor, batch
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.training.reduction import Denominators
-from rlhf_host.training.role import Role
+from rlhf_host.training.role import Role, rows_of
 from rlhf_host.training.worker import Worker
 
 CLOSE = 1e-3
@@ -80,7 +80,7 @@ class Trained:
 
     def backward(self, factor: float = 1.0) -> None:
         """Accumulate a gradient: of the log-probabilities' sum, times ``factor``."""
-        outputs = self.role.forward(batch(), frozenset({"logprobs"}))
+        outputs = self.role.passes.forward(**rows_of(batch()))
         assert outputs.logprobs is not None
         self.backend.backward(factor * outputs.logprobs.sum(), True)
 
