@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-from rlhf_host import __version__
 from rlhf_host.config.choices import build_plugins
-from rlhf_host.config.schema import DataConfig, PluginChoice, RoleConfig, RolloutConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, PluginChoice, RolloutConfig, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
 from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling, Task
@@ -35,7 +34,6 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.events import EventLoop
-from rlhf_host.training.run import rare_collection
 
 SAMPLES = 8
 RANKS = 2
@@ -89,13 +87,12 @@ def main() -> None:
             return {**parts, "all": done - started, "CPU": cpu}
 
         results = {}
-        with rare_collection():
-            step(options.sizes[0])
-            for size in options.sizes:
-                rounds = [step(size) for _ in range(options.rounds)]
-                results[size] = {phase: statistics.median(r[phase] for r in rounds) / size * 1e6 for phase in rounds[0]}
-                told = ", ".join(f"{phase} {value:.1f} µs" for phase, value in results[size].items())
-                print(f"{size:>7} trajectories: {told}", flush=True)
+        step(options.sizes[0])
+        for size in options.sizes:
+            rounds = [step(size) for _ in range(options.rounds)]
+            results[size] = {phase: statistics.median(r[phase] for r in rounds) / size * 1e6 for phase in rounds[0]}
+            told = ", ".join(f"{phase} {value:.1f} µs" for phase, value in results[size].items())
+            print(f"{size:>7} trajectories: {told}", flush=True)
         events.close()
     growth = {what: results[options.sizes[-1]][what] / results[options.sizes[0]][what] for what in ("all", "CPU")}
     print(f"growth of the time per trajectory: {growth['all']:.2f}, of the CPU time {growth['CPU']:.2f}")
@@ -113,11 +110,11 @@ def local(answers: Answers) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
     """Engines and ranks as the Ray runtime has them, but that what they would compute is there at once."""
-    from rlhf_host.runtimes.specs import protocol_spec
-
+    from rlhf_host.protocols import EngineTraits
     from rlhf_host.runtimes.engine_pool import EnginePool
-    from rlhf_host.runtimes.ray_actors import EngineActor, EngineSetup
-    from rlhf_host.runtimes.ray_cluster import RayCluster, RayOptions
+    from rlhf_host.runtimes.ray_actors import EngineActor
+    from rlhf_host.runtimes.ray import Ray
+    from rlhf_host.runtimes.ray_cluster import RayCluster
     from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup
     from rlhf_host.training.reduction import Metrics
     from rlhf_host.training.worker import Update
@@ -128,18 +125,18 @@ def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
             self.engine = scripted(answers)
 
     class Rank:
-        def update(self, shard: Any, whole: Any, first: bool) -> tuple[Update, float]:
+        def update(self, shard: Any, whole: Any, sampled_now: bool) -> tuple[Update, float]:
             return Update(Metrics()), 0.0
 
-    cluster = RayCluster(RayOptions(num_cpus=count + RANKS, num_gpus=0, object_store_mb=1000))
+    cluster = RayCluster(Ray.Options(num_cpus=count + RANKS, num_gpus=0, object_store_mb=1000))
     cluster.start()
     try:
         import ray
 
-        setup = EngineSetup(__version__, protocol_spec("engine", PluginChoice(name="transformers")), RoleConfig(), 0, 1)
         engines = [ray.remote(Engine).options(num_cpus=1, max_concurrency=10_000).remote(answers) for _ in range(count)]
-        pool = EnginePool([(str(number), engine, setup) for number, engine in enumerate(engines)])
-        pool.start(ray.get([engine.start.remote(setup) for engine in engines]))
+        arguments = (None, 1, None)
+        pool = EnginePool([(str(number), engine, arguments) for number, engine in enumerate(engines)], EngineTraits())
+        pool.start(ray.get([engine.start.remote(*arguments) for engine in engines]))
         pool.synced(0)
         ranks = [ray.remote(Rank).options(num_cpus=1).remote() for _ in range(RANKS)]
         yield pool, RemoteTrainer([WorkerGroup("actor", ranks, ("actor",), ("actor",))], unit_rows=False).update

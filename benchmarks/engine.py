@@ -10,6 +10,7 @@ Every completion has its full length: end-of-sequence tokens are off on both sid
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import time
@@ -17,9 +18,14 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rlhf_host.engines.protocol import Request
-from rlhf_host.engines.transformers import TransformersEngine
+from rlhf_host.config.defaults import kernels_to_try
+from rlhf_host.config.schema import PluginChoice
+from rlhf_host.engines.embedded import EmbeddedEngine
+from rlhf_host.engines.transformers import Transformers
+from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.runtimes.building import tried_kernels
+from rlhf_host.runtimes.compute import Inline
 
 
 def tiny_model(hidden: int, layers: int) -> LlamaForCausalLM:
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32, help="tokens per completion")
     parser.add_argument("--ragged", action="store_true", help="prompts between half and all of --prompt-tokens")
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds, after one that warms up")
+    parser.add_argument("--kernels", default="auto", help="auto, none, or NAME")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,8 +80,14 @@ def main() -> None:
     model = model.eval().to(args.device)
     model.generation_config.eos_token_id = None
     prompts = make_prompts(args.prompts, args.prompt_tokens, model.config.get_text_config().vocab_size, args.ragged, seed=0)
-    requests = [Request(prompt, Sampling(args.new), (0, i, j)) for i, prompt in enumerate(prompts) for j in range(args.samples)]
-    engine = TransformersEngine(TransformersEngine.Options(max_batch_size=len(requests)), model=model, tokenizer=None)
+    requests = [(prompt, (0, i, j)) for i, prompt in enumerate(prompts) for j in range(args.samples)]
+    kernels = tried_kernels(kernels_to_try(PluginChoice(name=args.kernels)))
+    start = EngineStart(model=model, tokenizer=None, version=0, compute=Inline(), kernels=kernels)
+    engine = EmbeddedEngine(Transformers.Options(max_batch_size=len(requests)), start)
+
+    async def ours() -> None:
+        engine.expect(len(requests))
+        await asyncio.gather(*(engine.generate(prompt, Sampling(args.new), key) for prompt, key in requests))
 
     seconds: dict[str, list[float]] = {"engine": [], "generate": []}
     for round_number in range(args.repeats + 1):
@@ -83,7 +96,7 @@ def main() -> None:
         for name in seconds:
             start = time.perf_counter()
             if name == "engine":
-                engine.generate_batch(requests)
+                asyncio.run(ours())
             else:
                 peer(model, prompts, args.samples, args.new)
             if round_number:
@@ -98,7 +111,7 @@ def main() -> None:
         "ragged": args.ragged,
         "threads": torch.get_num_threads(),
         "device": args.device,
-        "decoding": engine.decoding,
+        "kernels": kernels.reports,
         "engine_tokens_per_s": round(tokens / medians["engine"]),
         "generate_tokens_per_s": round(tokens / medians["generate"]),
         "ratio": round(medians["generate"] / medians["engine"], 2),

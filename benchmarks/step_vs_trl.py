@@ -1,10 +1,11 @@
 """Seconds per RL step against TRL's GRPOTrainer: same weights, prompts, batch, lengths, hardware and threads, in turn.
 
-    python benchmarks/step_vs_trl.py --peer-python PATH [--case tiny-fixed --case tiny-ragged --case smollm2] [--rounds 5] [--json]
-    python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray --case tiny-fixed
+    python benchmarks/step_vs_trl.py --peer-python PATH [--rounds 3] [--kernels none] [--json]
+    python benchmarks/step_vs_trl.py --peer-python PATH --case tiny-fixed --case tiny-ragged
+    python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray
 
-``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``tiny-*`` make a 0.6M-parameter Llama (16 prompts × 8 samples
-× 32 tokens); ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make smollm2``) with GSM8K prompts (4 × 8 × 64). Both sides
+``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make
+smollm2``) with GSM8K prompts (4 prompts × 8 samples × 64 tokens); ``tiny-*`` make a 0.6M-parameter Llama (16 × 8 × 32). Both sides
 compute a reward that counts sevens. A step is all its work but the writing of its metrics (TRL's: from ``on_step_begin`` to
 ``on_step_end``; ours: ``time/step``); each run's first step is left out.
 With ``--json`` the last line is one object: ``ratio`` (TRL's seconds over ours, the smallest of the cases run) and ``cases``.
@@ -74,8 +75,9 @@ class Sevens:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True, help="Python of an environment with torch and trl")
-    parser.add_argument("--case", action="append", choices=sorted(CASES), help="default: tiny-fixed and tiny-ragged")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side, in turn")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="default: smollm2")
+    parser.add_argument("--kernels", default="auto", help="ours: auto, none for the plain path, or NAME")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side, in turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--model", help="model directory for the case smollm2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: bfloat16 autocast on both sides")
@@ -85,7 +87,7 @@ def main() -> None:
     peak = matmul_gflops(options.threads)
     print(f"{options.threads} threads; fp32 matrix products reach {peak:.0f} GFLOP/s here")
     results = {}
-    for name in options.case or ["tiny-fixed", "tiny-ragged"]:
+    for name in options.case or ["smollm2"]:
         with tempfile.TemporaryDirectory() as folder:
             results[name] = compare(name, CASES[name], Path(folder), options, peak)
     if options.json:
@@ -99,7 +101,7 @@ def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, pe
     phases: list[dict[str, float]] = []
     for number in range(options.rounds):
         peers.append(run_peer(case, inputs, options))
-        rows = run_ours(case, inputs, folder / f"run-{number}", options.runtime, options.threads, options.device)
+        rows = run_ours(case, inputs, folder / f"run-{number}", options)
         ours.append(statistics.median(row["time/step"] for row in rows))
         phases += rows
         print(
@@ -140,10 +142,9 @@ def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: flo
         print(f"  {phase:<10} {row.get(f'time/{phase}', 0.0):.3f} s{note}")
 
 
-def run_ours(
-    case: Case, inputs: dict[str, Any], run_dir: Path, runtime: str, threads: int, device: str = "cpu"
-) -> list[dict[str, float]]:
+def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """The rows of ``metrics.jsonl`` without the first step's."""
+    runtime, threads, device = options.runtime, options.threads, options.device
     each = threads if runtime == "local" else 1
     command = [sys.executable, "-m", "rlhf_host.cli.main", "train", "--algo", "rloo", "--reward", "sevens"]
     settings = {
@@ -157,6 +158,7 @@ def run_ours(
         "train.steps": case.steps,
         "train.threads": each,
         "actor.device": device,
+        "kernels": options.kernels,
         "checkpoint.final": "false",
         "run-dir": run_dir,
     }

@@ -73,7 +73,7 @@ def _flags(incomplete: str, tree: Located, control: Sequence[str]) -> Iterator[t
             yield f"--{_dashed(info.name)}", f"the {info.kind}; its options follow a dot"
     for kind, spec, prefix in _plugins(incomplete.removeprefix("--"), tree):
         if kind == "reward":
-            yield f"--{prefix}.weight", "factor in the weighted sum"
+            yield f"--{_dashed(prefix)}.weight", "factor in the weighted sum"
         yield from ((f"--{prefix}.{option.name.replace('_', '-')}", option.description) for option in _options(kind, spec))
 
 

@@ -149,5 +149,11 @@ def _plugin(kind: str, spec: str, prefix: str) -> tuple[str, list[tuple[str, str
     info = find(kind, spec)
     rows = [_row(f"{prefix}.{option.name}", option) for option in describe_options(options_model(load(info)))]
     if kind == "reward":
-        rows.insert(0, (f"--{prefix}.weight", "factor in the weighted sum; 0 logs without counting (float, default 1.0)"))
+        rows.insert(
+            0,
+            (
+                f"--{prefix.replace('_', '-')}.weight",
+                "factor in the weighted sum; 0 logs without counting (float, default 1.0)",
+            ),
+        )
     return f"Options of {info}", rows or [(f"--{prefix}", "has no options")]

@@ -14,6 +14,7 @@ from rlhf_host.errors import RunError, UserError
 
 T = TypeVar("T")
 
+ENDED = "the event loop has ended: a plugin ended its thread"
 CLOSE_S = 10.0
 """How long closing waits for tasks that were cancelled."""
 
@@ -49,6 +50,8 @@ class EventLoop:
             work.close()
             raise Interrupted
         future = self._awaited = asyncio.run_coroutine_threadsafe(self._tracked(work, interruptible), self._loop)
+        if self._ended:  # before ``_run`` could see the future
+            raise RunError(ENDED)
         try:
             return future.result()
         except (CancelledError, asyncio.CancelledError):
@@ -72,7 +75,7 @@ class EventLoop:
         finally:
             self._ended = True
             if self._awaited is not None and not self._awaited.done():
-                self._awaited.set_exception(RunError("the event loop has ended: a plugin ended its thread"))
+                self._awaited.set_exception(RunError(ENDED))
 
     def __enter__(self) -> EventLoop:
         if threading.current_thread() is threading.main_thread():

@@ -263,7 +263,7 @@ def test_hook_importance_weights_multiply_into_corrected_terms_only(run):
 
 
 def test_hook_prepare_batch_is_what_its_own_worker_hooks_see(run):
-    record = run("--with", "a=recorder,b=recorder", "--with.b.weight", "2", "--train.minibatches", "2")
+    record = run("--with", "a=recorder,b=recorder", "--with.b.factor", "2", "--train.minibatches", "2")
     assert len(record.of("prepare_batch")) == 2, "once a step for each"
     assert all(call["experience"].advantages is not None for call in record.of("prepare_batch"))
     seen = record.of("own")

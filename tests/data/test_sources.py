@@ -368,7 +368,7 @@ def test_no_task_left_is_an_error_and_an_emptied_source_is_said(load, write):
 
 
 def test_a_task_plugin_is_a_source_by_its_name(load):
-    taskset = load(DataSource(path="arithmetic", options={"count": 5}))
+    taskset = load(DataSource(path="arithmetic", count=5))
     assert len(taskset) == 5
     assert taskset.report[0].startswith("arithmetic: 5 tasks from tasks 'arithmetic' from rlhf-host ")
 
@@ -381,11 +381,11 @@ def test_a_local_path_wins_over_a_plugin_s_name(load, write, tmp_path, monkeypat
 
 def test_a_plugin_s_options_are_checked_and_a_near_miss_of_its_name_is_said(load, write):
     with pytest.raises(UserError, match="has no option 'digit'; did you mean 'digits'"):
-        load(DataSource(path="arithmetic", options={"digit": 1}))
+        load(DataSource(path="arithmetic", digit=1))
     with pytest.raises(UserError, match="is called 'arithmetics'; did you mean 'arithmetic'"):
         load("arithmetics")
     with pytest.raises(UserError, match="is not a task plugin, so it takes no options"):
-        load(DataSource(path=write("a.jsonl", GOOD), options={"digits": 1}))
+        load(DataSource(path=write("a.jsonl", GOOD), digits=1))
 
 
 PLUGIN = """

@@ -25,7 +25,7 @@ def test_every_setting_has_a_type_a_default_and_a_description(generator):
     shown = {name: (kind, default, about) for name, kind, default, about in rows}
     settings = {name for name in known_flags() if not name.startswith("eval.data.")}
     roles = {name for name in settings if name.partition(".")[0] in ("critic", "reference", "reward-model", "teacher")}
-    plugins = {"algo", "agent", "engine", "backend", "runtime", "sync", "reward", "with", "tracker", "eval.reward"}
+    plugins = {"algo", "agent", "engine", "backend", "runtime", "sync", "kernels", "reward", "with", "tracker", "eval.reward"}
     settings -= roles | plugins | {"data", "eval.data"}  # repeatable, with settings of their own
     assert settings - shown.keys() == set()
     silent = [name for name in settings if not all(shown[name])]

@@ -40,6 +40,7 @@ RUNS = {
     "tracker": ["--algo", "rloo", "--reward", "math_verifier", "--tracker", "csv"],
     "weight-sync": ["--algo", "rloo", "--reward", "math_verifier", "--sync", "fingerprint", "--algo.entropy-coef", "0.1"],
     "preset": ["--preset", "house", "--reward", "math_verifier"],
+    "kernels": ["--algo", "rloo", "--reward", "math_verifier", "--kernels", "torch_norms"],
 }
 
 
@@ -130,7 +131,13 @@ def preset(run_dir, rows):
     assert config["rollout"]["n"] == 2
 
 
+def kernels(run_dir, rows):
+    chosen = json.loads((run_dir / "plugins.json").read_text())
+    assert [plugin["name"] for plugin in chosen if plugin["kind"] == "kernels"] == ["torch_norms"]
+
+
 LEFT_BEHIND = {
+    "kernels": kernels,
     "algo": algo,
     "reward": reward,
     "agent": agent,

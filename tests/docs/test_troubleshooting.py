@@ -164,7 +164,7 @@ CAUSES = {
     "in every group": lambda said, tmp: said("--reward", "flat"),
     "the loss is nan": lambda said, tmp: said("--with", "nan"),
     "gave [4, 1]": lambda said, tmp: said("--with", "wide", "--train.batch-size", "1"),
-    "agent_step gave": lambda said, tmp: said("--agent", "silent"),
+    "agent_step gave": lambda said, tmp: said("--agent", "silent", "--reward", "vowels"),
 }
 
 

@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from rlhf_host import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
 NAMES = [path.name for path in PROJECTS[1:]]
@@ -74,7 +76,7 @@ def test_metadata_states_licence_python_and_typing(name, wheels, metadata):
     assert fields["Name"] == name
     assert fields["License-Expression"] == "Apache-2.0"
     assert fields["Summary"]
-    assert Version(fields["Version"]).major >= 1
+    assert Version(fields["Version"]) == Version(__version__)
     supported = SpecifierSet(fields["Requires-Python"])
     assert supported.contains("3.11")
     assert not supported.contains("3.10")
@@ -89,8 +91,10 @@ def test_metadata_states_licence_python_and_typing(name, wheels, metadata):
 def test_a_plugin_states_which_hosts_it_was_made_for(name, metadata):
     requirements = [Requirement(text) for text in metadata[name].get_all("Requires-Dist") or []]
     (host,) = [requirement for requirement in requirements if requirement.name == "rlhf-host"]
-    assert host.specifier.contains("1.0.0")
-    assert not host.specifier.contains("2.0.0")
+    this = Version(__version__)
+    later = f"{this.major}.{this.minor + 1}.0" if this.major == 0 else f"{this.major + 1}.0.0"
+    assert host.specifier.contains(__version__)
+    assert not host.specifier.contains(later)
     assert not [requirement.name for requirement in requirements if requirement.name.startswith("rlhf-plugin-")]
 
 

@@ -122,7 +122,8 @@ TABLE = [
     backend(
         "traits_are_constant",
         "    traits = BackendTraits()",
-        "    @property\n    def traits(self):\n        return BackendTraits(parts=id(self))",
+        "    reads = 0\n\n    @property\n    def traits(self):\n        type(self).reads += 1\n"
+        "        return BackendTraits(parts=self.reads)",
     ),
     backend("the_gradient_is_torchs", "StepResult(float(norm), rate, applied=True)", "StepResult(0.01, rate, applied=True)"),
     backend("the_gradient_is_torchs", 'group["lr"] = rate', 'group["lr"] = rate\n            group["maximize"] = True'),

@@ -255,7 +255,7 @@ def test_broadcast_refuses_weights_that_change_their_shape(engines, models, load
         plugin = await connect("broadcast", engines[:1])
         source = LocalSource(load())
         await plugin.sync_weights(source, 0)
-        source._weights._gathered = lambda bucket_bytes: in_buckets(named_weights(load(True)), bucket_bytes // 2)
+        source._weights._weights = lambda bucket_bytes: in_buckets(named_weights(load(True)), bucket_bytes // 2)
         with pytest.raises(RunError, match="are not those of the first sync"):
             await plugin.sync_weights(source, 1)
 

@@ -63,14 +63,14 @@ class Stub:
 
 def test_in_process_moves_nothing_but_the_version():
     model = torch.nn.Linear(2, 2)
-    plugin, engine = InProcess(InProcess.Options()), Stub(model)
+    plugin, engine = InProcess(None), Stub(model)
     plugin.sync_connect([SyncTarget("local", engine, in_place=True)])
     plugin.sync_weights(LocalSource(model), 3)
     assert engine.version == 3
 
 
 def test_in_process_refuses_engines_with_weights_of_their_own():
-    plugin, engine = InProcess(InProcess.Options()), Stub()
+    plugin, engine = InProcess(None), Stub()
     plugin.sync_connect([SyncTarget("e0", engine)])
     with pytest.raises(
         RunError, match="engine e0 holds weights of its own: in_process cannot update it; choose another --sync"

@@ -114,7 +114,7 @@ class MlpHalf(torch.autograd.Function):
 
 
 def normalize(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """``x / sqrt(mean(x²) + epsilon)`` over the last dimension (arXiv:1910.07467), and what ``x`` was multiplied with."""
+    """``x / sqrt(mean(x²) + epsilon)`` over the last dimension, and what ``x`` was multiplied with."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
     return x * scale, scale
