@@ -112,8 +112,8 @@ def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
     """Engines and ranks as the Ray runtime has them, but that what they would compute is there at once."""
     from rlhf_host.protocols import EngineTraits
     from rlhf_host.runtimes.engine_pool import EnginePool
-    from rlhf_host.runtimes.ray_actors import EngineActor
     from rlhf_host.runtimes.ray import Ray
+    from rlhf_host.runtimes.ray_actors import EngineActor
     from rlhf_host.runtimes.ray_cluster import RayCluster
     from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup
     from rlhf_host.training.reduction import Metrics
