@@ -1,0 +1,109 @@
+"""Which kernels a run tries, what a trial refuses, and what happens when kernels fail after it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rlhf_host.config.defaults import kernels_to_try
+from rlhf_host.config.schema import PluginChoice
+from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.errors import PluginError, RunError
+from rlhf_host.functional import twin
+from rlhf_host.models.passes import Passes
+from rlhf_host.protocols import Traits
+
+
+class Kernels:
+    """A twin whose last norm is what ``wrong`` says."""
+
+    traits = Traits()
+
+    def __init__(self, wrong: float = 1.0, unsuited: str | None = None):
+        self.wrong, self.why_not, self.twins = wrong, unsuited, []
+
+    def unsuited(self, model, use):
+        return self.why_not
+
+    def twin(self, model, use):
+        made = twin(model)
+        made.model.norm = Scaled(made.model.norm, self)
+        self.twins.append(made)
+        return made
+
+
+class Scaled(nn.Module):
+    def __init__(self, norm: nn.Module, kernels: Kernels):
+        super().__init__()
+        self.norm, self.kernels = norm, kernels
+
+    def forward(self, hidden):
+        if self.kernels.wrong == 0:
+            raise ValueError("no such tile")
+        return self.norm(hidden) * self.kernels.wrong
+
+
+ROWS = ([[3, 4, 5], [3, 4, 5]], torch.tensor([[6, 7], [8, 9]]), torch.ones(2, 2, dtype=torch.bool), torch.zeros(2))
+
+
+@pytest.fixture
+def model(tiny_model):
+    return AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+
+
+def test_the_first_that_suits_and_passes_the_trial_computes(model, caplog):
+    caplog.set_level(logging.INFO)
+    unfit, wrong, right, last = Kernels(unsuited="too small"), Kernels(1.01), Kernels(), Kernels()
+    kernels = TriedKernels([("unfit", unfit), ("wrong", wrong), ("right", right), ("last", last)])
+    passes = Passes(model, kernels=kernels)
+    assert passes.compute is right.twins[0]
+    assert (unfit.twins, last.twins) == ([], [])
+    levels = {record.message.split("'")[1]: record.levelname for record in caplog.records}
+    assert levels == {"unfit": "INFO", "wrong": "WARNING", "right": "INFO"}
+    assert "do not train LlamaForCausalLM: " in next(line for line in kernels.reports if "wrong" in line)
+    plain = Passes(model).forward(*ROWS).logprobs
+    torch.testing.assert_close(passes.forward(*ROWS).logprobs, plain)
+
+
+def test_the_users_model_is_as_it_was(model):
+    before = {name: type(part) for name, part in model.named_modules()}
+    weights = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    Passes(model, kernels=TriedKernels([("right", Kernels())])).forward(*ROWS)
+    assert {name: type(part) for name, part in model.named_modules()} == before
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == weights
+
+
+def test_kernels_that_fail_after_their_trial_end_the_run_with_the_way_on(model):
+    right = Kernels()
+    passes = Passes(model, kernels=TriedKernels([("right", right)]))
+    passes.forward(*ROWS)
+    right.wrong = 0
+    with pytest.raises(RunError, match=r"failed in a pass .*no such tile; go on without them: .*--kernels none"):
+        passes.forward(*ROWS)
+
+
+def test_auto_takes_those_that_are_installed_with_their_libraries(monkeypatch):
+    monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: library != "liger_kernel")
+    assert [spec.name for spec in kernels_to_try(PluginChoice(name="auto"))] == ["cpu"]
+    assert kernels_to_try(PluginChoice(name="none")) == []
+    with pytest.raises(PluginError, match="kernels 'liger' needs liger_kernel: pip install 'rlhf-kernels-liger"):
+        kernels_to_try(PluginChoice(name="liger"))
+    with pytest.raises(PluginError, match="no kernels named 'cpus' is installed; did you mean 'cpu'"):
+        kernels_to_try(PluginChoice(name="cpus"))
+
+
+def test_a_run_learns_the_same_with_kernels_and_names_them(rlhf, small_run, tmp_path):
+    flags = [flag for flag in small_run if flag not in ("--kernels", "none")]
+    losses = {}
+    for name in ("none", "auto"):
+        rlhf.run(*flags, "--kernels", name, "--train.steps", "2", "--run-dir", tmp_path / name)
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        losses[name] = [row["grad_norm"] for row in rows if "grad_norm" in row]
+    plugins = json.loads((tmp_path / "auto/plugins.json").read_text())
+    assert "rlhf-kernels-cpu" in [plugin["distribution"] for plugin in plugins if plugin["kind"] == "kernels"]
+    assert losses["auto"] == pytest.approx(losses["none"], rel=1e-3)
