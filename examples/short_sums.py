@@ -1,4 +1,4 @@
-"""Write short sums as chat questions, with disjoint training and held-out rows: a task that a 135M model can sometimes do.
+"""Write short sums as chat questions, with separate training and held-out rows. A 135M model can solve some of them.
 
 python examples/short_sums.py DIRECTORY
 """

@@ -51,9 +51,9 @@ EDITS = {
 
 ABOUT = """# A trial
 
-From nothing to a trained plugin: an algorithm is begun with `rlhf plugins new`, tested, edited and trained on the quickstart model.
-Every command that was typed, what it answered and how long it took, in an environment that has `rlhf-host` and the plugins it is
-published with. {machine}. `python scripts/trial.py` runs it again and writes this page.
+This page goes from nothing to a trained plugin. `rlhf plugins new` writes an algorithm. It is tested, edited and trained on the quickstart model. The
+page shows every command, its output and its time, in an environment with `rlhf-host` and the plugins of the project. {machine}.
+`python scripts/trial.py` runs everything again and writes this page.
 """
 
 
@@ -104,7 +104,7 @@ class Trial:
         before = after = path.read_text()
         for old, new in changes:
             if after.count(old) != 1:
-                raise SystemExit(f"{file} does not hold {old!r} once: change scripts/trial.py with the template")
+                raise SystemExit(f"{file} does not contain {old!r} once: change scripts/trial.py with the template")
             after = after.replace(old, new)
         path.write_text(after)
         lines = difflib.unified_diff(before.splitlines(), after.splitlines(), file, file, lineterm="", n=1)
@@ -148,23 +148,23 @@ def run(trial: Trial, steps: int) -> None:
     about = "Policy gradient in which mistakes count for less"
     trial.type(f"rlhf plugins new algo {NAME} --description '{about}'")
     trial.folder = trial.folder / f"rlhf-plugin-{NAME}"
-    trial.say("`cd` into it. `--no-build-isolation` uses the build tool that is at hand; without the flag, pip fetches it.")
+    trial.say("Change into the folder with `cd`. `--no-build-isolation` uses the installed build tool; without this flag, pip downloads it.")
     trial.type("pip install --quiet --no-build-isolation -e . 'rlhf-host[testing]'", "rlhf plugins --kind algo", "pytest -q")
     trial.type(f"rlhf train --algo {NAME} --reward math_verifier --dry-run")
-    trial.say("## Making it one's own")
+    trial.say("## Changing it")
     trial.say(
-        "An option, a line, and the numbers of the hand-worked test with it. Installed with `-e`, so there is nothing to build."
+        "The change is an option, a line, and the numbers of the test. The package is installed with `-e`, so nothing has to be built."
     )
     trial.edit(MODULE, EDITS[MODULE])
     trial.edit(TESTS, EDITS[TESTS])
     trial.type("pytest -q", f"rlhf plugins show {NAME}", head=8, tail=9)
     trial.say("## Training with it")
-    trial.say("The first run builds the quickstart model, a small transformer that has briefly seen sums; later ones find it.")
+    trial.say("The first run builds the quickstart model, a small transformer pre-trained briefly on sums. Later runs use the same model.")
     flags = (
         f"--algo {NAME} --algo.blame 0.2 --reward math_verifier --train.steps {steps} --eval.every {steps // 2} --run-dir run"
     )
     trial.type(f"rlhf train {flags}", head=12, tail=18)
-    trial.say("## And as others will get it")
+    trial.say("## Installing it as others will")
     trial.type(
         "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .",
         "ls dist",

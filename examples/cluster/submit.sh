@@ -1,14 +1,14 @@
 #!/bin/bash
-# A run on a Ray cluster that is there:  RAY_API_SERVER_ADDRESS=http://HEAD:8265 examples/cluster/submit.sh run.yaml [FLAGS]
-# RAY_AUTH_MODE and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as the cluster has them.
+# A run on an existing Ray cluster:  RAY_API_SERVER_ADDRESS=http://HEAD:8265 examples/cluster/submit.sh run.yaml [FLAGS]
+# Set RAY_AUTH_MODE and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the cluster's values.
 
 set -euo pipefail
 
 config=$1
 shift
-# The configuration travels with the working directory; the host and all plugins are installed on the cluster, in the same versions.
-# Give --run-dir as an absolute path that outlives the job: its working directory is a temporary copy.
-# The controller needs no GPU: it is a job of one CPU, and the placement takes the rest.
+# The configuration is sent with the working directory. The host and all plugins must be installed on the cluster in the same versions.
+# --run-dir must be an absolute path that remains after the job, because the job's working directory is a temporary copy.
+# The controller needs one CPU and no GPU. The placement uses the other devices.
 ray job submit \
     --working-dir . \
     --entrypoint-num-cpus 1 \

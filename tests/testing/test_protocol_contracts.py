@@ -140,7 +140,7 @@ TABLE = [
     backend("offloading_is_undone", '"""Nothing is moved."""', "self.optimizer.state.clear()"),
     # --- runtimes -------------------------------------------------------------------------------
     runtime_(
-        "traits_and_description_come_first", '["roles and engine side by side, weights go from the ones to the other"]', "[]"
+        "traits_and_description_come_first", '["roles and engine in this process, each with its own weights"]', "[]"
     ),
     runtime_(
         "a_role_that_cannot_be_loaded_leaves_nothing",
