@@ -156,7 +156,7 @@ def train(
     asked = Arguments({**plugins, "actor.model": model, "data": data, "eval.data": eval_data}, settings)
     if resume is not None:
         if config is not None or preset or "run_dir" in settings:
-            raise UserError("resume goes on with the run's own directory and settings: leave config, preset and run_dir out")
+            raise UserError("resume uses the run's own directory and settings: leave config, preset and run_dir out")
         config = require_run(Path(resume))
     ready, manager = _assemble(asked, "train", config, preset)
     try:
@@ -205,7 +205,7 @@ def evaluate(
     asked = Arguments({judges: rewards, "agent": agent, "actor.model": model, "eval.data": data}, settings, _asked)
     if checkpoint is not None:
         if config is not None or preset or model is not None:
-            raise UserError("checkpoint brings the run's own model and settings: leave model, config and preset out")
+            raise UserError("checkpoint uses the run's own model and settings: leave model, config and preset out")
         config = require_run(run_of(Path(checkpoint)))
     ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     try:

@@ -71,7 +71,7 @@ class Arguments:
             return value
         name = alias or _name_of(kind, value)
         if (kind, name) in self.new and self.objects[kind, name] is not value:
-            raise UserError(f"two objects go by the name {name!r}: give a mapping of aliases, {{'one': ..., 'other': ...}}")
+            raise UserError(f"two objects are called {name!r}: give a mapping of aliases, {{'one': ..., 'other': ...}}")
         self.objects[kind, name] = value
         self.new.add((kind, name))
         return f"{PYTHON}:{name}"

@@ -1,8 +1,8 @@
-"""The contract between the host and its plugins: every hook, where it runs and what becomes of its results.
+"""The contract between the host and its plugins: every hook, where it runs and how its results are used.
 
-*Controller* hooks run on the one instance that owns the plugin's state. *Worker* hooks run on every rank and are pure in
-(options, arguments). Shapes: ``B`` rows, ``T`` completion tokens. Hooks grow by new arguments only; an implementation names just
-those it wants.
+*Controller* hooks run on the one instance that has the plugin's state. *Worker* hooks run on every rank and depend only on options
+and arguments. Shapes: ``B`` rows, ``T`` completion tokens. A hook may get new arguments; an implementation names only those that it
+uses.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class HookRule:
     """How the host calls a hook: of whom, where, and on which thread."""
 
     calls: Calls
-    """``one``: at most one plugin has it. ``each``: every answer counts by itself. ``all``: all are told. The rest: how the answers
-    become one, in the order of selection."""
+    """``one``: at most one plugin implements it. ``each``: every result is used on its own. ``all``: all plugins are called. The
+    others say how results are combined, in the order of selection."""
     where: Literal["controller", "worker"] = "controller"
     per: Literal["run", "agent"] = "run"
-    """What ``one`` is meant of."""
+    """What ``one`` refers to."""
     threaded: bool = False
-    """Implementations that are no coroutines run in a pool of threads: they may wait."""
+    """Implementations that are not coroutines run in a thread pool, so they may block."""
 
 
 RULES: dict[str, HookRule] = {}
@@ -54,7 +54,7 @@ def hookspec(
     per: Literal["run", "agent"] = "run",
     threaded: bool = False,
 ) -> Callable[[_Function], _Function]:
-    """Mark a function as the specification of a hook; ``function.rule`` keeps what is said here."""
+    """Mark a function as the specification of a hook; ``function.rule`` has these arguments."""
 
     def mark(function: _Function) -> _Function:
         function.rule = RULES[function.__name__] = HookRule(calls, where, per, threaded)  # type: ignore[attr-defined]
@@ -68,36 +68,36 @@ def hookspec(
 
 @hookspec(calls="each")
 def needs() -> Needs:
-    """What the plugin needs, from its options alone, before any model or file is touched."""
+    """What the plugin needs. Depends only on its options; called before any model or file is touched."""
 
 
 @hookspec(calls="all")
 def run_started(context: RunContext) -> Awaitable[None] | None:
-    """The run's roles exist and nothing is sampled yet."""
+    """Called when the run's roles exist, before anything is sampled."""
 
 
 @hookspec(calls="all")
 def run_finished(outcome: Outcome) -> Awaitable[None] | None:
-    """The run ended, well or not."""
+    """Called when the run ends, also after a failure."""
 
 
 @hookspec(calls="each")
 def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
-    """Task sources (``--data NAME``), called once for each source of that name: the tasks of a split; a mapping has ``prompt`` and
-    ``label``.
+    """For task sources (``--data NAME``): return the tasks of a split. A mapping has ``prompt`` and ``label``. Called once for each
+    source of that name.
 
-    A list or tuple is read whole, checked and filtered. Another sequence is indexed as tasks are drawn. An iterator is read as
-    tasks are drawn, in its own order (``data.shuffle`` plays no part); a resumed run skips what was drawn, unless the plugin has
-    a ``state_dict`` of its own.
+    A list or tuple is read completely, checked and filtered. Another sequence is indexed when a task is drawn. An iterator is read
+    when a task is drawn, in its own order (``data.shuffle`` has no effect). A resumed run skips the tasks that were drawn before,
+    unless the plugin has ``state_dict``.
     """
 
 
 @hookspec(calls="one")
 def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
-    """Which tasks come next, instead of the seed's order: ``count`` indices into ``tasks``, or tasks of the plugin's own.
+    """Choose the next tasks, instead of the seed's order: return ``count`` indices into ``tasks``, or the plugin's own tasks.
 
-    Called again in a step where filters dropped groups. ``state_dict`` is taken before the step, and put back when the step is
-    interrupted, so that a resumed run draws the same.
+    Called again in the same step if filters dropped groups. The host saves ``state_dict`` before the step and restores it if the
+    step is interrupted, so that a resumed run draws the same tasks.
     """
 
 
@@ -106,24 +106,24 @@ def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | T
 
 @hookspec(calls="one", per="agent", threaded=True)
 def agent_reset(episode: Episode) -> Step | Awaitable[Step]:
-    """Begin an episode; ``observation=None`` stands for the task's own prompt."""
+    """Start an episode. ``observation=None`` means the task's own prompt."""
 
 
 @hookspec(calls="one", per="agent", threaded=True)
 def agent_step(episode: Episode, action: Action) -> Step | Awaitable[Step]:
-    """Answer the policy's action; ``done`` ends the episode. May raise ``EpisodeFailed``."""
+    """Answer the policy's action. ``done`` ends the episode. May raise ``EpisodeFailed``."""
 
 
 @hookspec(calls="one", per="agent", threaded=True)
 def agent_close(episode: Episode) -> Awaitable[None] | None:
-    """Release what the episode holds; always called, after failures too."""
+    """Release the episode's resources. Always called, also after a failure."""
 
 
 @hookspec(calls="one", per="agent", threaded=True)
 def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory]]:
-    """For agents that own their loop, instead of reset and step: run one episode.
+    """Run one episode. For agents that run their own loop, instead of reset and step.
 
-    Every sampled token is an action in at most one of the rows; a row may name the row that it branched from.
+    Every sampled token may be an action in only one of the rows. A row may name the row from which it branched.
     """
 
 
@@ -134,27 +134,27 @@ def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory
 def score(
     trajectories: Sequence[Trajectory], context: ScoreContext
 ) -> Sequence[Reward | float | Unjudged | None] | Awaitable[Sequence[Reward | float | Unjudged | None]]:
-    """Judge a finished group: one entry per trajectory, ``Unjudged(reason)`` or ``None`` where it cannot be judged."""
+    """Score a finished group: return one entry per trajectory, ``Unjudged(reason)`` or ``None`` if it cannot be scored."""
 
 
 @hookspec(calls="and")
 def keep_group(group: Group) -> bool | Drop:
-    """``True``, or ``Drop(reason)`` to leave the group out; the host draws another, bounded."""
+    """Return ``True``, or ``Drop(reason)`` to drop the group. The host then draws another, up to a limit."""
 
 
 @hookspec(calls="chained")
 def transform_rewards(experience: Experience, rewards: Tensor) -> Tensor:
-    """``[B]`` → ``[B]``: clip, normalise, penalise, before any baseline."""
+    """Change the rewards, ``[B]`` → ``[B]``, before any baseline: clip, normalise, penalise."""
 
 
 @hookspec(calls="summed")
 def shape_rewards(experience: Experience) -> Tensor:
-    """``[B, T]`` additions to the token rewards, after scoring."""
+    """Return ``[B, T]``, which is added to the token rewards after scoring."""
 
 
 @hookspec(calls="and")
 def loss_masks(experience: Experience) -> Tensor:
-    """``[B, T]`` bool: what stays in the loss and its denominator."""
+    """Return ``[B, T]`` bool: the tokens that stay in the loss and its denominator."""
 
 
 # --- the learning signal ------------------------------------------------------------------------
@@ -162,13 +162,13 @@ def loss_masks(experience: Experience) -> Tensor:
 
 @hookspec(calls="one")
 def compute_advantages(experience: Experience) -> Advantages:
-    """Advantages and returns, ``[B, T]``, over the whole rollout batch."""
+    """Compute advantages and returns, ``[B, T]``, over the whole rollout batch."""
 
 
 @hookspec(calls="each")
 def prepare_batch(experience: Experience) -> Mapping[str, Tensor | float] | None:
-    """What this plugin's worker hooks must see beside the batch: it goes to ``batch.extra[alias]``, and is ``batch.own`` in them.
-    After advantages and masks; tensors with ``B`` rows are sliced with the batch."""
+    """Return data for this plugin's own worker hooks. It is in ``batch.extra[alias]``, and in these hooks in ``batch.own``. Called
+    after advantages and masks. Tensors with ``B`` rows are sliced with the batch."""
 
 
 @hookspec(calls="multiplied", where="worker")
@@ -181,27 +181,29 @@ def importance_weights(
     versions: Tensor,
     version: int,
 ) -> Tensor:
-    """``[B, T]`` or ``[B]`` detached weights for the sampler-to-trainer gap, row-wise, for the loss terms marked ``corrected``.
+    """Return detached weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked ``corrected``.
+    The weights of a row may depend on this row only.
 
-    ``old_logprobs`` are the trainer's log π_old and ``logprobs`` those of this forward (the same with one update per batch), both
-    detached; ``versions`` ``[B, T]`` sampled the tokens, and the step began with ``version``. Where ``mask`` (the action tokens) is
-    false every tensor may hold anything. Terms of ``[B]`` take weights of ``[B]`` only; weights that no term takes are an error.
+    ``old_logprobs`` is the trainer's log π_old and ``logprobs`` is that of this forward pass (equal with one update per batch);
+    both are detached. ``versions`` ``[B, T]`` are the versions that sampled the tokens; the step began with ``version``. Where
+    ``mask`` (the action tokens) is false, tensors may hold anything. Terms of shape ``[B]`` take only weights ``[B]``. Weights
+    that no term takes are an error.
     """
 
 
 @hookspec(calls="one")
 def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
-    """Rows to train on instead of advantages (best of n, pairs). Provisional: no run calls it yet."""
+    """Provisional: no run calls it yet. Rows to train on instead of advantages (best of n, pairs)."""
 
 
 @hookspec(calls="each", where="worker")
 def batch_statistics(role: str, outputs: Outputs, batch: Batch) -> Iterable[Metric]:
-    """Metrics of a pass without gradient over the optimizer batch, reduced over all ranks into ``batch.stats``."""
+    """Return metrics of a pass without gradient over the optimizer batch. They are reduced over all ranks into ``batch.stats``."""
 
 
 @hookspec(calls="each", where="worker")
 def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
-    """Unreduced loss terms and metrics of a micro-batch, for every trainable role."""
+    """Return unreduced loss terms and metrics of a micro-batch. Called for every trainable role."""
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -209,17 +211,17 @@ def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
 
 @hookspec(calls="one")
 def sync_connect(targets: Sequence[SyncTarget]) -> Awaitable[None] | None:
-    """Prepare the way from trainer to engines."""
+    """Prepare the connection from the trainer to the engines."""
 
 
 @hookspec(calls="one")
 def sync_weights(source: WeightSource, version: int) -> Awaitable[None] | None:
-    """Bring the weights of ``source`` (the trainer's actor) to every connected engine, which then holds ``version``."""
+    """Send the weights of ``source`` (the trainer's actor) to every connected engine. Each engine then has ``version``."""
 
 
 @hookspec(calls="one")
 def sync_close() -> Awaitable[None] | None:
-    """Release groups, memory and files."""
+    """Release process groups, memory and files."""
 
 
 # --- reporting and state ------------------------------------------------------------------------
@@ -227,14 +229,14 @@ def sync_close() -> Awaitable[None] | None:
 
 @hookspec(calls="all")
 def step_finished(step: int, metrics: Mapping[str, float]) -> Stop | Adjust | None:
-    """The reduced metrics of a step of training, before the next batch. ``Stop(reason)`` ends the run after it, cleanly;
-    ``Adjust({"actor.lr": 1e-6, "kl.coef": 0.02})`` holds from the next step on, and through checkpoints."""
+    """Called with the reduced metrics of a training step, before the next batch. ``Stop(reason)`` ends the run normally.
+    ``Adjust({"actor.lr": 1e-6, "kl.coef": 0.02})`` changes settings from the next step on; checkpoints keep them."""
 
 
 @hookspec(calls="each")
 def adjust(settings: Mapping[str, float]) -> None:
-    """Take what another plugin's ``Adjust`` brings for this one: ``ALIAS.NAME`` arrives as ``NAME``. Raise ``UserError`` for a name
-    or value that cannot be; what holds on belongs into ``state_dict``."""
+    """Change the plugin's own options, because a plugin returned ``Adjust``: ``ALIAS.NAME`` arrives as ``NAME``. Raise
+    ``UserError`` for an unknown name or a bad value. Save lasting changes in ``state_dict``."""
 
 
 @hookspec(calls="all")
@@ -249,9 +251,9 @@ def log_trajectories(step: int, split: str, trajectories: Sequence[Trajectory]) 
 
 @hookspec(calls="each")
 def state_dict() -> Mapping[str, Any]:
-    """What a checkpoint keeps for this plugin: plain values, lists, dicts and tensors."""
+    """Return the state to save in a checkpoint: plain values, lists, dicts and tensors."""
 
 
 @hookspec(calls="each")
 def load_state_dict(state: Mapping[str, Any]) -> None:
-    """Take back what ``state_dict`` gave."""
+    """Restore the state that ``state_dict`` returned."""

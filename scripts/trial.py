@@ -51,9 +51,9 @@ EDITS = {
 
 ABOUT = """# A trial
 
-This page goes from nothing to a trained plugin. `rlhf plugins new` writes an algorithm. It is tested, edited and trained on the quickstart model. The
-page shows every command, its output and its time, in an environment with `rlhf-host` and the plugins of the project. {machine}.
-`python scripts/trial.py` runs everything again and writes this page.
+This page goes from nothing to a trained plugin. `rlhf plugins new` writes an algorithm. It is tested, edited and trained on the
+quickstart model. The page shows every command, its output and its time, in an environment with `rlhf-host` and the plugins of the
+project. {machine}. `python scripts/trial.py` runs everything again and writes this page.
 """
 
 
@@ -148,18 +148,20 @@ def run(trial: Trial, steps: int) -> None:
     about = "Policy gradient in which mistakes count for less"
     trial.type(f"rlhf plugins new algo {NAME} --description '{about}'")
     trial.folder = trial.folder / f"rlhf-plugin-{NAME}"
-    trial.say("Change into the folder with `cd`. `--no-build-isolation` uses the installed build tool; without this flag, pip downloads it.")
+    trial.say(
+        "Change into the folder with `cd`. `--no-build-isolation` uses the installed build tool. Without it, pip downloads one."
+    )
     trial.type("pip install --quiet --no-build-isolation -e . 'rlhf-host[testing]'", "rlhf plugins --kind algo", "pytest -q")
     trial.type(f"rlhf train --algo {NAME} --reward math_verifier --dry-run")
     trial.say("## Changing it")
-    trial.say(
-        "The change is an option, a line, and the numbers of the test. The package is installed with `-e`, so nothing has to be built."
-    )
+    trial.say("The change is an option, a line, and the numbers of the test. With `-e`, nothing has to be built.")
     trial.edit(MODULE, EDITS[MODULE])
     trial.edit(TESTS, EDITS[TESTS])
     trial.type("pytest -q", f"rlhf plugins show {NAME}", head=8, tail=9)
     trial.say("## Training with it")
-    trial.say("The first run builds the quickstart model, a small transformer pre-trained briefly on sums. Later runs use the same model.")
+    trial.say(
+        "The first run builds the quickstart model, a small transformer pre-trained on sums. Later runs use the same one."
+    )
     flags = (
         f"--algo {NAME} --algo.blame 0.2 --reward math_verifier --train.steps {steps} --eval.every {steps // 2} --run-dir run"
     )

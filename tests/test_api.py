@@ -209,7 +209,7 @@ def test_the_run_directory_says_what_no_file_can_hold(small, rlhf_here):
 
     result = rlhf_here("train", "--resume", "run", "--train.steps", "4")
     assert result.exit_code == 2
-    assert "reward 'vowels' was given as a Python object, which no file can hold: go on from Python with" in result.output
+    assert "reward 'vowels' is a Python object, which cannot be saved in a file: continue from Python with" in result.output
     assert "rlhf_host.train(resume=RUN_DIR, rewards=...), or choose an installed reward" in result.output
     assert "algo 'Plain' was given as a Python object" in result.output
     result = rlhf_here("train", "--resume", "run", "--train.steps", "4", "--algo", "rloo", "--reward", "vowels")
@@ -259,7 +259,7 @@ def test_a_run_from_python_with_names_alone_resumes_anywhere(small, rlhf_here, r
         ({"data": [{"prompt": "x"}, "file.jsonl"]}, "data mixes rows and names of sources"),
         ({"data": []}, "no training data|data has no rows"),
         ({"model": object()}, "model is a directory, hub name or GGUF file, not object: write it with save_pretrained first"),
-        ({"resume": "run"}, "resume goes on with the run's own directory and settings"),
+        ({"resume": "run"}, "resume uses the run's own directory and settings"),
     ],
 )
 def test_mistakes_are_one_clear_line(small, arguments, message):

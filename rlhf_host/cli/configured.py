@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 PLUGINS = {
-    "with": "[ALIAS=]NAME: an extension (filters, shaping, corrections); repeatable, in order; ALIAS=none takes one away",
+    "with": "[ALIAS=]NAME: an extension (filters, shaping, corrections); repeatable, in order; ALIAS=none removes one",
     "agent": "NAME: how an episode is played",
     "eval.reward": "[ALIAS=]NAME: rewards for evaluation; default: the training rewards",
-    "tracker": "[ALIAS=]NAME: where metrics go; repeatable, adds to the default ones; ALIAS=none takes one away",
+    "tracker": "[ALIAS=]NAME: where metrics go; repeatable, adds to the default ones; ALIAS=none removes one",
     "engine": "NAME: what generates tokens",
     "backend": "NAME: what makes optimizer steps",
-    "runtime": "NAME: where roles live",
-    "sync": "NAME: how weights reach the engines; default: what suits engine and runtime",
+    "runtime": "NAME: in which processes models run",
+    "sync": "NAME: how weights reach the engines; default: one that suits engine and runtime",
     "kernels": "NAME; auto: the installed ones that suit model and device; none: the plain path",
     "sync.verify": str(SyncChoice.model_fields["verify"].description),
-    "NAME.OPTION": "an option of the extension or runtime NAME, which chooses it too: short for --with NAME --with.NAME.OPTION",
+    "NAME.OPTION": "an option of the extension or runtime NAME; it also chooses NAME: short for --with NAME --with.NAME.OPTION",
 }
 """Flags that choose plugins; help adds defaults and what is installed."""
 
@@ -90,7 +90,7 @@ def show_help(
     layer, _ = assemble(config, flags, presets, [])
     for kind, spec, prefix in chosen_plugins(layer):
         _write(formatter, *_plugin(kind, spec, prefix))
-    _write(formatter, "Plugins (name one beside --help to see its options)", _with_names(PLUGINS))
+    _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(PLUGINS))
     for key, title in sections.items():
         _write(formatter, title, _section(key))
     click.echo(formatter.getvalue().rstrip())
@@ -149,11 +149,6 @@ def _plugin(kind: str, spec: str, prefix: str) -> tuple[str, list[tuple[str, str
     info = find(kind, spec)
     rows = [_row(f"{prefix}.{option.name}", option) for option in describe_options(options_model(load(info)))]
     if kind == "reward":
-        rows.insert(
-            0,
-            (
-                f"--{prefix.replace('_', '-')}.weight",
-                "factor in the weighted sum; 0 logs without counting (float, default 1.0)",
-            ),
-        )
+        flag = f"--{prefix.replace('_', '-')}.weight"
+        rows.insert(0, (flag, "factor in the weighted sum; 0: only logged (float, default 1.0)"))
     return f"Options of {info}", rows or [(f"--{prefix}", "has no options")]

@@ -25,10 +25,10 @@ LABEL = 20
 @click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one import may take.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool, deadline: float) -> None:
-    """Look at this machine: Python, torch and GPUs, memory, disk, hubs, libraries that do not fit together, plugins.
+    """Check this machine: Python, torch and GPUs, memory, disk, hubs, libraries that do not fit together, plugins.
 
-    Says what is wrong and what to do, and what each runtime, engine and backend lacks. Tokens are looked for and never
-    shown. Libraries and plugins are imported in processes of their own. Exit code 0 without problems, 1 with some.
+    Prints what is wrong and what to do, and what each runtime, engine and backend lacks. Tokens are searched for but never
+    shown. Libraries and plugins are imported in separate processes. With problems, the exit code is 1.
     """
     width = min(shutil.get_terminal_size().columns, 120)
     found: list[Finding] = []

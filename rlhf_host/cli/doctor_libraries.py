@@ -88,7 +88,7 @@ def _repair(name: str, installed: Mapping[str, Distribution]) -> str:
     if name in COMPANIONS:
         return f"built for another torch: pip uninstall {name} (nothing here needs it), or install the build that fits yours"
     if name == "transformers" and there:
-        return f"often the doing of {', '.join(there)} built for another torch: pip uninstall {' '.join(there)}"
+        return f"often caused by {', '.join(there)}, built for another torch: pip uninstall {' '.join(there)}"
     return f"pip install --force-reinstall {name}" if name not in OPTIONAL else f"pip install --upgrade '{HOST}[{name}]'"
 
 
@@ -148,10 +148,10 @@ def gpu_build(machine: list[Finding], found: Mapping[str, list[Finding]]) -> Ite
     torch = next((one.detail for one in found.get("torch", ()) if one.name == "torch" and one.status == "ok"), "")
     if there and "built for the CPU" in torch:
         advice = "install the CUDA build: pip install --force-reinstall torch, from the index that pytorch.org names"
-        yield Finding(LIBRARIES, "torch and GPU", "problem", "there is a GPU, and this torch is built for the CPU", advice)
+        yield Finding(LIBRARIES, "torch and GPU", "problem", "there is a GPU, but this torch is built for the CPU", advice)
     elif there and torch and "GPUs:" not in torch:
         advice = "the driver may be too old for this CUDA: compare with nvidia-smi; or CUDA_VISIBLE_DEVICES hides the GPU"
-        yield Finding(LIBRARIES, "torch and GPU", "problem", "there is a GPU, and torch cannot use it", advice)
+        yield Finding(LIBRARIES, "torch and GPU", "problem", "there is a GPU, but torch cannot use it", advice)
 
 
 # --- versions -----------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def versions(plugins: list[str], installed: Mapping[str, Distribution] | None = 
     for owner in dict.fromkeys([HOST, *map(normalised, plugins), *CORE]):
         if owner in there:
             found += [one for line in there[owner].requires or () if (one := _unmet(owner, line, there)) is not None]
-    return found or [Finding(VERSIONS, "versions", "ok", "what is installed fits together")]
+    return found or [Finding(VERSIONS, "versions", "ok", "the installed packages fit together")]
 
 
 def _unmet(owner: str, line: str, installed: Mapping[str, Distribution]) -> Finding | None:

@@ -59,8 +59,8 @@ def _gpus() -> Finding:
             MACHINE,
             "GPUs",
             "problem",
-            "an NVIDIA driver is loaded, and nvidia-smi does not work",
-            "run nvidia-smi and see what it says",
+            "an NVIDIA driver is loaded, but nvidia-smi does not work",
+            "run nvidia-smi and read its message",
         )
     return Finding(MACHINE, "GPUs", "note", "no NVIDIA GPU: everything runs on the CPU (or on Apple's GPU, see torch)")
 
@@ -86,7 +86,7 @@ def _memory() -> Finding | None:
             detail += f"; this container may use {allowed / GIB:.1f} GiB"
             free = min(free, allowed)
     if free < 2 * GIB:
-        return Finding(MACHINE, "memory", "warning", detail, "close what uses it: even small models want a few GiB")
+        return Finding(MACHINE, "memory", "warning", detail, "close programs that use it: even small models need a few GiB")
     return Finding(MACHINE, "memory", "ok", detail)
 
 
@@ -95,7 +95,7 @@ def shared_memory(size: int) -> Finding:
     detail = f"{size / GIB:.1f} GiB in /dev/shm" if size >= GIB else f"{size / 2**20:.0f} MiB in /dev/shm"
     if size >= GIB:
         return Finding(MACHINE, "shared memory", "ok", detail)
-    advice = "Ray, vLLM and NCCL want more than 1 GiB: docker run --shm-size=8g, or mount -o remount,size=8G /dev/shm"
+    advice = "Ray, vLLM and NCCL need more than 1 GiB: docker run --shm-size=8g, or mount -o remount,size=8G /dev/shm"
     return Finding(MACHINE, "shared memory", "warning", detail, advice)
 
 
@@ -115,11 +115,11 @@ def _disk(name: str, path: Path) -> Finding:
             if path == hub_home()
             else "set TMPDIR"
             if path == Path(tempfile.gettempdir())
-            else "go elsewhere, or set --run-dir"
+            else "change to another directory, or set --run-dir"
         )
         return Finding(MACHINE, name, "problem", f"{path} cannot be written to", move)
     if free < GIB:
-        return Finding(MACHINE, name, "problem", detail, "make room: a checkpoint alone takes 16 bytes per parameter")
+        return Finding(MACHINE, name, "problem", detail, "free some space: a checkpoint alone takes 16 bytes per parameter")
     if free < 10 * GIB:
         return Finding(MACHINE, name, "warning", detail, "a checkpoint takes 16 bytes per parameter: 8 GB for half a billion")
     return Finding(MACHINE, name, "ok", detail)

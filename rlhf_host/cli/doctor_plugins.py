@@ -33,7 +33,7 @@ def _bad(info: PluginInfo) -> Finding:
     advice = {
         "incompatible": f"pip install --upgrade {info.distribution}",
         "missing": f"pip install --force-reinstall --no-deps {info.distribution}",
-    }.get(info.status, f"rlhf plugins show {info.name} shows where; rlhf plugins uninstall {info.name} takes it away")
+    }.get(info.status, f"rlhf plugins show {info.name} shows where; rlhf plugins uninstall {info.name} removes it")
     return Finding(PLUGINS, name, "problem", f"{info.status}: {info.problem}", advice)
 
 

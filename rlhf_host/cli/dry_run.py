@@ -88,12 +88,12 @@ def _data(data: DataConfig, split: Any, tokenizer: Any, seed: int) -> list[str]:
     lines = []
     for source in data.sources:
         if _is_hub_name(source.path):
-            lines.append(f"{source.path}: a hub dataset, not looked at")
+            lines.append(f"{source.path}: a hub dataset, not checked")
             continue
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None})
         report = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=data.max_prompt_tokens).report
-        lines += [f"{line} (first {ROWS} rows looked at)" for line in report]
+        lines += [f"{line} (first {ROWS} rows checked)" for line in report]
     return lines
 
 

@@ -30,7 +30,7 @@ START = {
     "rollout.max-new-tokens": "per turn (int, default 256)",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }
 
@@ -54,7 +54,7 @@ def evaluate(ctx: click.Context, argv: Sequence[str]) -> None:
         clashes = [f"--{name}" for name in ("config", "preset") if name in control]
         clashes += [flag.text for flag in flags if flag.parts[-2:] == ["actor", "model"]]
         if clashes:
-            raise UserError(f"--checkpoint brings the run's own model and settings: leave {clashes[0]} out")
+            raise UserError(f"--checkpoint uses the run's own model and settings: leave {clashes[0]} out")
         config_path = str(require_run(run_of(Path(checkpoint))))
     loaded = read_config(config_path, flags, presets, CONTROL)
     for notice in loaded.notices:
@@ -104,7 +104,7 @@ def model_of(path: Path) -> Path:
             return candidate
     if any(path.glob("*.gguf")):
         return path  # loading says to name the file
-    raise UserError(f"{path} holds no model: give a model directory, a checkpoint or a run directory")
+    raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")
 
 
 def _print_table(metrics: object) -> None:

@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("rlhf_host.cli.rollout:rollout", "Sample and score without training, into a file."),
     "replay": ("rlhf_host.cli.replay:replay", "Score saved trajectories again with other plugins; show what changes."),
     "plugins": ("rlhf_host.cli.plugins:plugins", "List installed plugins; show, check, bench, install or uninstall one."),
-    "doctor": ("rlhf_host.cli.doctor:doctor", "Look at this machine and its libraries: what is wrong and what to do."),
+    "doctor": ("rlhf_host.cli.doctor:doctor", "Check this machine and its libraries: what is wrong and what to do."),
     "completion": ("rlhf_host.cli.completion:completion", "Print the script for completion in bash, zsh or fish."),
 }
 """Name → (``module:attribute`` of the command, its line in ``rlhf --help``)."""

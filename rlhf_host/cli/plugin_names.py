@@ -40,7 +40,7 @@ def named(plugins: Iterable[PluginInfo]) -> dict[str, str]:
     return found
 
 
-def kind_option(text: str = "Where several kinds share the name.") -> Any:
+def kind_option(text: str = "The kind, if plugins of several kinds have this name.") -> Any:
     """The option ``--kind``."""
     return click.option("--kind", type=click.Choice(list(GROUPS)), metavar="KIND", help=text)
 
@@ -112,7 +112,7 @@ def with_hooks(name: str, kind: str | None, options: dict[str, Any], kinds_witho
     found = find_all(name, [info for info in discover() if kind in (None, info.kind)])
     called = [info for info in found if info.kind not in PROTOCOLS or info.kind in kinds_without]
     if not called:
-        raise UserError(f"{found[0].kind} {name!r} has no hooks to call: rlhf plugins show {name} looks inside")
+        raise UserError(f"{found[0].kind} {name!r} has no hooks to call: see rlhf plugins show {name}")
     several = [info for info in called if info.kind != "preset"]
     if options and len(several) > 1:
         raise UserError(

@@ -14,13 +14,13 @@ from rlhf_host.cli.plugin_names import PluginName, kind_option, leave_out
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "show": ("rlhf_host.cli.plugins_show:show", "Look inside one: source, hooks, options."),
+    "show": ("rlhf_host.cli.plugins_show:show", "Show one: source, hooks, options."),
     "new": ("rlhf_host.cli.plugins_new:new", "Write a new one: a project that works at once."),
     "check": ("rlhf_host.cli.plugins_check:check", "Run the contract suite on one."),
-    "bench": ("rlhf_host.cli.plugins_bench:bench", "Time and memory of each hook of one, at realistic sizes."),
+    "bench": ("rlhf_host.cli.plugins_bench:bench", "Measure time and memory of each hook of one."),
     "install": ("rlhf_host.cli.plugins_install:install", "Install some, by name, path or wheel."),
-    "uninstall": ("rlhf_host.cli.plugins_install:uninstall", "Take some away."),
-    "requirements": ("rlhf_host.cli.plugins_requirements:requirements", "Exact versions, to reproduce a run."),
+    "uninstall": ("rlhf_host.cli.plugins_install:uninstall", "Uninstall some."),
+    "requirements": ("rlhf_host.cli.plugins_requirements:requirements", "Print exact versions, to reproduce a run."),
 }
 """Name → (``module:attribute`` of the command, its line in ``rlhf plugins --help``)."""
 
@@ -30,19 +30,19 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 
 @click.group(cls=LazyGroup, table=COMMANDS, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of a table.")
-@click.option("--verify", is_flag=True, help="Import each plugin, in a process of its own, to find the broken ones.")
+@click.option("--verify", is_flag=True, help="Import each plugin in a separate process, to find broken ones.")
 @click.option("--deadline", default=10.0, show_default=True, metavar="S", help="With --verify: seconds one import may take.")
 @kind_option(f"Only this kind: {', '.join(GROUPS)}.")
 @click.option(
-    "--disable", type=PluginName(), metavar="NAME", multiple=True, help=f"Leave it out, as {DISABLE} does; repeatable."
+    "--disable", type=PluginName(), metavar="NAME", multiple=True, help=f"Ignore this plugin, as {DISABLE} does; repeatable."
 )
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, kind: str | None, disable: Sequence[str]) -> None:
     """List installed plugins: kind, name, version, API range, status, distribution and its summary.
 
-    Read from metadata, without importing any. Status: ok; incompatible (made for another rlhf-host); conflict (two
-    distributions claim the name: choose with distribution:name); missing (its module is not there); broken (--verify);
-    disabled (left out by --disable or RLHF_DISABLE_PLUGINS).
+    This reads metadata and imports no plugin. Status: ok; incompatible (made for another rlhf-host); conflict (two
+    distributions use the name: choose with distribution:name); missing (its module does not exist); broken (--verify);
+    disabled (by --disable or RLHF_DISABLE_PLUGINS).
     """
     leave_out(ctx, disable)
     if ctx.invoked_subcommand is not None:

@@ -32,8 +32,8 @@ def bench(
 ) -> None:
     """Measure what each hook of the plugin NAME or DISTRIBUTION:NAME costs per call, at the sizes of a real run.
 
-    Time is the median of the calls after a first one; memory is the most that a call holds at once beyond what was there,
-    worker processes of the plugin left out. On the CPU. Exit code 1 when a hook fails.
+    Time is the median of all calls except the first. Memory is the most that a call adds, without worker processes of the
+    plugin. Everything runs on the CPU. If a hook fails, the exit code is 1.
     """
     options, reports, failed = parse_texts(option), [], False
     infos = [info for info in with_hooks(name, kind, options) if info.kind != "preset"]

@@ -44,9 +44,9 @@ class Checked:
 @click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one check may take.")
 @click.pass_context
 def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None, as_json: bool, deadline: float) -> None:
-    """Run the contract suite on the installed plugin NAME or DISTRIBUTION:NAME: what the host relies on, check by check.
+    """Run the contract suite on the installed plugin NAME or DISTRIBUTION:NAME. It checks everything the host relies on.
 
-    The checks run in a process of their own. Exit code 1 when one fails. A preset is loaded, and its settings validated.
+    The checks run in a separate process. If one fails, the exit code is 1. A preset is loaded and its settings are checked.
     """
     options, reports = parse_texts(option), []
     width = min(shutil.get_terminal_size().columns, 120)

@@ -50,13 +50,13 @@ class InstalledName(click.ParamType):
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, type=CatalogueName())
-@click.option("--upgrade", "-U", is_flag=True, help="Take a newer version where there is one.")
+@click.option("--upgrade", "-U", is_flag=True, help="Install a newer version if there is one.")
 @click.option("--dry-run", is_flag=True, help="Print the pip command and stop.")
 def install(names: Sequence[str], upgrade: bool, dry_run: bool) -> None:
     """Install plugins with pip, into the environment that rlhf runs in.
 
     NAMES are plugins of the project's catalogue (grpo), their distributions (rlhf-plugin-grpo), or paths of folders and
-    wheels. Other names are refused, never guessed: what happens to bear a name on a package index may be anybody's.
+    wheels. Other names are refused, because a package with that name on a package index may belong to anybody.
     """
     targets = list(dict.fromkeys(_target(name) for name in names))
     # Naming the host keeps pip from replacing it with the version that a plugin was made for.
@@ -81,7 +81,7 @@ def install(names: Sequence[str], upgrade: bool, dry_run: bool) -> None:
 def uninstall(names: Sequence[str], yes: bool, dry_run: bool) -> None:
     """Uninstall the distributions of plugins with pip. NAMES are plugins or distributions.
 
-    A distribution goes as a whole, with all its plugins; --disable leaves a single one out.
+    A distribution is removed as a whole, with all its plugins. To ignore a single plugin, use --disable.
     """
     known = discover(disabled=True)
     targets = list(dict.fromkeys(_owner(name, known) for name in names))
@@ -91,9 +91,9 @@ def uninstall(names: Sequence[str], yes: bool, dry_run: bool) -> None:
         return
     for target in targets:
         lost = ", ".join(f"{info.kind} {info.name}" for info in known if info.distribution == target)
-        click.echo(f"{target} goes, with {lost}")
+        click.echo(f"{target} will be removed, with {lost}")
     if not yes:
-        click.confirm("Go on?", abort=True)
+        click.confirm("Continue?", abort=True)
     _run(command)
 
 
@@ -115,7 +115,7 @@ def _target(name: str) -> str:
         return str(path)
     if path.is_dir():
         if not any((path / file).is_file() for file in ("pyproject.toml", "setup.py")):
-            raise UserError(f"{name} is no distribution: it has no pyproject.toml")
+            raise UserError(f"{name} is not a distribution: it has no pyproject.toml")
         # pip takes a bare word for a name on the index.
         return str(path) if path.is_absolute() else name if name.startswith(".") else f"./{name}"
     if looks_like_a_path:

@@ -46,12 +46,12 @@ class _Kind(click.ParamType):
 @click.argument("kind", type=_Kind())
 @click.argument("name")
 @click.option(
-    "--output", default=".", metavar="DIR", type=click.Path(path_type=Path), help="Where its folder goes; default: here."
+    "--output", default=".", metavar="DIR", type=click.Path(path_type=Path), help="Directory for the new folder; default: here."
 )
 @click.option("--description", metavar="TEXT", help="What it is, in one line.")
-@click.option("--author", default="", metavar="NAME", help="Who writes it.")
+@click.option("--author", default="", metavar="NAME", help="The author.")
 def new(kind: str, name: str, output: Path, description: str | None, author: str) -> None:
-    """Write a new plugin called NAME: a small one of its KIND, which works, with tests, to be edited.
+    """Write a new plugin called NAME: a small working plugin of its KIND, with tests, for you to edit.
 
     KIND is algo, reward, agent, extension, tasks, tracker, weight-sync, engine, backend or runtime. The folder is called
     rlhf-plugin-NAME.
@@ -69,7 +69,7 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
         "  pip install -e . 'rlhf-host[testing]'\n"
         "  pytest\n"
         f"  rlhf train {flags} --dry-run\n"
-        f"Then edit src/{project.name.replace('-', '_')}/__init__.py: changes count at once."
+        f"Then edit src/{project.name.replace('-', '_')}/__init__.py: changes take effect at once."
     )
 
 
@@ -113,7 +113,7 @@ def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> 
     template = template_folder()
     project = output / f"rlhf-plugin-{normalised(name)}"
     if project.exists() or project.is_symlink():
-        raise UserError(f"{project} is there already: remove it, or choose another name or --output DIR")
+        raise UserError(f"{project} already exists: remove it, or choose another name or --output DIR")
     asked = generate_context(str(template / "cookiecutter.json"), extra_context={"kind": kind, "name": name})
     context: dict[str, Any] = prompt_for_config({"cookiecutter": asked["cookiecutter"]}, no_input=True)
     # Now, so that braces in them are not taken for the template's own.

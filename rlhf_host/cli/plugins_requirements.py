@@ -16,9 +16,9 @@ from rlhf_host.plugins.requirements import FILE, extras_of_host, pinned
 @click.command()
 @click.argument("run_dir", required=False, type=click.Path(path_type=Path))
 def requirements(run_dir: Path | None) -> None:
-    """Print exact versions (name==version) for pip: the host, plugins, torch and all they stand on.
+    """Print exact versions (name==version) for pip: the host, plugins, torch and all their dependencies.
 
-    Of the run in RUN_DIR, as it was when it began; without RUN_DIR, of what is installed now. To have them:
+    With RUN_DIR, these are the versions at the start of that run; without it, those installed now. To install them:
     rlhf plugins requirements RUN_DIR > requirements.txt; pip install -r requirements.txt
     """
     if run_dir is None:

@@ -21,9 +21,9 @@ from rlhf_host.plugins.verify import Inspection, look_inside
 @kind_option()
 @click.pass_context
 def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> None:
-    """Look inside the plugin NAME or DISTRIBUTION:NAME: where it comes from, its hooks and its options.
+    """Show the plugin NAME or DISTRIBUTION:NAME: where it comes from, its hooks and its options.
 
-    Imports it in a process of its own. Exit code 1 when it cannot be used, with the reason.
+    The plugin is imported in a separate process. If it cannot be used, the reason is shown and the exit code is 1.
     """
     width = min(shutil.get_terminal_size().columns, 120)
     usable = True

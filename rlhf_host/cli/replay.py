@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 CONTROL = ("config", "preset", "output", "rows", "json", "disable", "help")
 
 START = {
-    "reward": "[ALIAS=]NAME: score anew; repeatable (default: rewards stay as saved)",
+    "reward": "[ALIAS=]NAME: score again; repeatable (default: rewards stay as saved)",
     "algo": "NAME: compute advantages",
     "with": "[ALIAS=]NAME: filters and changes of rewards; repeatable, in order",
-    "rows": "how many trajectories to show, those that changed most (int, default 20; 0: all)",
-    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "rows": "how many trajectories to show, largest changes first (int, default 20; 0: all)",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print everything as a JSON object instead of a table",
     "output": "FILE.jsonl: write the trajectories with their new rewards, for rlhf train --from-trajectories",
-    "actor.model": "only where a plugin asks for a role, or for texts that the file does not have",
+    "actor.model": "only needed if a plugin uses a role, or texts that the file does not have",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
 }

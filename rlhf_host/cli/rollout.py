@@ -27,7 +27,7 @@ CONTROL = ("config", "preset", "output", "steps", "rollouts", "json", "disable",
 START = {
     "output": "FILE.jsonl: where the trajectories go",
     "steps": "batches of train.batch-size prompts (int, default 1)",
-    "rollouts": "instead of steps: so many trajectories, rounded up to whole prompts",
+    "rollouts": "instead of steps: number of trajectories, rounded up to whole prompts",
     "reward": "[ALIAS=]NAME: what scores the answers; repeatable; without any, rlhf replay can score them later",
     "actor.model": "the model to sample from: a directory, hub name or GGUF file",
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable",
@@ -36,7 +36,7 @@ START = {
     "seed": "fixes data order and sampling (int, default 0)",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }
 
@@ -158,5 +158,5 @@ def _say(summary: dict[str, Any], interrupted: bool) -> None:
     click.echo(
         f"{said} {output}\n"
         f"  rlhf train --from-trajectories {output} ...    trains on it\n"
-        f"  rlhf replay {output} --reward NAME    scores it anew"
+        f"  rlhf replay {output} --reward NAME    scores it again"
     )

@@ -28,13 +28,13 @@ START = {
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
-    "resume": "RUN_DIR: continue from its newest checkpoint, with its settings; flags may change some, as --train.steps",
-    "from-trajectories": "FILE: train on what rlhf rollout saved, or a run with --trajectories.tokens; nothing is sampled",
-    "debug": "run everything in this process and thread, so that a debugger works in any plugin",
-    "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable; for runtimes with several",
+    "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
+    "from-trajectories": "FILE: train on trajectories of rlhf rollout, or of a run with --trajectories.tokens, without sampling",
+    "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
+    "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable; only for runtimes with placement",
     "seed": "fixes data order, sampling and initial heads (int, default 0)",
     "name": "the run's name (default <algorithm>-<first reward>)",
-    "disable": "NAME: leave an installed plugin out, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "dry-run": "check everything, train and write nothing",
     "print-config": "print the whole configuration as YAML, with plugins' options, and stop",
 }
@@ -98,7 +98,7 @@ def _say_what_next(outcome: Outcome) -> None:
     run_dir = outcome.run_dir
     if outcome.status == "interrupted":
         click.echo(
-            f"\nInterrupted after step {outcome.step}; a checkpoint is written. Go on with:\n  rlhf train --resume {run_dir}"
+            f"\nInterrupted after step {outcome.step}; a checkpoint is written. Continue with:\n  rlhf train --resume {run_dir}"
         )
         return
     early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
@@ -108,7 +108,7 @@ def _say_what_next(outcome: Outcome) -> None:
     lines += [
         "What to try next:",
         f"  rlhf eval --checkpoint {run_dir} --eval.n 4        more samples per task, pass@4",
-        f"  rlhf train --resume {run_dir} --train.steps {2 * outcome.step}    go on training",
+        f"  rlhf train --resume {run_dir} --train.steps {2 * outcome.step}    continue training",
         "  rlhf train --algo rloo --reward math_verifier --actor.model DIR --data FILE.jsonl    your own model and data",
     ]
     click.echo("\n".join(lines))
@@ -121,7 +121,7 @@ def _resumed(control: dict[str, list[str | None]], flags: Sequence[str]) -> Path
         return None
     clash = next((flag for flag in ("config", "preset") if flag in control), None)
     if clash or "run-dir" in flags or "run_dir" in flags:
-        raise UserError(f"--resume goes on with the run's own directory and settings: leave --{clash or 'run-dir'} out")
+        raise UserError(f"--resume uses the run's own directory and settings: leave --{clash or 'run-dir'} out")
     path = Path(given)
     require_run(path)
     return path

@@ -61,10 +61,10 @@ def check_replay(config: RunConfig, manager: PluginManager) -> None:
 
 def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     if "agent" in config.reward or "agent" in config.eval.reward:
-        yield "the reward alias 'agent' stands for the agent's own rewards: choose another"
+        yield "the alias 'agent' is reserved for the agent's own rewards: choose another alias"
     for item in manager.loaded:
         if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
-            yield f"{item} has no score hook, so it judges nothing"
+            yield f"{item} has no score hook, so it scores nothing"
 
 
 def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
@@ -158,12 +158,12 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
         if value != off:
             yield (
                 f"rollout.{name} is {value}: training cannot correct for tokens that could not be drawn;"
-                f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} is free)"
+                f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
             )
     if rollout.max_tokens is not None and rollout.max_new_tokens >= rollout.max_tokens:
         yield (
             f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt in rollout.max_tokens"
-            f" {rollout.max_tokens}: lower the one or raise the other"
+            f" {rollout.max_tokens}: lower the first or raise the second"
         )
     if train.minibatches > train.batch_size:
         yield (
@@ -172,7 +172,7 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
         )
     if train.old_logprobs == "fused" and train.updates_per_batch > 1:
         yield (
-            "train.old_logprobs fused holds for one update per batch, and"
+            "train.old_logprobs fused works only with one update per batch, and"
             f" epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}:"
             " set --train.old-logprobs recompute"
         )

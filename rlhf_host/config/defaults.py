@@ -1,4 +1,4 @@
-"""What follows from the traits of the chosen engine, backend and runtime, where nobody decided. Knows no plugin by name."""
+"""Defaults that follow from the traits of the chosen engine, backend and runtime. Knows no plugin by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("engine", "backend", "runtime")
 AUTO, NONE = WORDS = ("auto", "none")
 """Choices of kernels that name no plugin."""
 LONG_S = 7 * 24 * 3600.0
-"""A deadline that no debugging session meets."""
+"""Longer than any debugging session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = No
 
 
 def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[str]:
-    """Plugins whose code runs elsewhere give way to the default ones, and nothing is late under a debugger; in place.
+    """Replace plugins whose code runs elsewhere by the default ones, and lengthen deadlines; in place.
 
     Returns:
         What was changed, for people.
@@ -89,7 +89,7 @@ def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[s
         choice, default = getattr(config, kind), getattr(RunConfig(), kind)
         info = find(kind, choice.name, known)
         if not traits_of(info, build(info, choice.options)).debug:
-            lines.append(f"--debug: {kind} {choice.name} runs where no debugger can follow; {default.name} takes its place")
+            lines.append(f"--debug: a debugger cannot follow {kind} {choice.name}; {default.name} is used instead")
             setattr(config, kind, default)
             config.placement = []
     config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, LONG_S)
@@ -100,21 +100,21 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
     """Why the chosen engine, backend, runtime and sync cannot train together; each with what to do."""
     engine, backend, runtime, sync = (getattr(config, key).name for key in (*KINDS, "sync"))
     if config.placement and not traits.runtime.places:
-        yield f"placement says which devices roles share, and runtime {runtime} has one process: choose another, or leave it out"
+        yield f"runtime {runtime} has one process and takes no placement: choose another --runtime, or leave --placement out"
     if traits.in_place and traits.backend.sharded:
         yield (
-            f"backend {backend} spreads the actor's weights, and engine {engine} samples from them whole in the same process:"
-            " choose options of the backend that keep weights whole (--backend.*), or an engine with weights of its own (--engine)"
+            f"backend {backend} splits the actor's weights, but engine {engine} samples from them and needs them complete: choose"
+            " options of the backend that do not split weights (--backend.*), or an engine with its own weights (--engine)"
         )
     if needs.in_place and not traits.in_place:
         apart = f"runtime {runtime}" if traits.runtime.remote else f"engine {engine}"
         yield (
-            f"sync {sync} is for engines that sample from the trainer's own module, and with {apart} they have weights of their"
-            " own: leave --sync out, or choose one that moves weights"
+            f"sync {sync} is for engines that sample from the trainer's own module, but with {apart} they have their own weights:"
+            " leave --sync out, or choose one that sends weights"
         )
     if needs.in_place is False and traits.in_place:
         yield (
-            f"sync {sync} moves weights, and engine {engine} samples from the trainer's own module, where nothing has to move:"
+            f"sync {sync} sends weights, but engine {engine} samples from the trainer's own module and needs none:"
             " leave --sync out"
         )
     if traits.engine.syncs and sync.rpartition(":")[2] not in traits.engine.syncs:

@@ -84,7 +84,7 @@ def _merge_selection(below: Located, above: Located, errors: list[str], path: Pa
             flag = ".".join(map(str, path))
             have = f"chosen: {', '.join(values)}" if values else "none is chosen"
             errors.append(
-                f"{choice.where}: no {flag} plugin goes by {alias!r} ({have}{near_matches(alias, values)}); "
+                f"{choice.where}: no {flag} plugin is called {alias!r} ({have}{near_matches(alias, values)}); "
                 f"choose it with --{flag} {alias}"
             )
         else:

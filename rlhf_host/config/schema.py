@@ -49,14 +49,14 @@ class PluginChoice(Open):
 
 
 class RewardChoice(PluginChoice):
-    weight: float = Field(1.0, description="factor in the weighted sum; 0 logs without counting")
+    weight: float = Field(1.0, description="factor in the weighted sum; 0: only logged")
 
 
 class SyncChoice(PluginChoice):
     name: str = Field("", description="default: one that suits the engine and the runtime")
     verify: Literal["auto", "on", "off"] | int = Field(
         "auto",
-        description="after which syncs engines and trainer are compared on a probe: auto (the first two), on, off, or how many",
+        description="compare engines and trainer after a sync: auto (the first two), on (every one), off, or a number of syncs",
     )
 
     @field_validator("verify", mode="before")
@@ -74,7 +74,7 @@ class RoleConfig(Section):
     revision: str | None = Field(None, description="hub revision")
     tokenizer: str | None = Field(None, description="tokenizer directory or hub name; default: the model's own")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="weights in memory; auto: float32 for trainable roles, the checkpoint's own for frozen ones"
+        "auto", description="type of the weights in memory; auto: float32 for trained roles, the checkpoint's type for others"
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = Field(
         "auto", description="attention kernel; auto: sdpa, or eager where sdpa would leave out a part of the model"
@@ -82,14 +82,14 @@ class RoleConfig(Section):
     gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
     trust_remote_code: bool = Field(False, description="allow code from the model repository to run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
-    lr: float | None = Field(None, ge=0, description="peak learning rate; default: the algorithm's for the role, or 1e-6")
+    lr: float | None = Field(None, ge=0, description="peak learning rate; default: set by the algorithm, else 1e-6")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="floor of the schedule, as a fraction of lr")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate of the schedule, as a fraction of lr")
     warmup_steps: int = Field(0, ge=0, description="optimizer updates of linear warm-up")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas")
     adam_eps: float = Field(1e-8, gt=0, description="AdamW epsilon")
-    max_grad_norm: float = Field(1.0, ge=0, description="gradient norm clip; 0: off")
+    max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: off")
 
     @property
     def peak_lr(self) -> float:
@@ -104,10 +104,10 @@ class DataSource(Open):
     name: str | None = Field(None, description="its name in metrics; default: the last part of path")
     subset: str | None = Field(None, description="hub configuration name")
     split: str | None = Field(None, description="split of a hub dataset or datasets directory")
-    weight: float = Field(1.0, gt=0, description="share when several sources are mixed")
+    weight: float = Field(1.0, gt=0, description="share of this source when several are mixed")
     prompt_key: str | None = Field(None, description="column with the prompt; default: the section's")
     label_key: str | None = Field(None, description="column with the ground truth; default: the section's")
-    max_samples: PositiveInt | None = Field(None, description="use at most this many rows, the first ones")
+    max_samples: PositiveInt | None = Field(None, description="use only the first rows, at most this many")
 
 
 class DataConfig(Section):
@@ -122,11 +122,11 @@ class DataConfig(Section):
     agent_key: str | None = Field(None, description="column with the agent's name")
     system_prompt: str | None = Field(None, description="system message put before every prompt")
     template: str | None = Field(
-        None, description="own prompt template with {prompt}; 'none': no chat template; default: the tokenizer's"
+        None, description="prompt template with {prompt}; 'none': no chat template; default: the tokenizer's chat template"
     )
-    max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt")
+    max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt, in tokens")
     long_prompts: Literal["filter", "truncate"] = Field(
-        "filter", description="what to do with longer ones; truncation keeps the end"
+        "filter", description="what to do with longer prompts; truncate keeps the end"
     )
     max_samples: PositiveInt | None = Field(None, description="use at most this many tasks in total")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
@@ -134,29 +134,29 @@ class DataConfig(Section):
 
 class RolloutConfig(Section):
     n: PositiveInt = Field(8, description="samples per prompt")
-    temperature: float = Field(1.0, ge=0, description="above 0 in training; log-probabilities are taken at it too")
+    temperature: float = Field(1.0, ge=0, description="above 0 in training; log-probabilities use it too")
     top_p: float = Field(
         1.0, gt=0, le=1, description="1: off; training refuses other values, because it cannot correct for them"
     )
     top_k: int = Field(0, ge=0, description="0: off; training refuses other values")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off; training refuses other values")
-    max_new_tokens: PositiveInt = Field(256, description="per turn")
+    max_new_tokens: PositiveInt = Field(256, description="longest answer per turn, in tokens")
     max_tokens: PositiveInt | None = Field(
-        None, description="longest whole trajectory, prompt included; default: the model's context"
+        None, description="longest trajectory including the prompt, in tokens; default: the model's context"
     )
     stop: list[str] = Field(default_factory=list, description="stop strings")
-    stop_token_ids: list[int] = Field(default_factory=list, description="stop tokens beside the end-of-sequence tokens")
+    stop_token_ids: list[int] = Field(default_factory=list, description="stop tokens in addition to the end-of-sequence tokens")
     max_unjudged: float = Field(
-        0.5, ge=0, le=1, description="largest fraction of unjudged trajectories in a step before the run stops"
+        0.5, ge=0, le=1, description="the run stops if more than this fraction of a step's trajectories is unjudged"
     )
     max_refills: int = Field(8, ge=0, description="how many more batches of prompts a step may draw to replace dropped groups")
     score_timeout_s: float = Field(300.0, gt=0, description="deadline for one reward plugin on one group")
-    score_retries: int = Field(0, ge=0, description="more attempts after a reward plugin raised")
-    episode_retries: int = Field(2, ge=0, description="more attempts of an episode that failed retryably")
+    score_retries: int = Field(0, ge=0, description="further attempts after a reward plugin raised an error")
+    episode_retries: int = Field(2, ge=0, description="further attempts after EpisodeFailed(retryable=True)")
 
 
 class TrainConfig(Section):
-    steps: PositiveInt = Field(100, description="rollout batches")
+    steps: PositiveInt = Field(100, description="training steps; each uses one batch of rollouts")
     batch_size: PositiveInt = Field(32, description="prompts per step; each makes rollout.n trajectories")
     epochs: PositiveInt = Field(1, description="passes over each batch")
     minibatches: PositiveInt = Field(1, description="optimizer updates per pass")
@@ -167,7 +167,7 @@ class TrainConfig(Section):
     autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="what to do after a non-finite loss or gradient, once its trajectories are saved"
+        "stop", description="what to do after a non-finite loss or gradient; its trajectories are saved first"
     )
     threads: int = Field(0, ge=0, description="CPU threads; 0: torch's default")
 
@@ -198,13 +198,15 @@ class EvalConfig(Section):
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     max_new_tokens: PositiveInt | None = Field(None, description="default: as in training")
-    seed: int = Field(0, description="fixes the evaluation samples, whatever the run's seed")
+    seed: int = Field(0, description="fixes the evaluation samples; independent of the run's seed")
 
 
 class CheckpointConfig(Section):
     every: int = Field(0, ge=0, description="steps between checkpoints; 0: only the last one and on Ctrl-C")
-    keep: int = Field(2, ge=0, description="newest checkpoints kept; 0: all")
-    best: str | None = Field(None, description="metric whose best checkpoint is kept too, such as eval/pass@1")
+    keep: int = Field(2, ge=0, description="how many of the newest checkpoints to keep; 0: all")
+    best: str | None = Field(
+        None, description="also keep the checkpoint with the best value of this metric, such as eval/pass@1"
+    )
     best_mode: Literal["max", "min"] = Field("max", description="whether a larger or a smaller value is better")
     final: bool = Field(True, description="write a checkpoint and model/ at the end")
 
@@ -247,16 +249,18 @@ class RunConfig(Section):
     )
     placement: list[str] = Field(
         default_factory=list,
-        description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: these share devices; repeatable; for runtimes with several",
+        description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: roles that share devices; repeatable",
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     trajectories: TrajectoryLog = Field(default_factory=TrajectoryLog)
     from_trajectories: str | None = Field(
-        None, description="train on the rollouts of this file, or of a run's trajectories/, and sample nothing"
+        None, description="train on the rollouts in this file, or in a run's trajectories/, without sampling"
     )
-    debug: bool = Field(False, description="everything in this process and thread, so that a debugger works in any plugin")
+    debug: bool = Field(
+        False, description="run everything in one process and one thread, so that a debugger works in any plugin"
+    )
 
     @field_validator("roles")
     @classmethod

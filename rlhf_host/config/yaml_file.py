@@ -86,7 +86,7 @@ class _Reader:
         if next(self.count) > LARGEST:
             raise UserError(f"{where}: the file holds more than {LARGEST:,} values; aliases (*NAME) repeat what they name")
         if node.tag not in _KINDS:
-            raise UserError(f"{where}: values have no tags here, and this one has {node.tag!r}")
+            raise UserError(f"{where}: YAML tags are not supported, and this value has {node.tag!r}")
         parents = (*parents, id(node))
         if isinstance(node, MappingNode):
             return Located(dict(self._items(node, path, parents)), where)

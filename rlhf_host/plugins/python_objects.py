@@ -130,7 +130,7 @@ def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str 
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise PluginError(f"reward {name!r}: its parameters cannot be seen; wrap it in def {name}(text, label)") from error
+        raise PluginError(f"reward {name!r}: its parameters cannot be read; wrap it in def {name}(text, label)") from error
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY)]
     wanted = [p for p in named if p.default is p.empty]
     if all(p.name in _OFFERS and p.kind is not p.POSITIONAL_ONLY for p in wanted):

@@ -31,7 +31,7 @@ def pinned(plugins: Iterable[str], extras: Iterable[str] = ()) -> str:
     lines = [f"# Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
     lines += ["# The host and the plugins.", *(_line(installed[name]) for name in names)]
     lines += [
-        "# What they stand on; +cpu, +cu128 and alike come from an index of their own.",
+        "# Their dependencies; +cpu, +cu128 and similar versions are on separate indexes.",
         *(_line(installed[name]) for name in others),
     ]
     return "\n".join(lines) + "\n"

@@ -70,7 +70,7 @@ def not_given(kind: str, spec: str) -> str:
     name = spec.partition(":")[2]
     argument = {"reward": "rewards", "extension": "extensions", "tracker": "trackers"}.get(kind, kind)
     return (
-        f"{kind} {name!r} was given as a Python object, which no file can hold: go on from Python with "
+        f"{kind} {name!r} is a Python object, which cannot be saved in a file: continue from Python with "
         f"rlhf_host.train(resume=RUN_DIR, {argument}=...), or choose an installed {kind}"
     )
 

@@ -1,10 +1,11 @@
-"""Engines, backends, runtimes, kernels and both ends of a weight sync, as the host sees them. Imports no torch.
+"""What engines, backends, runtimes, kernels and the two ends of a weight sync must have. Imports no torch.
 
-A plugin of these kinds is built as ``Plugin(options)``, which is light and has no effect. ``traits`` is read from that object, so
-it may depend on the options; ``start`` does the work. Only the host makes the records given to ``start``: they may gain fields.
+The host creates a plugin of these kinds as ``Plugin(options)``. This must be cheap and have no side effects. The host reads
+``traits`` from this object, so they may depend on the options. ``start`` does the work. Only the host creates the records that it
+passes to ``start``, so they may get new fields.
 
-Errors mean the same everywhere. ``UserError``: the settings or the input cannot work; raised before anything runs. ``RunError``:
-the run has to end. ``LostError``: a process is gone. Anything else counts as a defect of the plugin, and is shown with its name.
+Errors have one meaning everywhere. ``UserError``: the settings or the input cannot work; raised before anything runs. ``RunError``:
+the run has to end. ``LostError``: a process is gone. Every other error counts as a defect of the plugin and is shown with its name.
 """
 
 from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult

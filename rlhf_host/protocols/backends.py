@@ -1,4 +1,4 @@
-"""Backends: what makes optimizer steps."""
+"""Backends make optimizer steps."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTraits(Traits):
     parts: int = 1
-    """Neighbouring processes that hold one copy of a model between them; they are given the same rows."""
+    """Number of neighbouring processes that together hold one copy of a model. They get the same rows."""
     even_passes: bool = False
-    """Every rank must run equally many passes, with gradients in the same order, because tensors move between ranks in them."""
+    """Ranks exchange tensors inside passes. So all must run the same number of passes, with gradients in the same order."""
     sharded: bool = False
-    """Weights are whole only inside ``run_pass``."""
+    """Weights are complete only inside ``run_pass``."""
 
 
 class Ranks(Protocol):
     """The processes of a role's group. Both methods are collective."""
 
     rank: int
-    """Of this process's rows among ``size``."""
+    """Number of this process's rank, among ``size``."""
     size: int
     part: int
-    """Of this process among the ``parts`` that share the rank's rows."""
+    """Number of this process among the ``parts`` that share the rank's rows."""
     parts: int
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in order."""
+        """Return the values of all processes, in order."""
 
     def sum_(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its sum over the processes."""
+        """Replace each tensor by its sum over all processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``grad_norm`` before clipping; ``applied`` is False when it was not finite and weights and schedule were left alone."""
+    """``grad_norm`` is the norm before clipping. ``applied`` is False if it was not finite; then nothing was changed."""
 
     grad_norm: float
     lr: float
@@ -53,62 +53,62 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendStart:
-    """Given to ``BackendPlugin.start``."""
+    """The argument of ``BackendPlugin.start``."""
 
     model: nn.Module
-    """Names the weights."""
+    """Has the weights and their names."""
     compute: nn.Module
-    """What passes run: ``model``, or a twin of it around the same parameters."""
+    """What passes run: ``model``, or a twin with the same parameters."""
     head: tuple[nn.Parameter, ...]
-    """Parameters that are used outside of their own module's forward, in ``run_head``."""
+    """Parameters that ``run_head`` uses without calling their module's ``forward``."""
     role: RoleConfig
     """Learning rate, schedule, clipping."""
     total_updates: int
-    """Optimizer updates of the whole run, for the schedule."""
+    """Number of optimizer updates of the whole run, for the schedule."""
     ranks: Ranks
 
 
 class Backend(Protocol):
-    """One trained role, on the compute thread. Collective over ranks but for ``backward`` and ``discard``."""
+    """One trained role, on the compute thread. Every rank calls all methods except ``backward`` and ``discard``."""
 
     exact: bool
     """It computes in 32 bits."""
     lr: float
-    """Peak learning rate; may be set between steps."""
+    """Peak learning rate. It may be set between steps."""
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """``compute(*inputs)`` where the weights are. Called only where traits say ``sharded`` or ``even_passes``."""
+        """Return ``compute(*inputs)``, run where the weights are complete. Used only with ``sharded`` or ``even_passes``."""
 
     def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """The same around the head, inside ``run_pass``."""
+        """The same for the head, inside ``run_pass``."""
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
-        """Accumulate. ``loss`` is a share of the whole batch's loss, so gradients sum over passes and ranks.
+        """Add to the gradient. ``loss`` is a share of the whole batch's loss, so gradients are summed over passes and ranks.
 
         Args:
-            last: no other backward comes before ``step``.
+            last: this is the last call before ``step``.
         """
 
     def step(self) -> StepResult:
-        """Clip and step, or refuse a gradient norm that is not finite."""
+        """Clip the gradient and make a step, or make none if the norm is not finite."""
 
     def discard(self) -> None:
-        """Forget the gradients accumulated so far."""
+        """Drop the gradients computed so far."""
 
     def save(self, directory: Path) -> None:
-        """Write the optimizer's and schedule's state into a directory that all ranks see."""
+        """Write the state of optimizer and schedule into a directory that all ranks can see."""
 
     def load(self, directory: Path) -> None:
-        """Take it back. Raises ``UserError`` for what another kind of backend wrote."""
+        """Read this state. Raises ``UserError`` for a checkpoint of another backend."""
 
     def save_model(self, directory: Path) -> None:
-        """Write the model in Hugging Face format, by rank 0."""
+        """Write the model in Hugging Face format; rank 0 writes."""
 
     def weights(self, bucket_bytes: int) -> Buckets:
-        """As ``protocols.Weights.buckets``: whole on rank 0, perhaps empty elsewhere."""
+        """As ``Weights.buckets``: complete on rank 0; other ranks may give empty buckets."""
 
     def offload(self) -> None:
-        """Move what only training needs off the device; may do nothing."""
+        """Move what only training needs off the device. May do nothing."""
 
     def reload(self) -> None:
         """Undo ``offload``."""
@@ -122,4 +122,4 @@ class BackendPlugin(Protocol):
         """May depend on the options."""
 
     def start(self, start: BackendStart) -> Backend:
-        """Take over the role's optimizer. Raises ``UserError`` when it cannot train this role so."""
+        """Start training this role. Raises ``UserError`` if the role cannot be trained this way."""

@@ -1,4 +1,4 @@
-"""What all plugins with a protocol share: traits, the thread that computes, weights on their way."""
+"""Parts of all protocols: traits, the compute thread, weights in buckets."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 Tensors: TypeAlias = "dict[str, Tensor]"
 Bucket: TypeAlias = "list[tuple[str, Tensor]]"
-"""Some of a model's weights by name. The tensors are valid until the next bucket is asked for."""
+"""Some of a model's weights by name. The tensors are valid until the next bucket is requested."""
 Buckets: TypeAlias = "Iterator[Bucket]"
 
 NO_WEIGHTS = -1
-"""The version of an engine that has no weights of the run."""
+"""The version of an engine that has no weights of this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What the host must know of a plugin before it is started."""
+    """What the host must know about a plugin before it starts it."""
 
     libraries: tuple[str, ...] = ()
-    """Modules that ``start`` imports and that a plain installation may lack."""
+    """Modules that ``start`` imports and that may not be installed."""
     debug: bool = True
-    """All its code runs in this process, on the thread that calls it, where a debugger can follow; ``--debug`` replaces others."""
+    """All its code runs in this process, on the calling thread, so a debugger can follow. ``--debug`` replaces other plugins."""
 
 
 class Compute(Protocol):
     """The one thread of a process on which models compute."""
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Queue ``work``, which must not wait for other work. Any thread may call this."""
+        """Queue ``work``. It must not wait for other work. Any thread may call this."""

@@ -1,4 +1,4 @@
-"""Engines: what generates tokens. Everything of a started engine is called on the run's event loop and must not block it."""
+"""Engines generate tokens. The members of a started engine are called on the run's event loop and must not block it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits(Traits):
     takes: Literal["module", "directory"] = "directory"
-    """It samples from the trainer's own module, or from a model directory, into weights of its own."""
+    """``module``: it samples from the trainer's own module. ``directory``: it loads its own weights from a model directory."""
     waves: bool = False
-    """It decodes a batch to its end before the next, so it is best given all that may come at once."""
+    """It finishes a batch before it starts the next one, so it should get all requests at once."""
     largest_batch: int | None = None
-    """Completions it decodes at the same time; ``None``: no limit is known."""
+    """Number of completions that it decodes at the same time; ``None``: no known limit."""
     devices: int = 1
-    """Devices that one engine takes."""
+    """Number of devices of one engine."""
     sleeps: bool = False
-    """``sleep`` gives device memory back."""
+    """``sleep`` releases device memory."""
     syncs: tuple[str, ...] = ()
-    """Weight syncs that work with it, the best first; empty: all."""
+    """Names of the weight syncs that work with it, the best one first; empty: all."""
 
 
 class Generator(Protocol):
-    """What episodes ask: one engine, or a runtime's several."""
+    """Answers the requests of episodes: one engine, or several engines of a runtime."""
 
     version: int
-    """Of the weights it holds; -1: none of this run, and ``generate`` refuses."""
+    """Version of its weights; -1: it has no weights of this run, and ``generate`` refuses."""
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which something was being generated."""
+        """Seconds spent generating so far."""
 
     def expect(self, count: int) -> None:
-        """So many requests may still come: engines that work in waves wait for them."""
+        """``count`` requests may still come. Engines that work in waves wait for them."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """Sample one completion. Its uniforms follow from ``key`` alone; cancelling the call ends the work on it.
+        """Sample one completion. Its random numbers depend only on ``key``. Cancelling the call stops the work.
 
         Raises:
             UserError: the request cannot be served.
@@ -55,25 +55,25 @@ class Generator(Protocol):
 
 
 class SyncEnd(Protocol):
-    """What a weight sync asks of one engine."""
+    """The part of one engine that a weight sync uses."""
 
     version: int
     """As ``Generator.version``."""
 
     async def run(self, function: str, **arguments: Any) -> Any:
-        """``"package.module:function"(loader, **arguments)`` in a thread of each process that holds the engine's weights.
+        """Call ``"package.module:function"(loader, **arguments)`` in a thread of each process that holds the engine's weights.
 
         ``loader`` is a ``Loader``; arguments and result are plain values.
         """
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """As ``Generator.generate``, by this very engine."""
+        """As ``Generator.generate``, by this engine."""
 
     def set_version(self, version: int) -> None:
-        """The weights now held are ``version``; what was cached under older ones is forgotten.
+        """The weights now have this version. Everything cached under older versions must be dropped.
 
         Raises:
-            RunError: the engine knows that it does not hold them.
+            RunError: the engine knows that it does not have these weights.
         """
 
 
@@ -82,32 +82,32 @@ class Engine(Generator, SyncEnd, Protocol):
 
     @property
     def context_length(self) -> int | None:
-        """Longest row, prompt and completion, in tokens; ``None``: no limit of its own."""
+        """Longest row (prompt and completion) in tokens; ``None``: no limit."""
 
     @property
     def exact(self) -> bool:
-        """It computes in 32 bits, so its log-probabilities must equal the trainer's closely."""
+        """It computes in 32 bits, so its log-probabilities must be close to the trainer's."""
 
     @property
     def dead(self) -> bool:
-        """It will answer nothing any more, and nobody closed it."""
+        """It can no longer answer, although nobody closed it."""
 
     async def sleep(self) -> None:
-        """Give device memory back until ``wake``. Raises ``RunError`` while requests are in flight."""
+        """Release device memory until ``wake``. Raises ``RunError`` if requests are unfinished."""
 
     async def wake(self) -> None:
         """Undo ``sleep``."""
 
     async def close(self) -> None:
-        """Fail pending requests with ``RunError``, end threads and processes; after any failure, any number of times."""
+        """Fail pending requests with ``RunError``; end threads and processes. Works after any failure, and more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
-    """Given to ``EnginePlugin.start``."""
+    """The argument of ``EnginePlugin.start``."""
 
     model: nn.Module | Path
-    """As ``traits.takes`` says. A directory holds configuration and tokenizer, and the weights too if ``version`` is not -1."""
+    """As ``traits.takes`` says. A directory has configuration and tokenizer, and also the weights if ``version`` is not -1."""
     tokenizer: Any
     version: int
     compute: Compute
@@ -122,4 +122,4 @@ class EnginePlugin(Protocol):
         """May depend on the options."""
 
     def start(self, start: EngineStart) -> Engine:
-        """The engine, once it is up. Raises ``UserError`` when it cannot serve this model; nothing is left behind then."""
+        """Return the engine when it is ready. For a model that it cannot serve, raise ``UserError`` and leave nothing behind."""

@@ -1,4 +1,4 @@
-"""Kernels, as the host sees them: the computation of a model once more, faster on one kind of device or model."""
+"""Kernels compute the same as a model, but faster on one kind of device or model."""
 
 from __future__ import annotations
 
@@ -15,88 +15,88 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a twin is for."""
+    """The use of a twin."""
 
     purpose: Literal["train", "sample"]
     device: torch.device
     dtype: torch.dtype
     autocast: torch.dtype | None
-    """Precision of matrix products, where another than ``dtype``."""
+    """Precision of matrix products, if it is not ``dtype``."""
     even_passes: bool = False
     """Gradients must come in the same order on every rank (``BackendTraits.even_passes``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Which rows of prompt and completion a line of distinct prompts and all completions stands for (``models/layouts.py``).
+    """Describes one line that contains every distinct prompt once, then all completions (``models/layouts.py``).
 
-    Given to every module of a decoder as the keyword ``shared_rows``, beside ``input_ids`` ``[1, N]``, restarting
-    ``position_ids`` and an ``attention_mask`` of one element that means nothing. Only attention needs it: every token of a row sees
-    the tokens of its row up to itself.
+    Every module of a decoder gets it as the keyword ``shared_rows``, with ``input_ids`` ``[1, N]``, ``position_ids`` that restart
+    in each row, and an ``attention_mask`` of one element without meaning. Only attention needs it: every token of a row sees the
+    tokens of its row up to itself.
     """
 
     count: int
-    """Rows, ``B``."""
+    """Number of rows, ``B``."""
     length: int
-    """Of the longest row, ``L``."""
+    """Length of the longest row, ``L``."""
     gather: Tensor
-    """``[B·L]`` int64: the line's token at every place of the padded rows; 0 at padding."""
+    """``[B·L]`` int64: for every place of the padded rows, the index of its token in the line; 0 at padding."""
     back: Tensor
-    """``[N]`` int64: a place of the padded rows for every token of the line."""
+    """``[N]`` int64: for every token of the line, one of its places in the padded rows."""
     prompts: Sequence[int]
     """The length of every distinct prompt, in the order of the line."""
     lengths: Sequence[int]
-    """Per row, how many tokens follow its prompt."""
+    """Per row, the number of tokens after its prompt."""
     owners: Sequence[int]
     """Per row, the index of its prompt."""
 
 
 class Decoder(Protocol):
-    """Samples one batch after another, on the compute thread, in inference mode."""
+    """Samples one batch after another. Called on the compute thread, in inference mode."""
 
     ragged: bool
-    """Prompts of different lengths may be in one batch."""
+    """A batch may have prompts of different lengths."""
 
     def refresh(self) -> None:
-        """The weights changed in place: derive again what was derived from them. Also called between two steps of a batch."""
+        """The weights have changed: update everything derived from them. May be called between two steps of a batch."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Begin a batch. Logits ``[G, V]`` of what follows each of ``G`` distinct prompts."""
+        """Start a batch. Return logits ``[G, V]`` of the token after each of ``G`` distinct prompts."""
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
-        """Rows ``[B]`` int64, sorted by prompt, that go on by at most ``longest`` tokens each."""
+        """Set the rows: the prompt of each, ``[B]`` int64 and sorted. Each row gets at most ``longest`` more tokens."""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append ``tokens`` ``[B]`` int64; logits ``[B, V]`` of what follows."""
+        """Append ``tokens`` ``[B]`` int64. Return logits ``[B, V]`` of the next token."""
 
     def keep(self, rows: Tensor) -> None:
-        """Only these rows (sorted) go on."""
+        """Continue only with these rows (sorted)."""
 
 
 class KernelsPlugin(Protocol):
-    """An entry point of the group ``rlhf.kernels``: the same computation, faster on one kind of device or model."""
+    """An entry point of the group ``rlhf.kernels``."""
 
     @property
     def traits(self) -> Traits:
         """May depend on the options."""
 
     def unsuited(self, model: nn.Module, use: Use) -> str | None:
-        """Why it is not for this model and use, in a few words; ``None``: try it. Computes nothing."""
+        """Say in a few words why it is not for this model and use; ``None``: try it. Must not compute anything."""
 
     def twin(self, model: nn.Module, use: Use) -> nn.Module | Decoder:
-        """The model once more, around its very parameters, computed otherwise. A ``Decoder`` only to sample.
+        """Return a second version of the model with the same parameters. It may be a ``Decoder`` only for sampling.
 
-        The model stays byte for byte as it is. A twin takes every keyword that the model takes, sees changes of the weights at once
-        (a decoder after ``refresh``), gives the same bits for the same inputs, and has the model's parameter names if
-        ``use.even_passes``.
+        The model itself must not change. A twin takes every keyword that the model takes, sees changes of the weights at once (a
+        decoder after ``refresh``), gives the same bits for the same inputs, and with ``use.even_passes`` has the model's parameter
+        names.
         """
 
 
 class Kernels(Protocol):
-    """The run's choice of kernels, each tried against the plain path by the host before it serves."""
+    """The run's kernels. The host compares each with the plain path before it is used."""
 
     def module(self, model: nn.Module, use: Use) -> nn.Module:
-        """A twin, or the model itself."""
+        """Return a twin, or the model itself."""
 
     def decoder(self, model: nn.Module, use: Use, longest: int) -> Decoder:
-        """A twin's, or the plain one, for rows of up to ``longest`` tokens."""
+        """Return a decoder of kernels, or the plain one, for rows of up to ``longest`` tokens."""

@@ -1,4 +1,4 @@
-"""Runtimes: where roles and engines live. ``rlhf_host.runtimes.building`` builds them in whatever process a runtime chooses."""
+"""Runtimes decide in which processes roles and engines run. ``rlhf_host.runtimes.building`` builds them in any process."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits(Traits):
     remote: bool = False
-    """Roles and engines live in other processes."""
+    """Roles and engines are in other processes."""
     places: bool = False
-    """It takes ``placement``."""
+    """It takes ``--placement``."""
     sync: str = "ipc"
-    """The weight sync to use where nobody chose one and engines have weights of their own."""
+    """The default weight sync, where engines have their own weights."""
     sync_in_place: str = "in_process"
-    """The same where the engine samples from the trainer's own module."""
+    """The default weight sync, where the engine samples from the trainer's own module."""
 
 
 @dataclass(slots=True)
 class Update:
-    """One optimizer batch's outcome; ``refused`` says why a role's step did not happen."""
+    """The result of one optimizer batch. ``refused`` says why a role's step was not made."""
 
     metrics: Metrics
     refused: str | None = None
 
 
 class Trainer(Protocol):
-    """A worker, or a group of them that acts as one. Called by the controller; returns when it is done."""
+    """A worker, or a group of workers that acts as one. The controller calls it, and calls return when the work is done."""
 
     @property
     def compute_s(self) -> float:
         """Seconds spent in forward, backward and optimizer steps so far."""
 
     def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
-        """Without gradient, in training's layout and precision: ``[B, T]`` (``scores``: ``[B]``) float32 on the CPU."""
+        """Compute without gradient, in training's layout and precision: ``[B, T]`` (``scores``: ``[B]``) float32 on the CPU."""
 
     def topk(self, role: str, k: int, batch: Batch) -> TopK:
-        """The role's ``k`` likeliest tokens at every completion token, on the CPU; otherwise as ``outputs``."""
+        """Return the role's ``k`` likeliest tokens at every completion token, on the CPU; otherwise as ``outputs``."""
 
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
-        """One optimizer batch. ``sampled_now``: the weights are still those that sampled it."""
+        """Train on one optimizer batch. ``sampled_now``: the weights are still those that sampled it."""
 
     def adjust(self, role: str, *, lr: float) -> None:
-        """Another peak learning rate for a trained role, from the next update on."""
+        """Set the peak learning rate of a trained role, from the next update on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeStart:
-    """Given to ``RuntimePlugin.start``. Engines, backends and kernels are made by ``spec.build()``, here or in another process."""
+    """The argument of ``RuntimePlugin.start``. ``spec.build()`` creates engines, backends and kernels in any process."""
 
     roles: Mapping[str, RoleConfig]
-    """Settings of each role of ``needs``, in its order."""
+    """Settings of each role of ``needs``, in the same order."""
     needs: Needs
     engine: PluginSpec
     backend: PluginSpec
@@ -77,21 +77,21 @@ class RuntimeStart:
     train: TrainConfig
     tokenizer: Any
     total_updates: int
-    """0: nothing is trained."""
+    """0 if nothing is trained."""
     placement: tuple[str, ...]
     debug: bool
 
 
 class Runtime(Protocol):
-    """``sync`` and ``close`` are called on the run's event loop and must not block it, the rest by the controller."""
+    """``sync`` and ``close`` are called on the run's event loop and must not block it. The controller calls the rest."""
 
     @property
     def trainer(self) -> Trainer:
-        """Of all roles."""
+        """Trains all roles and computes with them."""
 
     @property
     def engine(self) -> Generator:
-        """What episodes ask."""
+        """Answers the requests of episodes."""
 
     @property
     def source(self) -> WeightSource:
@@ -99,7 +99,7 @@ class Runtime(Protocol):
 
     @property
     def targets(self) -> Sequence[SyncTarget]:
-        """The engines that are up."""
+        """The engines that are running."""
 
     @property
     def context_lengths(self) -> Mapping[str, int]:
@@ -110,19 +110,19 @@ class Runtime(Protocol):
         """Roles and engines all compute in 32 bits."""
 
     async def sync(self, version: int) -> None:
-        """``await bring(targets, source, version)`` with nothing else at the weights; again where an engine died in it."""
+        """``await bring(targets, source, version)`` while nothing else uses the weights. Repeat it if an engine died meanwhile."""
 
     def save_role(self, name: str, directory: Path) -> None:
-        """In Hugging Face format, with the tokenizer."""
+        """Write a role in Hugging Face format, with the tokenizer."""
 
     def save_state(self, directory: Path) -> None:
-        """Optimizers and schedules of the trained roles, into an existing directory, a folder for each role."""
+        """Write optimizers and schedules of the trained roles into an existing directory, with a folder for each role."""
 
     def load_state(self, directory: Path) -> None:
-        """Take them back."""
+        """Read what ``save_state`` wrote."""
 
     async def close(self) -> None:
-        """However far ``start`` came, any number of times; leaves no process."""
+        """End everything and leave no process. Works after a failed ``start``, and more than once."""
 
 
 class RuntimePlugin(Protocol):
@@ -133,7 +133,7 @@ class RuntimePlugin(Protocol):
         """May depend on the options."""
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
-        """Lines for ``--dry-run``. Raises ``UserError`` for a placement that cannot be."""
+        """Return lines for ``--dry-run``. Raises ``UserError`` for an impossible placement."""
 
     def start(self, start: RuntimeStart) -> Runtime:
-        """The runtime, once models are loaded and engines are up. ``UserError`` and ``RunError`` leave nothing running."""
+        """Return the runtime when models are loaded and engines are ready. If it raises, nothing may be left running."""

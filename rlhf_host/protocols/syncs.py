@@ -1,4 +1,4 @@
-"""Both ends of a weight sync: functions named by import path run beside the weights, at the trainer and at every engine."""
+"""The two ends of a weight sync. Functions named by import path run beside the weights, at the trainer and at every engine."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ if TYPE_CHECKING:
 
 
 class Weights(Protocol):
-    """The trainer's end: first argument of a function that ``WeightSource.run`` calls."""
+    """The trainer's end: the first argument of a function that ``WeightSource.run`` calls."""
 
     rank: int
     size: int
     device: torch.device
     state: dict[str, Any]
-    """Whatever such functions keep from call to call."""
+    """Such functions may keep anything here between calls."""
 
     def buckets(self, bucket_bytes: int) -> Buckets:
-        """All weights under every name of the state dict, in about ``bucket_bytes`` at a time.
+        """Give all weights, under every name of the state dict, about ``bucket_bytes`` at a time.
 
-        Collective: every rank iterates to the end. Rank 0 gets the data; what others get is not looked at. The order, names and
+        Every rank must iterate to the end. Rank 0 gets the data; the values on other ranks are not used. Order, names and
         shapes are the same every time.
         """
 
 
 class Loader(Protocol):
-    """The engine's end: first argument of a function that ``SyncEnd.run`` calls."""
+    """The engine's end: the first argument of a function that ``SyncEnd.run`` calls."""
 
     engine: str
-    """Which engine, for messages."""
+    """Name of the engine, for messages."""
     rank: int
-    """Of this process among the ``size`` that hold the engine's weights."""
+    """Number of this process among the ``size`` that hold the engine's weights."""
     size: int
     device: torch.device
     state: dict[str, Any]
-    """Whatever such functions keep from call to call."""
+    """Such functions may keep anything here between calls."""
 
     def load(self, buckets: Buckets, version: int) -> None:
-        """Replace all weights, then hold ``version``. Waits until nothing is generated, and forgets cached prompts.
+        """Replace all weights, then set ``version``. Waits until nothing is being generated, and clears cached prompts.
 
-        Meanwhile, and ever after when this raises, the engine has version -1 and refuses to generate: its weights may be a mixture.
+        Meanwhile the engine has version -1 and refuses to generate. If this raises, that remains so, because the weights may be a
+        mixture.
         """
 
 
@@ -53,7 +54,7 @@ class WeightSource(Protocol):
     """The trainer as sync plugins see it."""
 
     async def run(self, function: str, **arguments: Any) -> list[Any]:
-        """``"package.module:function"(weights, **arguments)`` on every rank of the actor's group at once; results in rank order."""
+        """Call ``"package.module:function"(weights, **arguments)`` on all ranks of the actor at once; return results by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class SyncTarget:
     name: str
     engine: SyncEnd
     in_place: bool = False
-    """It samples from the trainer's own parameters: nothing has to move."""
+    """It samples from the trainer's own parameters, so no weights have to be sent."""
 
 
 Bring: TypeAlias = "Callable[[Sequence[SyncTarget], WeightSource, int], Awaitable[None]]"
-"""``await bring(targets, source, version)``: the host's own way of bringing weights to engines and of proving that they arrived."""
+"""``await bring(targets, source, version)`` sends weights to engines and checks that they arrived."""

@@ -105,5 +105,5 @@ def test_a_run_in_one_process_learns_as_with_the_embedded_backend_and_resumes(rl
 def test_stage_3_needs_an_engine_with_weights_of_its_own(rlhf, small_run, tmp_path):
     flags = ("--run-dir", tmp_path / "run", "--backend", "deepspeed", "--backend.zero-stage", "3")
     result = rlhf.run(*small_run, *flags, code=2)
-    assert "backend deepspeed spreads the actor's weights" in result.stderr
+    assert "backend deepspeed splits the actor's weights" in result.stderr
     assert "(--engine)" in result.stderr

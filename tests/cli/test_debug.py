@@ -193,8 +193,8 @@ def test_what_lives_in_other_processes_gives_way(rlhf_here, small_run, caplog):
     config = YAML(typ="safe").load(result.stdout)
     assert [config[key]["name"] for key in ("runtime", "engine", "sync")] == ["local", "transformers", "in_process"]
     assert [record.message for record in caplog.records] == [
-        "--debug: engine vllm runs where no debugger can follow; transformers takes its place",
-        "--debug: runtime ray runs where no debugger can follow; local takes its place",
+        "--debug: a debugger cannot follow engine vllm; transformers is used instead",
+        "--debug: a debugger cannot follow runtime ray; local is used instead",
     ]
 
 

@@ -70,8 +70,8 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem():
     blind = {"torch": list(torch_findings("2.9", {**CPU, "cuda_build": "12.8"}, cores=2))}
     plain = {"torch": list(torch_findings("2.9", CPU, cores=2))}
     seeing = {"torch": list(torch_findings("2.9", H100, cores=8))}
-    assert [finding.detail for finding in gpu_build(gpu, plain)] == ["there is a GPU, and this torch is built for the CPU"]
-    assert [finding.detail for finding in gpu_build(gpu, blind)] == ["there is a GPU, and torch cannot use it"]
+    assert [finding.detail for finding in gpu_build(gpu, plain)] == ["there is a GPU, but this torch is built for the CPU"]
+    assert [finding.detail for finding in gpu_build(gpu, blind)] == ["there is a GPU, but torch cannot use it"]
     assert not [*gpu_build(gpu, seeing), *gpu_build(none, plain), *gpu_build(none, blind)]
 
 

@@ -109,7 +109,10 @@ def test_folders_and_wheels_are_paths_to_pip_and_never_names(plugins, tmp_path, 
     mine = tmp_path / "rlhf-plugin-mine"
     mine.mkdir()
     refused = plugins("install", "--dry-run", "rlhf-plugin-mine")
-    assert (refused.exit_code, refused.stderr) == (2, "Error: rlhf-plugin-mine is no distribution: it has no pyproject.toml\n")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "Error: rlhf-plugin-mine is not a distribution: it has no pyproject.toml\n",
+    )
     (mine / "pyproject.toml").write_text("")
     for given in ("rlhf-plugin-mine", "./rlhf-plugin-mine"):
         assert shlex.split(plugins("install", "--dry-run", given).stdout)[4] == "./rlhf-plugin-mine"

@@ -88,11 +88,11 @@ def test_the_actor_may_be_a_checkpoint_or_run_directory(rlhf, evaluated):
         (["--checkpoint", "gone"], "gone: no such run directory"),
         (
             ["--checkpoint", "gone", "--actor.model", "m"],
-            "--checkpoint brings the run's own model and settings: leave --actor.model out",
+            "--checkpoint uses the run's own model and settings: leave --actor.model out",
         ),
         (
             ["--actor.model", ".", "--eval.data", "sums", "--reward", "length"],
-            ". holds no model: give a model directory, a checkpoint or a run directory",
+            ". contains no model: give a model directory, a checkpoint or a run directory",
         ),
         (["--eval.nn", "3"], "--eval.nn: no such flag; did you mean '--eval.n' or '--eval.k' or '--eval.min-p'?"),
     ],

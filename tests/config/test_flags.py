@@ -130,11 +130,11 @@ def test_eval_rewards_are_their_own():
         (["--algo.clip-eps", "1"], "--algo.clip-eps: no algo is chosen; add --algo NAME"),
         (
             ["--reward.lenght.weight", "1", "--reward", "length"],
-            "--reward.lenght.weight: no reward plugin goes by 'lenght' (chosen: length; did you mean 'length'?)",
+            "--reward.lenght.weight: no reward plugin is called 'lenght' (chosen: length; did you mean 'length'?)",
         ),
         (
             ["--with.sift.cap", "1"],
-            "--with.sift.cap: no with plugin goes by 'sift' (none is chosen); choose it with --with sift",
+            "--with.sift.cap: no with plugin is called 'sift' (none is chosen); choose it with --with sift",
         ),
         (["--reward.weight", "1"], "--reward.weight: give the plugin's name and the option: --reward.NAME.weight"),
         (["--reward", "length", "--reward", "length"], "--reward: 'length' is chosen twice"),

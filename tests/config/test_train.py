@@ -57,7 +57,7 @@ def test_help_names_what_is_installed_and_the_defaults(rlhf):
     text = " ".join(rlhf("train", "--help").stdout.split())
     assert "the algorithm (installed: " in text
     assert re.search(r"an extension .*\(installed: [^)]*\bkl, [^)]*\bsift\b", text)
-    assert "where roles live (default local; installed: local, ray)" in text
+    assert "in which processes models run (default local; installed: local, ray)" in text
     assert "(default console, jsonl; installed: " in text
     kl = " ".join(rlhf("train", "--kl.coef", "0.1", "--help").stdout.split())
     assert "Options of extension 'kl' from rlhf-host" in kl
@@ -161,7 +161,7 @@ REFUSALS = {
     ),
     "a reward that judges nothing": (
         ["--algo", "toy", "--reward", "mute"],
-        "reward:mute (made-up 1.0) has no score hook, so it judges nothing",
+        "reward:mute (made-up 1.0) has no score hook, so it scores nothing",
     ),
     "offline data": (
         ["--algo", "pairs"],
@@ -192,7 +192,7 @@ REFUSALS = {
     ),
     "no room for prompts": (
         [*ONE, "--rollout.max-tokens", "8"],
-        "rollout.max_new_tokens 8 leaves no room for a prompt in rollout.max_tokens 8: lower the one or raise the other",
+        "rollout.max_new_tokens 8 leaves no room for a prompt in rollout.max_tokens 8: lower the first or raise the second",
     ),
     "too many minibatches": (
         [*ONE, "--train.batch-size", "2", "--train.minibatches", "3"],
@@ -201,7 +201,7 @@ REFUSALS = {
     ),
     "fused with several updates": (
         [*ONE, "--train.old-logprobs", "fused", "--train.epochs", "2"],
-        "train.old_logprobs fused holds for one update per batch, and epochs 2 × minibatches 1 make 2:"
+        "train.old_logprobs fused works only with one update per batch, and epochs 2 × minibatches 1 make 2:"
         " set --train.old-logprobs recompute",
     ),
     "k1 in the loss": (
@@ -338,7 +338,7 @@ def test_resume_refuses_what_is_no_run(rlhf):
     message = "run has no config.yaml: a run directory is what rlhf train writes, such as runs/<time>-<name>"
     assert rlhf.refused("train", "--resume", "run") == [message]
     Path("run/config.yaml").write_text("seed: 1\n")
-    message = "--resume goes on with the run's own directory and settings: leave --config out"
+    message = "--resume uses the run's own directory and settings: leave --config out"
     assert rlhf.refused("train", "--resume", "run", "--config", "a.yaml") == [message]
     assert rlhf.refused("train", "--resume") == ["--resume needs a value"]
 

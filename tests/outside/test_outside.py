@@ -115,8 +115,8 @@ def test_debug_takes_the_default_ones_in_place_of_those_that_say_so(rlhf):
     expected = {"engine": "transformers", "backend": "sgd", "runtime": "local", "sync": "in_process"}
     assert chosen(rlhf, *flags) == expected
     said = rlhf(*QUICK, *flags, "--print-config").stderr
-    assert "engine acme runs where no debugger can follow; transformers takes its place" in said
-    assert "runtime boxed runs where no debugger can follow; local takes its place" in said
+    assert "a debugger cannot follow engine acme; transformers is used instead" in said
+    assert "a debugger cannot follow runtime boxed; local is used instead" in said
     assert "backend" not in said
 
 
@@ -130,11 +130,11 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(rlhf):
     [
         (
             ("--backend", "sgd", "--backend.pretend-sharded", "true"),
-            "backend sgd spreads the actor's weights, and engine transf",
+            "backend sgd splits the actor's weights, but engine transf",
         ),
-        (("--engine", "acme", "--sync", "in_process"), "with engine acme they have weights of their own"),
-        (("--runtime", "boxed", "--sync", "in_process"), "with runtime boxed they have weights of their own"),
-        (("--sync", "broadcast"), "engine transformers samples from the trainer's own module, where nothing has to move"),
+        (("--engine", "acme", "--sync", "in_process"), "with engine acme they have their own weights"),
+        (("--runtime", "boxed", "--sync", "in_process"), "with runtime boxed they have their own weights"),
+        (("--sync", "broadcast"), "engine transformers samples from the trainer's own module and needs none"),
         (("--engine", "acme", "--engine.files-only", "true", "--sync", "ipc"), "engine acme does not work with sync ipc"),
         (("--runtime", "boxed", "--placement", "actor=2"), "runtime boxed has one process"),
     ],

@@ -237,7 +237,7 @@ def test_a_folder_that_is_there_already_is_left_alone(rlhf_here, tmp_path):
     (mine / "work.txt").write_text("mine")
     done = rlhf_here("plugins", "new", "algo", "x", "--output", tmp_path)
     assert done.exit_code == 2
-    assert done.output == f"Error: {mine} is there already: remove it, or choose another name or --output DIR\n"
+    assert done.output == f"Error: {mine} already exists: remove it, or choose another name or --output DIR\n"
     assert files(tmp_path) == {"rlhf-plugin-x/work.txt": "mine"}
 
 
@@ -317,7 +317,7 @@ def test_it_ends_with_what_to_do_next(rlhf_here, tmp_path, monkeypatch):
         "  pip install -e . 'rlhf-host[testing]'\n"
         "  pytest\n"
         "  rlhf train --algo my_algo --reward math_verifier --dry-run\n"
-        "Then edit src/rlhf_plugin_my_algo/__init__.py: changes count at once.\n"
+        "Then edit src/rlhf_plugin_my_algo/__init__.py: changes take effect at once.\n"
     )
 
 

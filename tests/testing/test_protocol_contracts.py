@@ -139,9 +139,7 @@ TABLE = [
     backend("weights_have_every_name", "named_weights(self.model)", "named_weights(self.model)[1:]"),
     backend("offloading_is_undone", '"""Nothing is moved."""', "self.optimizer.state.clear()"),
     # --- runtimes -------------------------------------------------------------------------------
-    runtime_(
-        "traits_and_description_come_first", '["roles and engine in this process, each with its own weights"]', "[]"
-    ),
+    runtime_("traits_and_description_come_first", '["roles and engine in this process, each with its own weights"]', "[]"),
     runtime_(
         "a_role_that_cannot_be_loaded_leaves_nothing",
         "        except BaseException:\n",
