@@ -69,8 +69,8 @@ KINDS = {
 
 CALLS = {
     "one": "one",
-    "each": "each counts by itself",
-    "all": "all are told",
+    "each": "each result is used on its own",
+    "all": "all are called",
     "chained": "chained in the order of selection",
     "summed": "summed",
     "and": "all must agree",
@@ -130,7 +130,7 @@ def hooks_page() -> str:
     parts = [
         "# Hooks",
         prose(ast.get_docstring(ast.parse(source)) or ""),
-        "A method marked `@hookimpl` implements the hook of its name; it may leave out any argument.",
+        "A method marked `@hookimpl` implements the hook with the same name. It names only the arguments that it uses.",
         "Types are described in [records](records.md).",
         table(("hook", "runs on", "implementations", "part"), overview),
     ]
@@ -177,7 +177,7 @@ def _explained(hook: str) -> str:
 def records_page() -> str:
     parts = [
         "# Records",
-        "What hooks receive and return. All are importable from `rlhf_host`, but for `Message` and the aliases below, which are"
+        "What hooks receive and return. Import them from `rlhf_host`, except `Message` and the aliases below, which are"
         " plain values.",
     ]
     aliases: list[tuple[str, str, str]] = []
@@ -188,7 +188,7 @@ def records_page() -> str:
 
 
 def protocols_page() -> str:
-    parts = ["# Protocols", prose(inspect.getdoc(protocols) or ""), "All names are importable from `rlhf_host.protocols`."]
+    parts = ["# Protocols", prose(inspect.getdoc(protocols) or ""), "Import all names from `rlhf_host.protocols`."]
     aliases: list[tuple[str, str, str]] = []
     for module in PROTOCOL_MODULES:
         name = module.__name__.rpartition(".")[2]
@@ -213,7 +213,7 @@ def _record(node: ast.ClassDef) -> Iterator[str]:
     yield prose(ast.get_docstring(node) or "")
     for base in map(ast.unparse, node.bases):
         if base in ("Batch", "Mask"):
-            yield f"Everything of a [`{base}`](#{base}), and:"
+            yield f"All fields of [`{base}`](#{base}), and:"
     fields, members = [], []
     for item, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
@@ -268,7 +268,7 @@ def _string(node: ast.stmt | None) -> str:
 def functional_page() -> str:
     parts = [
         "# Functions",
-        "`rlhf_host.functional`, by custom `F`: pure tensor functions that algorithms share. Importing it loads no torch.",
+        "`rlhf_host.functional`, usually imported as `F`: tensor functions that algorithms share. Importing it loads no torch.",
         "`F.policy_losses` maps a name to the loss of each token: "
         + ", ".join(code(name) for name in functional.policy_losses)
         + ".",
@@ -317,18 +317,18 @@ def configuration_page() -> str:
         "# Settings",
         "Every setting is a flag of `rlhf train`, a key of the YAML file, and a field of the configuration: `--rollout.n 4` is"
         " `rollout: {n: 4}`. Flags override the file, the file overrides presets, and presets override defaults. Dashes and"
-        " underscores are the same. `--print-config` prints the whole configuration of a run, with the options of its plugins;"
-        " [the catalogue](../catalogue.md) lists those.",
+        " underscores are the same. `--print-config` prints the whole configuration of a run, with the options of its plugins."
+        " [The catalogue](../catalogue.md) lists these options.",
         "## Plugins",
         table(("flag", "YAML", "default", ""), _choices()),
-        "In YAML a plugin is its name, or a mapping of `name` and its options: `algo: {name: rloo, clip_eps: 0.2}`. Where several"
-        " may be chosen, each has an alias, which is its name unless you give another: `with: [tis]`,"
+        "In YAML, write the name of a plugin, or a mapping of `name` and its options: `algo: {name: rloo, clip_eps: 0.2}`. Where"
+        " several may be chosen, each has an alias. The alias is the name unless you choose another one: `with: [tis]`,"
         " `reward: {strict: {name: math_verifier, weight: 0.5}}`. The flags of options are `--algo.OPTION`,"
         " `--reward.ALIAS.OPTION` and so on.",
         "An extension or a runtime can also be set by its own name, which chooses it: `--tis.cap 2` is short for"
         " `--with tis --with.tis.cap 2`, `kl: {coef: 0.01}` for `with: {kl: {coef: 0.01}}`, and `ray: {num_cpus: 4}` for"
         " `runtime: {name: ray, num_cpus: 4}`.",
-        "The host itself reads these keys of a plugin:",
+        "These keys beside a plugin's options belong to the host:",
         table(SETTING, [*_own_rows(RewardChoice, "reward.ALIAS"), *_own_rows(SyncChoice, "sync")]),
     ]
     alone = []
@@ -365,8 +365,8 @@ def _section(name: str, model: type[BaseModel]) -> Iterator[str]:
         inner = _model(field.annotation)
         if key == "sources" and inner is not None:
             yield (
-                "Each source (`--data.SOURCE.KEY`; in YAML a list of them under `sources`, or paths);"
-                " the options of a task plugin are beside these:"
+                "Settings of each source (`--data.SOURCE.KEY`; in YAML a list under `sources`, or only paths). Options of a"
+                " task plugin are written beside them:"
             )
             yield settings_table(inner, f"{name}.SOURCE")
 
@@ -396,7 +396,9 @@ def _row(name: str, field: Any, prefix: str) -> tuple[str, str, str, str]:
 def _choices() -> Iterator[tuple[str, str, str, str]]:
     for key, kind in {**SINGLE, **MANY}.items():
         chosen = defaults().get(key, {})
-        default = code(chosen.get("name") or ", ".join(chosen)) or ("as engine and runtime need" if key == "sync" else "none")
+        default = code(chosen.get("name") or ", ".join(chosen)) or (
+            "follows from engine and runtime" if key == "sync" else "none"
+        )
         yield code(f"--{key}"), code(f"{key}:"), default, f"[{KINDS[kind]}](../catalogue.md#{kind})"
 
 
@@ -424,7 +426,7 @@ def options_table(options: Iterable[Any]) -> str:
 
 
 def commands_page() -> str:
-    parts = ["# Commands", "What `--help` prints, command by command."]
+    parts = ["# Commands", "The output of `--help` for every command."]
     for path in command_paths():
         shown = " ".join(("rlhf", *path))
         parts += [f"## {shown}", f"```text\n{help_text(path)}\n```"]
@@ -464,8 +466,8 @@ def catalogue_page() -> str:
     found = list(published())
     parts = [
         "# Catalogue",
-        "What the project itself publishes, read from each distribution's metadata. `rlhf plugins` lists what is installed, others'"
-        " plugins too; `rlhf plugins show NAME` looks inside one.",
+        "These plugins are published by the project. `rlhf plugins` lists all installed plugins, also those of others."
+        " `rlhf plugins show NAME` prints the details of one.",
     ]
     shared = describe_options(functional.PolicyLossOptions)
     for kind, title in KINDS.items():
@@ -474,7 +476,10 @@ def catalogue_page() -> str:
             continue
         parts += [f"## {title} {{ #{kind} }}", table(("name", "distribution", ""), _listed(kind, rows))]
         if kind == "algo":
-            parts += ["Every algorithm whose options say so takes the options of the policy loss:", options_table(shared)]
+            parts += [
+                "These are the options of the policy loss. An algorithm has them if its table below says so:",
+                options_table(shared),
+            ]
         if kind != "preset":
             parts += [part for row in rows for part in _options(kind, row)]
     return "\n\n".join(parts)
@@ -511,7 +516,7 @@ def _options(kind: str, row: Mapping[str, str]) -> Iterator[str]:
         inherited = {option.name: option for option in describe_options(functional.PolicyLossOptions)}
         own = [option for option in options if inherited.get(option.name) != option]
         yield heads
-        yield (options_table(own) + "\n\nAnd those of the policy loss." if own else "The options of the policy loss.")
+        yield (options_table(own) + "\n\nAlso the options of the policy loss." if own else "The options of the policy loss.")
     elif options:
         yield heads
         yield options_table(options)

@@ -31,7 +31,7 @@ START = {
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
     "from-trajectories": "FILE: train on trajectories of rlhf rollout, or of a run with --trajectories.tokens, without sampling",
     "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
-    "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable; only for runtimes with placement",
+    "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
     "seed": "fixes data order, sampling and initial heads (int, default 0)",
     "name": "the run's name (default <algorithm>-<first reward>)",
     "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",

@@ -18,34 +18,37 @@ def check_aggregation(value: str) -> str:
 
 
 class PolicyLossOptions(BaseModel):
-    """How advantages become a policy loss; an algorithm's ``Options`` inherits this."""
+    """Options of the policy loss. An algorithm's ``Options`` inherits this class."""
 
     model_config = ConfigDict(extra="forbid")
 
     loss: Literal["clip", "gspo", "cispo", "sapo", "dppo_tv", "pg"] = Field(
         "clip",
         description="policy loss: clip (PPO's clipped surrogate), gspo (ratio of the whole sequence), cispo (truncated weight on "
-        "the policy gradient), sapo (soft gate), dppo_tv (kept while probabilities are near) or pg (plain policy gradient)",
+        "the policy gradient), sapo (soft gate), dppo_tv (0 if a probability moved too far) or pg (plain policy gradient)",
     )
     clip_eps: float = Field(0.2, ge=0, lt=1, description="clip: the ratio stays above 1 - clip_eps")
     clip_eps_high: float = Field(0.28, ge=0, description="clip: the ratio stays below 1 + clip_eps_high")
     dual_clip: float | None = Field(
-        3.0, gt=1, description="clip: bound on the loss of negative advantages, as a multiple; none: off"
+        3.0, gt=1, description="clip: limit on the loss of negative advantages, as a multiple of them; none: off"
     )
     gspo_eps: float = Field(3e-4, ge=0, lt=1, description="gspo: the sequence's ratio stays above 1 - gspo_eps")
     gspo_eps_high: float = Field(4e-4, ge=0, description="gspo: the sequence's ratio stays below 1 + gspo_eps_high")
-    cispo_max: float = Field(5.0, gt=0, description="cispo: upper bound of the ratio as a weight; the clip bounds play no part")
-    sapo_tau: float = Field(1.0, gt=0, description="sapo: temperature of the gate where the advantage is positive")
-    sapo_tau_negative: float = Field(1.05, gt=0, description="sapo: temperature of the gate elsewhere")
+    cispo_max: float = Field(5.0, gt=0, description="cispo: largest value of the ratio as a weight; clip_eps has no effect")
+    sapo_tau: float = Field(1.0, gt=0, description="sapo: temperature of the gate for positive advantages")
+    sapo_tau_negative: float = Field(1.05, gt=0, description="sapo: temperature of the gate for all other advantages")
     dppo_delta: float = Field(
-        0.15, ge=0, le=1, description="dppo_tv: how far a token's probability may move the advantage's way before it counts 0"
+        0.15,
+        ge=0,
+        le=1,
+        description="dppo_tv: a token counts 0 if its probability has moved further than this in the advantage's direction",
     )
-    dppo_max: float = Field(20.0, gt=0, description="dppo_tv: upper bound of the ratio as a weight")
-    entropy_coef: float = Field(0.0, ge=0, description="weight of the full-vocabulary entropy bonus")
+    dppo_max: float = Field(20.0, gt=0, description="dppo_tv: largest value of the ratio as a weight")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus, over the full vocabulary")
     aggregation: str | None = Field(
         None,
         description=f"how token losses are averaged: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L); "
-        f"default: {SEQUENCE_MEAN_TOKEN_MEAN} for gspo (which takes no other) and sapo, token-mean for the rest",
+        f"default: {SEQUENCE_MEAN_TOKEN_MEAN} for gspo (which allows no other) and sapo, token-mean for the others",
     )
 
     @field_validator("aggregation")
@@ -77,14 +80,14 @@ def policy_needs(
     outputs: Iterable[Output] = (),
     forbids: Iterable[Forbid] = (),
 ) -> Needs:
-    """What an online algorithm with one of the policy losses needs: prompts, a trainable actor, and the loss's own wants.
+    """The needs of an online algorithm with a policy loss: prompts, a trainable actor, and the needs of the loss.
 
     Args:
-        options: entropy is an output where its bonus is on; ``gspo`` forbids ``train.old_logprobs sampler``.
+        options: an entropy bonus adds the output entropy; ``gspo`` forbids ``train.old_logprobs sampler``.
         min_group_size: episodes per task that the estimator needs.
-        roles: beyond the actor.
-        outputs: beyond the loss's own.
-        forbids: beyond the loss's own.
+        roles: in addition to the actor.
+        outputs: in addition to those of the loss.
+        forbids: in addition to those of the loss.
     """
     noise = "the sampler's rounding is as large as the clip range of a sequence's ratio"
     return Needs(

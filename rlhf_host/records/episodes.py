@@ -1,4 +1,4 @@
-"""Tasks, episodes, trajectories and what an engine answers. Nothing here imports torch."""
+"""Tasks, episodes, trajectories and the answers of engines. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row to solve."""
+    """One problem to solve."""
 
     prompt: str | Sequence[Message]
     ground_truth: Any = None
@@ -25,12 +25,12 @@ class Task:
     source: str = ""
     """Name of the data source, for metrics per source."""
     prompt_ids: tuple[int, ...] | None = None
-    """The rendered and tokenised prompt, where the loader has made it."""
+    """The rendered and tokenised prompt, if the loader has computed it."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """One agent working on one task once. ``state`` is the agent's own."""
+    """One attempt of an agent at one task. ``state`` belongs to the agent."""
 
     episode_id: str
     group_id: str
@@ -45,12 +45,12 @@ class Episode:
 
 @dataclass(slots=True)
 class Segment:
-    """A run of tokens with one origin; action segments carry what the sampler knew."""
+    """A sequence of tokens with one origin. Action segments also have log-probabilities and versions."""
 
     kind: Literal["prompt", "action", "observation"]
     token_ids: list[int]
     logprobs: list[float] | None = None
-    """Per token, under the distribution it was sampled from (temperature and truncation included)."""
+    """Per token, in the distribution that it was sampled from (after temperature and truncation)."""
     versions: list[int] | None = None
     """Per token, the weight version that sampled it."""
     support: Any = None
@@ -61,20 +61,20 @@ class Segment:
 
 @dataclass(slots=True)
 class Reward:
-    """What a reward plugin says of one trajectory. ``value`` is the whole; ``turns`` or ``tokens`` (over action tokens) say where
-    it was earned, ``parts`` for what. Where ``value`` is not given, it is the sum of one of them.
+    """The result of a reward plugin for one trajectory. ``value`` is the total. ``turns`` or ``tokens`` (over action tokens) place
+    it, and ``parts`` splits it by objective. Without ``value``, the total is the sum of one of these.
 
-    Raises ``ValueError`` where two of these disagree.
+    Raises ``ValueError`` if two of these disagree.
     """
 
     value: float | None = None
     turns: Sequence[float] | None = None
     tokens: Sequence[float] | None = None
     score: float | None = None
-    """Success in [0, 1], the basis of pass@k and dynamic filtering."""
+    """Success in [0, 1]; pass@k and dynamic filtering use it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Several objectives of one judge, each a column ``ALIAS.PART`` of ``plugin_rewards``."""
+    """Several objectives of one plugin; each becomes a column ``ALIAS.PART`` of ``plugin_rewards``."""
 
     def __post_init__(self) -> None:
         if len(sums := self._sums()) > 1:
@@ -96,14 +96,14 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """In place of a reward: this trajectory could not be judged, and why."""
+    """Instead of a reward: the trajectory could not be scored, with the reason."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """Ordered segments of one episode; tokens are only ever appended. Text is decoded on demand."""
+    """The segments of one episode in order. Tokens are only appended. Text is decoded on demand."""
 
     episode_id: str
     group_id: str
@@ -112,22 +112,22 @@ class Trajectory:
     finish_reason: FinishReason = "stop"
     sample: int = 0
     rewards: dict[str, Reward | None] = field(default_factory=dict)
-    """Per reward plugin alias; ``None`` means it could not judge."""
+    """Per alias of a reward plugin; ``None``: it could not score the trajectory."""
     agent_rewards: list[float | None] = field(default_factory=list)
     """Per turn, from ``Step.reward``; they count as the plugin ``agent``."""
     reward: float | None = None
-    """Weighted sum over plugins; ``None`` when unjudged."""
+    """Weighted sum over plugins; ``None`` if unjudged."""
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     unjudged_reason: str | None = None
     decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False, compare=False)
-    """Set by the host: token ids to text, special tokens left out."""
+    """Set by the host: converts token ids to text, without special tokens."""
     advantage: float | None = None
-    """Mean over the tokens in the loss, once advantages are computed; ``None`` where no token is."""
+    """Mean over the tokens in the loss, after advantages are computed; ``None`` if no token is in the loss."""
     parent: int | None = None
-    """Of an agent that branches: the index of an earlier row of this episode, whose tokens this row's prompt begins with."""
+    """For agents that branch: the index of an earlier row of this episode. This row's prompt begins with tokens of that row."""
     branch: int = 0
-    """How many of the parent's tokens, its prompt among them, that are."""
+    """The number of these tokens, including the parent's prompt."""
     row: int = 0
     """Set by the host: the index of this row in its episode."""
 
@@ -158,12 +158,12 @@ class Trajectory:
 
     @property
     def text(self) -> str:
-        """The policy's own words: all action segments, joined."""
+        """Everything that the policy wrote: the text of all action segments."""
         return "".join(self._text(segment.token_ids) for segment in self.actions)
 
     @property
     def last_text(self) -> str:
-        """The last action segment's text: the answer in a multi-turn episode."""
+        """The text of the last action segment: the answer in an episode of several turns."""
         actions = self.actions
         return self._text(actions[-1].token_ids) if actions else ""
 
@@ -189,14 +189,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """``keep_group`` says no, and why; reasons are counted and shown."""
+    """Returned by ``keep_group`` to drop a group. Reasons are counted and shown."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class Step:
-    """What an environment answers. From ``agent_reset`` an ``observation`` of ``None`` means the task's own prompt."""
+    """The answer of an environment. From ``agent_reset``, ``observation=None`` means the task's own prompt."""
 
     observation: str | Sequence[Message] | Sequence[int] | None = None
     reward: float | None = None
@@ -206,7 +206,7 @@ class Step:
 
 
 class Action:
-    """What the policy just said: given to ``agent_step``. ``text`` is decoded when it is asked for."""
+    """The policy's last answer, passed to ``agent_step``. ``text`` is decoded when it is read."""
 
     __slots__ = ("_decode", "_text", "finish_reason", "token_ids")
 
@@ -230,7 +230,7 @@ class Action:
 
 
 class EpisodeFailed(Exception):
-    """Raised by an agent hook: the episode cannot be finished, for a reason that is not the policy's fault."""
+    """Raised by an agent hook if the episode cannot be finished, and the policy is not the reason."""
 
     def __init__(self, reason: str, retryable: bool = False):
         super().__init__(reason)
@@ -240,7 +240,7 @@ class EpisodeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. ``top_k = 0``, ``top_p = 1`` and ``min_p = 0`` leave the distribution whole."""
+    """How tokens are drawn. With ``top_k = 0``, ``top_p = 1`` and ``min_p = 0`` the distribution is not truncated."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -252,17 +252,17 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """True when some tokens of the vocabulary cannot be drawn."""
+        """True if some tokens of the vocabulary cannot be drawn."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
 SampleKey: TypeAlias = tuple[int, ...]
-"""``(seed, split, source hash, task index, epoch, sample, turn)`` or alike: fixes a request's uniforms, whatever the batch."""
+"""``(seed, split, source hash, task index, epoch, sample, turn)`` or similar: fixes a request's random numbers in any batch."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """What an engine answers: ``token_ids`` with, per token, the sampled log-probability and weight version."""
+    """The answer of an engine: ``token_ids`` and, per token, its log-probability and the version of the weights."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -271,11 +271,11 @@ class Generation:
 
 
 class Policy(Protocol):
-    """The policy as an agent that owns its loop sees it (``agent_run``)."""
+    """The policy, for agents that run their own loop (``agent_run``)."""
 
     base_url: str | None
     """Provisional: no run serves the policy over HTTP yet, so it is always ``None``."""
     sampling: Sampling
-    """The run's own, for this split."""
+    """The settings of the run for this split."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation: ...

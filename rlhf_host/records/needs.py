@@ -1,4 +1,4 @@
-"""What plugins declare, and what a run tells them at its start and end. Nothing here imports torch."""
+"""What plugins declare, and what they receive at the start and end of a run. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "u
 
 @dataclass(frozen=True, slots=True)
 class RoleNeed:
-    """A model a plugin needs. ``source`` is a role name (``actor``), a path, or ``None`` for the role's own setting."""
+    """A model that a plugin needs. ``source`` is a role (``actor``), a path, or ``None`` for the model set for the role."""
 
     name: str
     head: Literal["lm", "scalar"] = "lm"
     trainable: bool = False
     source: str | None = "actor"
     lr: float | None = None
-    """Peak learning rate where the configuration sets none."""
+    """Peak learning rate if the configuration sets none."""
 
 
 What: TypeAlias = Literal["logprobs", "values", "scores", "bootstrap", "entropy", "logits", "distribution"]
@@ -31,14 +31,14 @@ _OF_ROLES = ("logprobs", "values", "bootstrap", "distribution")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a plugin wants computed.
+    """A quantity that the host must compute for a plugin.
 
-    Without a role, of the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values``, ``scores``. Of a
-    role, over the experience and before advantages: ``logprobs``, ``values``, ``bootstrap`` (the value after the last token). A
-    role's ``distribution`` comes with the pass, in ``outputs.others[role]``: over its ``top`` likeliest tokens, or over the whole
-    vocabulary, for which the role has to be in one place with the actor.
+    Without a role, it belongs to the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values`` or
+    ``scores``. With a role, it is computed over the experience, before advantages: ``logprobs``, ``values`` or ``bootstrap`` (the
+    value after the last token). The ``distribution`` of a role is in ``outputs.others[role]`` of the pass. It covers the ``top``
+    likeliest tokens, or the whole vocabulary; then the role must be in the same place as the actor.
 
-    Raises ``ValueError`` for what there is not.
+    Raises ``ValueError`` for an unknown combination.
     """
 
     what: What
@@ -55,7 +55,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Forbid:
-    """A host setting that makes a plugin wrong: ``Forbid("train.old_logprobs", "sampler", "its weights would count twice")``."""
+    """A setting with which a plugin does not work: ``Forbid("train.old_logprobs", "sampler", "its weights would count twice")``."""
 
     setting: str
     value: Any
@@ -64,9 +64,10 @@ class Forbid:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plugin needs, from its options alone. The host merges, allocates exactly that, and refuses the impossible first.
+    """What a plugin needs; depends only on its options. The host merges all needs, provides exactly these, and first refuses
+    impossible runs.
 
-    Raises ``TypeError`` where a text is given for an ``Output`` or a ``Forbid``.
+    Raises ``TypeError`` for a string in place of an ``Output`` or a ``Forbid``.
     """
 
     data: DataFormat | None = None
@@ -74,19 +75,19 @@ class Needs:
     roles: tuple[RoleNeed, ...] = ()
     min_group_size: int = 1
     outputs: tuple[Output, ...] = ()
-    """Beyond the pass's own ``logprobs``."""
+    """In addition to the ``logprobs`` of the pass."""
     forbids: tuple[Forbid, ...] = ()
     rewards: bool = True
-    """False: it brings the signal itself, as a teacher does, or an agent that rewards its own steps; no reward has to be chosen."""
+    """False: no reward is needed, because the plugin provides the signal: a teacher, or an agent that rewards its steps."""
     on_policy: bool = False
-    """It is right only for the weights that sampled: one update per batch, and nothing that was sampled before."""
+    """True: it is only correct for the weights that sampled. So one update per batch, and no saved trajectories."""
     weights: Literal["token", "row"] | None = "token"
-    """Of an algorithm: the ``importance_weights`` that its loss terms take: any, only those of whole rows, or none. Of a
-    correction: what it gives, ``[B, T]`` or ``[B]``."""
+    """For an algorithm: which ``importance_weights`` its loss terms take: any (``token``), only ``[B]`` (``row``), or none
+    (``None``). For a correction: what it returns, ``[B, T]`` or ``[B]``."""
     in_place: bool | None = None
-    """Of a weight sync: it is only for engines that sample from the trainer's own module (True), or only for others (False)."""
+    """For a weight sync. True: only for engines that sample from the trainer's own module. False: only for other engines."""
     rounded_weights: bool = False
-    """Of a weight sync: engines get weights in fewer bits than the trainer has, so log-probabilities differ."""
+    """For a weight sync. True: engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
     unit_rows: bool = False
     """Provisional: no run sets ``unit_id`` yet. Rows that share one (pairs) must stay in one micro-batch."""
 
@@ -99,7 +100,7 @@ class Needs:
 
 @dataclass(slots=True)
 class RunContext:
-    """Given to ``run_started``; read-only."""
+    """The argument of ``run_started``; read-only."""
 
     config: Mapping[str, Any]
     tokenizer: Any
@@ -108,9 +109,9 @@ class RunContext:
     roles: Mapping[str, RoleHandle]
     resumed: bool = False
     resume_step: int = 0
-    """The step of the checkpoint that a resumed run goes on from; -1 where there was none yet."""
+    """The step of the checkpoint from which a resumed run continues; -1 if there was no checkpoint yet."""
     notices: tuple[str, ...] = ()
-    """What a person should know of the start: data read, filtered and truncated."""
+    """Messages for the user about the start: data that was read, filtered and truncated."""
 
 
 class RoleHandle(Protocol):
@@ -118,7 +119,7 @@ class RoleHandle(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """The role's own, loaded when it is first asked for."""
+        """The role's own tokenizer, loaded when it is first used."""
         ...
 
     @property
@@ -141,7 +142,7 @@ class RoleHandle(Protocol):
 
 @dataclass(slots=True)
 class ScoreContext:
-    """Given to ``score``: which split, and the step the trajectories belong to."""
+    """The argument of ``score``: the split, and the step of the trajectories."""
 
     split: Literal["train", "eval"] = "train"
     step: int = 0
@@ -159,19 +160,19 @@ class Outcome:
     error: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None
-    """Why a plugin ended it early (``Stop``)."""
+    """Why a plugin ended the run early (``Stop``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """``step_finished`` ends the run after this step, as finished: with its checkpoint and model."""
+    """Returned by ``step_finished`` to end the run after this step. Checkpoint and model are written as at a normal end."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Adjust:
-    """``step_finished`` changes settings from the next step on: ``ROLE.lr`` (the peak learning rate), and ``ALIAS.NAME`` by the
-    hook ``adjust`` of the plugin ``ALIAS``."""
+    """Returned by ``step_finished`` to change settings from the next step on: ``ROLE.lr`` (the peak learning rate), or
+    ``ALIAS.NAME``, which the hook ``adjust`` of the plugin ``ALIAS`` receives."""
 
     settings: Mapping[str, float]

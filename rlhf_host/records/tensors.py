@@ -1,4 +1,4 @@
-"""Batches of rows as tensors, and the losses and metrics that come of them. torch is imported with the first tensor, not here."""
+"""Batches of rows as tensors, losses and metrics. torch is imported with the first tensor, not here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUM_OVER = re.compile(r"sequence-mean-token-sum-over\((\d+(?:\.\d+)?)\)")
 class Aggregation:
     """How token losses become one number. ``length`` divides the sums of ``sequence-mean-token-sum`` by a constant.
 
-    Raises ``ValueError`` for another name, or a length that is not above 0.
+    Raises ``ValueError`` for an unknown name, or a length that is not above 0.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Extra(Mask):
-    """A bool mask ``[B, T]`` that the plugin's own ``prepare_batch`` gave under ``name``."""
+    """A bool mask ``[B, T]`` that the plugin's own ``prepare_batch`` returned as ``name``."""
 
 
 LOSS = Mask("loss_mask")
@@ -66,7 +66,7 @@ COMPLETION = Mask("completion_mask")
 
 
 class TopK(NamedTuple):
-    """A role's likeliest tokens at every completion token, the likeliest first; 0 at padding."""
+    """The likeliest tokens of a role at every completion token, the likeliest first; 0 at padding."""
 
     logprobs: Tensor
     """``[B, T, k]`` float32."""
@@ -76,8 +76,8 @@ class TopK(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Rows as workers and their hooks get them: tensors ``[B, T]`` over the completion region (everything after the first
-    prompt), right-padded.
+    """Rows for workers and their hooks: right-padded tensors ``[B, T]`` over the completion region (everything after the first
+    prompt).
 
     Float tensors are float32, masks bool, ids int64. Padding is 0 (``turn_ids``: -1). Rows of one group need not be adjacent.
     """
@@ -86,31 +86,31 @@ class Batch:
     completion_ids: Tensor
     """``[B, T]`` int64."""
     completion_mask: Tensor
-    """``[B, T]`` bool: real tokens, observations included."""
+    """``[B, T]`` bool: all tokens, also observations; no padding."""
     action_mask: Tensor
     """``[B, T]`` bool: tokens the policy sampled."""
     loss_mask: Tensor
-    """``[B, T]`` bool: ``action_mask`` and every ``loss_masks`` hook."""
+    """``[B, T]`` bool: ``action_mask`` combined with every ``loss_masks`` hook."""
     turn_ids: Tensor
-    """``[B, T]`` int64: which turn an action token belongs to; -1 elsewhere."""
+    """``[B, T]`` int64: the turn of each action token; -1 elsewhere."""
     group_id: Tensor
     """``[B]`` int64, unique in the batch."""
     episode_id: Tensor
-    """``[B]`` int64: an episode's several trajectories share it."""
+    """``[B]`` int64: equal for all trajectories of an episode."""
     unit_id: Tensor
     """Provisional: no run sets it yet. ``[B]`` int64: rows that must stay in one micro-batch share it."""
     task_index: Tensor
     """``[B]`` int64."""
     truncated: Tensor
-    """``[B]`` bool: cut by length."""
+    """``[B]`` bool: cut off by a length limit."""
     sampler_logprobs: Tensor
     """``[B, T]``: log μ, 0 outside ``action_mask``."""
     versions: Tensor
-    """``[B, T]`` int64: weight version of each action token."""
+    """``[B, T]`` int64: version of the weights that sampled each action token."""
     version: int = 0
-    """Weight version that the step began with."""
+    """Version of the weights at the start of the step."""
     old_logprobs: Tensor | None = None
-    """``[B, T]``: log π_old; ``None`` in ``fused`` mode, where it is the detached π of the same forward."""
+    """``[B, T]``: log π_old; ``None`` in ``fused`` mode, where it is the detached log π of the same forward pass."""
     logprobs: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B, T]``."""
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Batch:
     bootstrap: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B]``: the critic after the last token."""
     distributions: dict[str, TopK] = field(default_factory=dict)
-    """role → its likeliest tokens; ``outputs.others`` has them beside those of the pass."""
+    """role → its likeliest tokens; ``outputs.others`` also has the pass's own log-probabilities at these tokens."""
     advantages: Tensor | None = None
     returns: Tensor | None = None
     step: int = 0
@@ -127,9 +127,9 @@ class Batch:
     stats: dict[str, float] = field(default_factory=dict)
     """Reduced ``batch_statistics``."""
     extra: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Alias of a plugin → what its ``prepare_batch`` gave. Tensors with ``B`` rows are sliced with the batch."""
+    """alias of a plugin → the result of its ``prepare_batch``. Tensors with ``B`` rows are sliced with the batch."""
     own: Mapping[str, Any] = field(default_factory=dict)
-    """In a worker hook: what the ``prepare_batch`` of the same plugin gave, whatever its alias."""
+    """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -140,7 +140,7 @@ class Batch:
         return self.completion_mask.sum(-1)
 
     def batch(self) -> Batch:
-        """What workers get of it."""
+        """The part of it that workers get."""
         return Batch(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Batch)})
 
     def map(self, change: Callable[[str, Any], Any]) -> Self:
@@ -187,24 +187,24 @@ _ELSEWHERE = {"bootstrap_value": "is bootstrap[role] now"}
 
 @dataclass(slots=True, kw_only=True)
 class Experience(Batch):
-    """Groups as tensors, with what only the controller has: rewards, scores, records."""
+    """Groups as tensors, also with what only the controller has: rewards, scores, records."""
 
     rewards: Tensor
     """``[B]``: the weighted sum over reward plugins, after ``transform_rewards``."""
     plugin_rewards: Tensor
     """``[B, K]``: raw rewards, in the order of ``reward_names``."""
     scores: Tensor
-    """``[B]``: 0-1 scores, NaN where none was given."""
+    """``[B]``: 0-1 scores, NaN without a score."""
     token_rewards: Tensor
-    """``[B, T]``: the scored reward on the last action token (of each turn, where it is per turn)."""
+    """``[B, T]``: the reward, on the last action token (or on the last one of each turn, if rewards are per turn)."""
     reward_names: tuple[str, ...] = ()
-    """Alias of each plugin; ``ALIAS.PART`` for each of the ``parts`` of its rewards."""
+    """Alias of each plugin; ``ALIAS.PART`` for each part of its rewards."""
     reward_weights: tuple[float, ...] = ()
     """Weight of each of ``reward_names`` in ``rewards``."""
     shaped: Tensor | None = None
-    """``[B, T]``: sum of ``shape_rewards`` (KL); zeros when there is none."""
+    """``[B, T]``: sum of ``shape_rewards`` (such as a KL); zeros without such hooks."""
     parent: Tensor | None = None
-    """``[B]`` int64: the row that ``Trajectory.parent`` names; -1 where there is none, or where it left the batch."""
+    """``[B]`` int64: the row that ``Trajectory.parent`` names; -1 if there is none, or if it left the batch."""
     branch: Tensor | None = None
     """``[B]`` int64: ``Trajectory.branch``."""
     trajectories: list[Trajectory] = field(default_factory=list, repr=False)
@@ -221,19 +221,19 @@ class Experience(Batch):
 
 @dataclass(slots=True)
 class Distribution:
-    """Log-probabilities of two models over the same tokens: ``k`` of them, or the whole vocabulary; 0 at padding."""
+    """Log-probabilities of two models over the same tokens: ``k`` tokens, or the whole vocabulary; 0 at padding."""
 
     logprobs: Tensor
-    """``[B, T, k]`` or ``[B, T, V]`` fp32: the other role's, without gradient."""
+    """``[B, T, k]`` or ``[B, T, V]`` fp32: of the other role, without gradient."""
     own: Tensor
-    """The same shape, with gradient: of the model in the pass."""
+    """The same shape: of the model in the pass, with gradient."""
     ids: Tensor | None = None
     """``[B, T, k]`` int64: which tokens; ``None``: the whole vocabulary, in order."""
 
 
 @dataclass(slots=True)
 class Outputs:
-    """What a role's forward pass gave for the rows of a batch."""
+    """The results of a role's forward pass for the rows of a batch."""
 
     logprobs: Tensor | None = None
     """``[B, T]`` fp32, with gradient: log-softmax of ``logits / temperature`` at the completion tokens; 0 at padding."""
@@ -244,17 +244,17 @@ class Outputs:
     scores: Tensor | None = None
     """``[B]`` fp32: scalar head at the last token."""
     logits: Tensor | None = None
-    """``[B, T, V]``: only where a plugin needs ``Output("logits")``."""
+    """``[B, T, V]``: only if a plugin needs ``Output("logits")``."""
     others: dict[str, Distribution] = field(default_factory=dict)
-    """role → its distribution beside this model's, where a plugin needs ``Output("distribution", role=...)``."""
+    """role → its distribution and this model's, if a plugin needs ``Output("distribution", role=...)``."""
 
 
 @dataclass(slots=True)
 class Metric:
-    """A number on its way to the step's metrics. ``values`` is any shape; ``mask`` (same shape) says what counts.
+    """A metric of the step. ``values`` may have any shape; ``mask`` (same shape) says which elements count.
 
-    ``mean`` and ``sum`` are over all counted elements of the optimizer batch, whatever the split; ``min`` and ``max`` likewise.
-    ``ess`` is the effective sample size of weights as a fraction, ``(Σw)²/(N·Σw²)``: 1 when all are equal, 0 when all are 0.
+    ``mean``, ``sum``, ``min`` and ``max`` are over all counted elements of the whole optimizer batch. ``ess`` is the effective
+    sample size of weights as a fraction, ``(Σw)²/(N·Σw²)``: 1 if all are equal, 0 if all are 0.
     """
 
     name: str
@@ -267,8 +267,8 @@ class Metric:
 class LossTerm:
     """An unreduced loss; the host reduces it over the whole optimizer batch.
 
-    ``values`` is ``[B, T]``, or ``[B]`` (rows count by whether the mask has any element). ``mask`` is known before the first
-    forward: what depends on ``outputs`` becomes zeros in ``values`` and stays in the denominator.
+    ``values`` is ``[B, T]``, or ``[B]`` (a row counts if its mask has any element). ``mask`` is known before the first forward
+    pass. A mask that depends on ``outputs`` must become zeros in ``values``, which stay in the denominator.
 
     Raises ``TypeError`` for a mask or aggregation that is a string.
     """
@@ -279,7 +279,7 @@ class LossTerm:
     coefficient: float = 1.0
     aggregation: Aggregation = TOKEN_MEAN
     corrected: bool = False
-    """True for policy terms: the host multiplies ``importance_weights`` in, into ``[B]`` those that are ``[B]``."""
+    """True for policy terms: the host multiplies them by ``importance_weights``. Terms ``[B]`` take only weights ``[B]``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mask, Mask):
