@@ -26,15 +26,15 @@ class DeepSpeed:
         model_config = ConfigDict(extra="forbid")
 
         zero_stage: Literal[0, 1, 2, 3] = Field(
-            2, description="what is spread over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
+            2, description="what is split over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
         )
         precision: Literal["fp32", "bf16", "fp16"] = Field(
             "fp32",
-            description="weights in forward passes, with an fp32 copy in the optimizer for 16 bits; with fp32, train.autocast"
-            " chooses the precision of products. fp16 finds its loss scale by steps that overflow: train.on_nonfinite skip",
+            description="type of the weights in forward passes (16 bits: the optimizer has an fp32 copy); fp32: train.autocast sets"
+            " the precision of products; fp16: needs train.on_nonfinite skip, because its first steps overflow",
         )
         optimizer: Literal["torch", "deepspeed"] = Field(
-            "torch", description="AdamW by PyTorch, or DeepSpeed's own, whose operators are compiled at the first use"
+            "torch", description="AdamW of PyTorch, or of DeepSpeed, whose operators are compiled at the first use"
         )
         offload_optimizer: Literal["none", "cpu"] = Field(
             "none", description="keep optimizer state in CPU memory (stages 1 to 3)"
@@ -43,15 +43,17 @@ class DeepSpeed:
         reduce_bucket_size: PositiveInt = Field(50_000_000, description="numbers reduced at once")
         allgather_bucket_size: PositiveInt = Field(50_000_000, description="numbers gathered at once; stage 3: fetched ahead")
         param_persistence_threshold: int = Field(
-            100_000, ge=0, description="stage 3: weights of at most so many numbers stay whole on every rank"
+            100_000, ge=0, description="stage 3: weights with at most this many numbers are not split"
         )
         zero_quantized_weights: bool = Field(False, description="ZeRO++: gather weights in 8 bits (stage 3)")
         zero_quantized_gradients: bool = Field(False, description="ZeRO++: reduce gradients in 4 bits between nodes (stage 3)")
         zero_hpz_partition_size: PositiveInt = Field(
-            1, description="ZeRO++: ranks that keep a second whole copy of the weights between them, such as a node's (stage 3)"
+            1,
+            description="ZeRO++: number of ranks that together keep a second copy of the weights (stage 3)",
         )
         autotp_size: PositiveInt = Field(
-            1, description="AutoTP: neighbouring processes that split every layer and are given the same rows (stages 1 and 2)"
+            1,
+            description="AutoTP: number of neighbouring processes that split every layer and get the same rows (stages 1 and 2)",
         )
         extra: dict[str, Any] = Field(default_factory=dict, description="merged into DeepSpeed's configuration")
 

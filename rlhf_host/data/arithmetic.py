@@ -1,4 +1,4 @@
-"""Generated sums for the quickstart: ``--data arithmetic``, and a tokenizer of single characters for them."""
+"""Generated sums for the quickstart (``--data arithmetic``), and a tokenizer of single characters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ArithmeticTasks:
         model_config = ConfigDict(extra="forbid")
 
         digits: int = Field(2, ge=1, le=3, description="digits of each number")
-        operations: Literal["+", "-", "+-"] = Field("+", description="which operations are asked for")
-        held_out: int = Field(1500, ge=1, description="problems kept for evaluation")
-        count: int | None = Field(None, ge=1, description="only so many problems of the split; default: all")
+        operations: Literal["+", "-", "+-"] = Field("+", description="which operations the problems have")
+        held_out: int = Field(1500, ge=1, description="number of problems held out for evaluation")
+        count: int | None = Field(None, ge=1, description="use at most this many problems of the split; default: all")
 
     def __init__(self, options: Options):
         self.options = options

@@ -20,7 +20,7 @@ class Transformers:
             None, description="tokens of key-value cache in one batch; default: no limit"
         )
         max_wait_s: float = Field(
-            5.0, ge=0, description="longest wait for an expected request before a batch starts without it"
+            5.0, ge=0, description="longest wait for expected requests before a batch starts without them"
         )
         autocast: Literal["auto", "off", "bfloat16"] = Field(
             "auto", description="auto: bfloat16 where the hardware has it (CUDA)"

@@ -16,24 +16,24 @@ class Vllm:
         model_config = ConfigDict(extra="forbid")
 
         tensor_parallel_size: PositiveInt = Field(1, description="devices that share every layer")
-        pipeline_parallel_size: PositiveInt = Field(1, description="devices that share the layers out among them")
+        pipeline_parallel_size: PositiveInt = Field(1, description="devices that each hold some of the layers")
         multiprocess: bool | None = Field(
-            None, description="run vLLM's core in a process of its own; default: only with several devices"
+            None, description="run vLLM's core in a separate process; default: only with several devices"
         )
         gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory for weights and cache")
         kv_cache_bytes: PositiveInt | None = Field(
-            None, description="key-value cache; default: what gpu_memory_utilization leaves, 512 MiB on a CPU"
+            None, description="size of the key-value cache; default: what gpu_memory_utilization leaves, 512 MiB on a CPU"
         )
         max_model_len: PositiveInt | None = Field(
-            None, description="longest prompt and completion together; default: the model's, or what fits the cache"
+            None, description="longest prompt with completion, in tokens; default: the model's limit, or what fits the cache"
         )
         max_num_seqs: PositiveInt = Field(256, description="completions decoded together")
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-            "auto", description="auto: float32 on a CPU, else the model's own, or bfloat16 where that is float32"
+            "auto", description="auto: float32 on a CPU, else the model's type, or bfloat16 if that is float32"
         )
         enforce_eager: bool | None = Field(None, description="no compilation, no CUDA graphs; default: on a CPU")
         enable_prefix_caching: bool = Field(True, description="compute a prompt shared by several requests once")
-        sleep: bool = Field(False, description="let the engine give its memory back between rollouts; GPUs only")
+        sleep: bool = Field(False, description="release the engine's memory between rollouts; GPUs only")
         extra: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's EngineArgs")
 
     def __init__(self, options: Options):

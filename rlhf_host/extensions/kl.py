@@ -1,4 +1,4 @@
-"""The KL penalty: towards the reference policy, in the reward or in the loss."""
+"""The KL penalty towards the reference policy, in the reward or in the loss."""
 
 from __future__ import annotations
 
@@ -28,17 +28,21 @@ class KL:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        coef: float = Field(ge=0, description="strength; 0: off, and no reference model is loaded")
-        place: Literal["reward", "loss"] = Field("reward", description="per-token reward, or a loss term")
+        coef: float = Field(ge=0, description="coefficient of the penalty; 0: off, and no reference model is loaded")
+        place: Literal["reward", "loss"] = Field(
+            "reward", description="where the penalty is applied: in the reward of each token, or as a loss term"
+        )
         force: bool = Field(False, description="allow a biased estimator in the reward")
         estimator: Literal["auto", "k1", "k2", "k3", "unbiased"] = Field(
             "auto", description="auto: k1 in the reward, unbiased in the loss"
         )
         aggregation: str = Field(
-            "token-mean", description=f"in the loss: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)"
+            "token-mean", description=f"of the loss term: {', '.join(AGGREGATIONS)} or sequence-mean-token-sum-over(L)"
         )
-        controller: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: the coefficient follows target")
-        target: float = Field(0.01, gt=0, description="adaptive: KL in nats per token")
+        controller: Literal["fixed", "adaptive"] = Field(
+            "fixed", description="adaptive: the coefficient changes to reach the target"
+        )
+        target: float = Field(0.01, gt=0, description="adaptive: the KL to reach, in nats per token")
         horizon: PositiveInt = Field(10000, description="adaptive: trajectories over which the coefficient may double")
 
         @field_validator("aggregation")

@@ -17,18 +17,16 @@ class Ray:
         model_config = ConfigDict(extra="forbid")
 
         address: str | None = Field(
-            None, description="cluster to join, such as auto or HOST:PORT; default: one made for this run"
+            None, description="cluster to join, such as auto or HOST:PORT; default: a new cluster for this run"
         )
-        temp_dir: str | None = Field(
-            None, description="where a cluster made here keeps its sockets and logs; default: the system's"
-        )
-        num_cpus: PositiveInt | None = Field(None, description="CPUs a cluster made here counts; default: the machine's")
-        num_gpus: int | None = Field(None, ge=0, description="GPUs a cluster made here counts; default: the machine's")
+        temp_dir: str | None = Field(None, description="directory for sockets and logs of a new cluster; default: the system's")
+        num_cpus: PositiveInt | None = Field(None, description="number of CPUs of a new cluster; default: the machine's")
+        num_gpus: int | None = Field(None, ge=0, description="number of GPUs of a new cluster; default: the machine's")
         object_store_mb: int | None = Field(None, ge=80, description="shared memory for batches; default: Ray's own choice")
         runtime_env: dict[str, Any] = Field(
             default_factory=dict, description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir"
         )
-        wait_s: float = Field(60.0, gt=0, description="longest wait for devices that other work holds")
+        wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use")
         max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
 
     traits = RuntimeTraits(libraries=("ray",), debug=False, remote=True, places=True, sync="broadcast")

@@ -1,4 +1,4 @@
-"""The console tracker: a line per step, a progress bar, and now and then a few completions."""
+"""The console tracker: a line per step, a progress bar, and sometimes a few completions."""
 
 from __future__ import annotations
 

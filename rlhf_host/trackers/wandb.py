@@ -24,7 +24,7 @@ class WandB:
 
         project: str = Field("rlhf-host", description="project the run belongs to")
         entity: str | None = Field(None, description="user or team; default: the account's own")
-        run_name: str | None = Field(None, description="the run's name; default: as the run directory")
+        run_name: str | None = Field(None, description="the run's name; default: that of the run directory")
         group: str | None = Field(None, description="group of runs")
         tags: list[str] = Field(default_factory=list, description="labels to find the run by")
         mode: Literal["online", "offline", "disabled"] | None = Field(None, description="default: WANDB_MODE, else online")

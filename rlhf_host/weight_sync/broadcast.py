@@ -1,4 +1,4 @@
-"""Weights by broadcast: from the trainer's rank 0 to every engine process, over gloo on CPUs and NCCL between GPUs."""
+"""Weights by broadcast from the trainer's rank 0 to every engine process, with gloo on CPUs and NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Broadcast(ConnectedSync):
 
     class Options(SyncOptions):
         backend: Literal["auto", "gloo", "nccl"] = Field(
-            "auto", description="auto: nccl where trainer and engines are all on GPUs, each on another; else gloo"
+            "auto", description="auto: nccl if trainer and engines are all on different GPUs, else gloo"
         )
         address: str | None = Field(
             None,
-            description="address the trainer listens on; default: loopback on one machine, else its address in the network",
+            description="address the trainer listens on; default: loopback on one machine, else its network address",
         )
 
     def choose(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights through a directory that trainer and engines both see: engines may come late, go, and come back."""
+"""Weights through a directory that trainer and engines can see. Engines may join late, leave and return."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class Checkpoint(RemoteSync):
     name = "checkpoint"
 
     class Options(SyncOptions):
-        directory: Path | None = Field(None, description="where all machines see it; default: weights/ in the run's directory")
-        keep: PositiveInt = Field(2, description="newest versions kept")
+        directory: Path | None = Field(
+            None, description="a directory that all machines can see; default: weights/ in the run's directory"
+        )
+        keep: PositiveInt = Field(2, description="how many of the newest versions to keep")
 
     def __init__(self, options: Options):
         super().__init__(options)

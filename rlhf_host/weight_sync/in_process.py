@@ -1,4 +1,4 @@
-"""Engines that sample from the trainer's own module: nothing moves, the version does."""
+"""For engines that sample from the trainer's own module: only the version changes, no weights are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights through shared memory on one machine: CUDA IPC between processes that see the same GPU, else the computer's memory."""
+"""Weights through shared memory on one machine: CUDA IPC between processes on the same GPU, else main memory."""
 
 from __future__ import annotations
 

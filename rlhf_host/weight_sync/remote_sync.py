@@ -28,11 +28,11 @@ class SyncOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="what floating-point weights are cast to before they travel; auto: as they are trained"
+        "auto", description="type in which floating-point weights are sent; auto: the type in which they are trained"
     )
     bucket_mb: PositiveInt = Field(256, description="weights gathered and sent at a time, in MB")
     rename: dict[str, str] = Field(
-        default_factory=dict, description="the trainer's name → the engine's: whole names, or prefixes that end in a dot"
+        default_factory=dict, description="the trainer's name → the engine's name: whole names, or prefixes that end in a dot"
     )
     timeout_s: float = Field(600.0, gt=0, description="longest time for one sync")
 

@@ -29,7 +29,7 @@ class DynamicFiltering:
         min_std: float | None = Field(
             None,
             ge=0,
-            description="also drop groups whose rewards' standard deviation is not above it (no_spread); default: off",
+            description="also drop groups whose rewards have at most this standard deviation (no_spread); default: off",
         )
 
         @model_validator(mode="after")
@@ -122,7 +122,7 @@ class StopProperly:
     """A truncated trajectory's positive reward is multiplied by ``coef`` (OpenRLHF's stop-properly penalty)."""
 
     class Options(_Options):
-        coef: float = Field(0.0, ge=0, le=1, description="what a truncated answer keeps of its positive reward")
+        coef: float = Field(0.0, ge=0, le=1, description="share of its positive reward that a truncated answer keeps")
 
     def __init__(self, options: Options):
         self.options = options

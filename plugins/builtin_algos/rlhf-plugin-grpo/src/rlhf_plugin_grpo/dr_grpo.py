@@ -12,11 +12,11 @@ from rlhf_plugin_grpo.group import GroupRelative, sequence_rewards
 class DrGRPOOptions(F.PolicyLossOptions):
     max_length: PositiveInt | None = Field(
         None,
-        description="the constant that each sequence's token losses are summed over; none: rollout.max_new_tokens "
-        "(with several turns give the most action tokens a trajectory can have)",
+        description="the constant that divides the summed token losses of each sequence; none: rollout.max_new_tokens "
+        "(with several turns, set it to the largest number of action tokens of a trajectory)",
     )
     aggregation: str | None = Field(
-        None, description="cannot be set: it is sequence-mean-token-sum-over(max_length), which makes this Dr. GRPO"
+        None, description="cannot be set: Dr. GRPO always uses sequence-mean-token-sum-over(max_length)"
     )
 
     @model_validator(mode="after")

@@ -14,13 +14,13 @@ from rlhf_plugin_grpo.group import GroupRelative, sequence_rewards
 class GRPOOptions(F.PolicyLossOptions):
     std: Literal["group", "batch", "none"] = Field(
         "group",
-        description="credit trajectory: divide by the standard deviation of the group, of the whole batch, or by nothing",
+        description="with credit trajectory: divide by the standard deviation of the group, of the batch, or not at all",
     )
     std_eps: float = Field(1e-6, ge=0, description="added to the standard deviation")
     credit: Literal["trajectory", "turn"] = Field(
         "trajectory",
-        description="one advantage for the whole trajectory, or one per turn: what its turns from there on earned minus the "
-        "group's mean of that, not divided by any standard deviation (std plays no part)",
+        description="one advantage per trajectory, or one per turn: the sum of the rewards from this turn on, minus the "
+        "group's mean of this sum; then std has no effect",
     )
 
 

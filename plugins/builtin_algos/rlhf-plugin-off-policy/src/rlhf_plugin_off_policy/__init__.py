@@ -136,15 +136,17 @@ class SequenceMask(_Bounding):
 
     class Options(_Interval):
         statistic: Literal["sum", "geometric", "k3"] = Field(
-            "sum", description="what is compared: the sequence's ratio, its geometric mean per token, or the mean k3 divergence"
+            "sum", description="the statistic: the sequence's ratio, its geometric mean per token, or the mean k3 divergence"
         )
         low: float | None = Field(None, ge=0, description="smallest statistic kept; default 0 (sum, k3), 0.999 (geometric)")
-        high: float | None = Field(None, gt=0, description="largest kept; default 2 (sum), 1.001 (geometric), 0.01 (k3)")
+        high: float | None = Field(
+            None, gt=0, description="largest statistic kept; default 2 (sum), 1.001 (geometric), 0.01 (k3)"
+        )
         token_weight: Literal["sequence", "token_truncated", "one"] = Field(
-            "sequence", description="what kept tokens weigh: the sequence's ratio, min(w, cap), or 1"
+            "sequence", description="weight of kept tokens: the sequence's ratio, min(w, cap), or 1"
         )
         cap: float = Field(
-            2.0, gt=0, description="largest weight with token_truncated, and with sequence unless the statistic bounds it (sum)"
+            2.0, gt=0, description="largest weight with token_truncated, and with sequence unless the statistic limits it (sum)"
         )
 
         @property
@@ -177,7 +179,9 @@ class OffPolicyMask:
 
     class Options(_Options):
         delta: float = Field(
-            0.1, ge=0, description="largest drift from the sampler, in nats per token, of what is learnt against"
+            0.1,
+            ge=0,
+            description="largest difference from the sampler, in nats per token, for sequences with negative advantage",
         )
 
     def __init__(self, options: Options):

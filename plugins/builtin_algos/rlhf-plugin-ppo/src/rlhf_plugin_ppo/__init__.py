@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 class Options(F.PolicyLossOptions):
     gamma: float = Field(1.0, ge=0, le=1, description="discount per action token")
-    lam: float = Field(1.0, ge=0, le=1, description="GAE's lambda for the advantages; below 1 leans on the critic")
-    lam_critic: float | None = Field(None, ge=0, le=1, description="lambda for the critic's targets; none: as lam")
+    lam: float = Field(1.0, ge=0, le=1, description="lambda of GAE for the advantages; below 1, they rely on the critic")
+    lam_critic: float | None = Field(None, ge=0, le=1, description="lambda for the critic's targets; none: the value of lam")
     whiten: Literal["full", "center", "none"] = Field(
-        "full", description="advantages over the batch's tokens: to mean 0 and variance 1, to mean 0, or as they are"
+        "full", description="normalise advantages over the batch's tokens: mean 0 and variance 1, mean 0, or not at all"
     )
     value_clip: float | None = Field(
-        0.5, gt=0, description="how far a value may move from the batch's own before its loss stops falling; none: anywhere"
+        0.5, gt=0, description="how far a value may move in an update before its loss stops falling; none: no limit"
     )
-    critic_warmup: int = Field(0, ge=0, description="first steps in which only the critic learns")
+    critic_warmup: int = Field(0, ge=0, description="number of first steps in which only the critic learns")
     critic_from: Literal["actor", "reward"] = Field(
         "actor", description="role whose model the critic starts from, unless --critic.model names one"
     )
     bootstrap_truncated: bool = Field(
-        False, description="count the value after the last token as the future of completions that were cut by length"
+        False, description="use the value after the last token as future reward of completions that were cut off"
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class WhitenedOptions(F.PolicyLossOptions):
     whiten: Literal["full", "center", "none"] = Field(
-        "full", description="over the batch's action tokens: to mean 0 and variance 1, to mean 0 only, or not at all"
+        "full", description="normalise over the batch's action tokens: mean 0 and variance 1, mean 0, or not at all"
     )
 
 

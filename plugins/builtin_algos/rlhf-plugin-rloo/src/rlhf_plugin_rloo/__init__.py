@@ -12,7 +12,7 @@ from rlhf_host import functional as F
 
 class Options(F.PolicyLossOptions):
     kl_placement: Literal["sequence", "suffix"] = Field(
-        "sequence", description="KL in the reward: part of the sequence's reward, or summed to the right outside the baseline"
+        "sequence", description="KL in the reward: part of the sequence's reward, or per token and not in the baseline"
     )
 
 

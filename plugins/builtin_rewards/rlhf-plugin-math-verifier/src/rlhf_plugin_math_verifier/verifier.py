@@ -37,21 +37,21 @@ class MathVerifierOptions(BaseModel):
 
     answer: Form = Field(
         "any",
-        description=r"where the answer may stand: boxed (\boxed{} only), hashes (after #### only), or any: "
+        description=r"where the answer may be: boxed (\boxed{} only), hashes (after #### only), or any: "
         r"\boxed{}, else ####, else 'answer is', else the last number or LaTeX expression",
     )
     correct: float = Field(1.0, description="reward of a right answer")
-    incorrect: float = Field(0.0, description="reward of a wrong answer, of none, and of one that cannot be verified in time")
+    incorrect: float = Field(0.0, description="reward if the answer is wrong, missing, or cannot be verified in time")
     format_credit: float = Field(
         0.0,
         ge=0,
-        description="added to `incorrect` where a wrong answer is marked as the answer, in a way that `answer` allows",
+        description="added to `incorrect` if a wrong answer is marked as the answer, in a form that `answer` allows",
     )
-    decimals: int = Field(6, ge=0, le=15, description="places to which decimals must agree")
-    max_chars: int = Field(20_000, ge=1, description="only so many characters at the end of a text are read")
-    timeout_s: float = Field(5.0, gt=0, description="seconds that verifying one answer may take, in a worker process")
-    workers: int = Field(4, ge=1, description="worker processes at most, started as they are needed")
-    memory_mb: int = Field(1024, ge=256, description="memory of a worker process, in MiB (where the system can limit it)")
+    decimals: int = Field(6, ge=0, le=15, description="number of decimal places that must agree")
+    max_chars: int = Field(20_000, ge=1, description="only this many characters at the end of a text are read")
+    timeout_s: float = Field(5.0, gt=0, description="longest time to verify one answer in a worker process")
+    workers: int = Field(4, ge=1, description="largest number of worker processes; they are started when needed")
+    memory_mb: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB (if the system supports it)")
 
     @model_validator(mode="after")
     def _order(self) -> MathVerifierOptions:

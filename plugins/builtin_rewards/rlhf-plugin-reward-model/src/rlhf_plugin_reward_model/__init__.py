@@ -25,13 +25,15 @@ class Options(BaseModel):
 
     model: str | None = Field(None, description="the reward model's directory or hub name; default: roles.reward.model")
     template: Literal["same_tokens", "chat", "text"] = Field(
-        "same_tokens", description="what the model reads: the policy's tokens, its own chat template filled in, or plain text"
+        "same_tokens", description="what the model reads: the policy's tokens, its own chat template, or plain text"
     )
-    max_tokens: PositiveInt | None = Field(None, description="longer trajectories are not judged; default: the model's context")
+    max_tokens: PositiveInt | None = Field(None, description="longer trajectories are unjudged; default: the model's context")
     normalize: Literal["none", "running", "batch"] = Field(
-        "none", description="in training: mean 0 and deviation 1, over all rewards so far or over the batch"
+        "none", description="in training: normalise to mean 0 and deviation 1, over all rewards so far or over the batch"
     )
-    clip: float | None = Field(None, gt=0, description="in training, bound on a reward's size, after normalize; null: none")
+    clip: float | None = Field(
+        None, gt=0, description="in training: largest absolute value of a reward, after normalize; null: no limit"
+    )
     score: Literal["sigmoid", "none"] = Field("none", description="the 0-1 score: the reward's sigmoid, or none")
 
 
