@@ -138,7 +138,7 @@ def hooks_page() -> str:
         parts.append(f"## {section}")
         for name in names:
             where, calls = _where(name)
-            rule = f"{where.capitalize()}, {calls}."
+            rule = f"Runs on: {where}. Implementations: {calls}."
             parts += [f"### `{name}` {{ #{name} }}", f"```python\n{signature(name)}\n```", _explained(name), rule]
     return "\n\n".join(parts)
 

@@ -67,13 +67,13 @@ def refuse(options: DeepSpeed.Options, device: torch.device, ranks: Ranks) -> No
     """Raises ``UserError`` for options that cannot be had on this device or with so many processes."""
     if device.type == "cpu":
         if options.precision == "fp16":
-            raise UserError("precision fp16 needs a GPU: take bf16 or fp32")
+            raise UserError("precision fp16 needs a GPU: use bf16 or fp32")
         for name in ("zero_quantized_weights", "zero_quantized_gradients"):
             if getattr(options, name):
                 raise UserError(f"{name} needs GPUs, because DeepSpeed quantizes by CUDA kernels: leave it off on CPUs")
     if options.autotp_size != ranks.parts:
         raise UserError(
-            f"autotp_size {options.autotp_size} splits a model over so many processes, and here one has all of it: take"
+            f"autotp_size {options.autotp_size} splits a model over so many processes, but here one has all of it: use"
             f" --runtime ray and place the role on {options.autotp_size} devices or a multiple"
         )
     if ranks.size % options.zero_hpz_partition_size:

@@ -134,7 +134,7 @@ class _Reader:
             return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns})"
         if is_given(source.path):
             raise UserError(
-                f"the data {name!r} was given in Python, and is in no file: go on from Python with "
+                f"the data {name!r} was given in Python, and is not in a file: continue from Python with "
                 "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"
             )
         path = Path(source.path).expanduser()

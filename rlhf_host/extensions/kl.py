@@ -57,7 +57,7 @@ class KL:
             if place == "loss" and value == "k1":
                 raise ValueError("k1 has zero expected gradient in the loss: set it to unbiased, or place to reward")
             if place == "reward" and value not in ("auto", "k1") and not others.data.get("force"):
-                raise ValueError(f"{value} is biased in the reward: set it to k1, or force to true to have it anyway")
+                raise ValueError(f"{value} is biased in the reward: set it to k1, or set force to true to allow it")
             return value
 
         @property

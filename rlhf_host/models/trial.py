@@ -125,10 +125,8 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
             problems.append(f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {gap:.1e})")
     if chosen["padded"] is None:
         if scalar_head(model) is None and _looks_ahead(partial(hidden, model), sample.alone()[0], exact):
-            raise UserError(
-                f"{name} sees tokens that come later, so it is no causal language model (of an encoder, set is_decoder)"
-            )
-        problems.append(f"rows of {name} run one by one, because rows beside each other change each other")
+            raise UserError(f"{name} sees later tokens, so it is not a causal language model (for an encoder, set is_decoder)")
+        problems.append(f"rows of {name} run one by one, because rows of a batch affect each other")
     elif with_shared and chosen["shared"] is None:
         problems.append(f"a group's prompt is computed for every completion of {name}")
     return Verdict(chosen.get("shared"), chosen["padded"], tuple(problems))

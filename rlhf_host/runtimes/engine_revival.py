@@ -151,7 +151,7 @@ class EngineLives:
         except (ray.exceptions.RayError, LostError) as error:
             seat.state = "gone"
             reason = error if isinstance(error, LostError) else plain_error(error, f"engine {seat.name}")
-            log.error("engine %s does not come back: %s", seat.name, reason)
+            log.error("engine %s cannot be started again: %s", seat.name, reason)
             self._fail_if_none_is_left(LostError(f"no engine is left: {reason}"))
             return
         self.restarts += 1

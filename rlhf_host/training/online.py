@@ -287,7 +287,7 @@ class OnlineLoop:
             alias, _, option = name.partition(".")
             if name not in rates and alias not in owners:
                 choices = ", ".join([*rates, *(f"{owner}.NAME" for owner in owners)])
-                raise RunError(f"{key} adjusts {name}, which nobody takes; there is {choices}")
+                raise RunError(f"{key} adjusts {name}, which does not exist; there is {choices}")
             if not math.isfinite(value) or (name in rates and value < 0):
                 raise RunError(f"{key} adjusts {name} to {value:g} after step {self.step}")
             if name not in rates:

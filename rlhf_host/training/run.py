@@ -339,7 +339,7 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, i
     if saved != (inputs.saved is not None):
         then, now = ("from saved trajectories", "sampling") if saved else ("sampling", "from saved trajectories")
         raise UserError(
-            f"{run_dir} was trained {then}, and cannot go on {now}: begin a new run with --actor.model {run_dir}/model"
+            f"{run_dir} was trained {then}, and cannot continue {now}: start a new run with --actor.model {run_dir}/model"
         )
     if inputs.saved is not None and checkpoint.step >= inputs.saved.steps:
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.saved.path} has no more steps")

@@ -67,7 +67,7 @@ class SavedStep:
         """
         names = self.reward_names
         weights = {**configured, **self.weights}
-        again = "; rlhf replay scores a file anew: --reward NAME --output SCORED.jsonl"
+        again = "; rlhf replay scores a file again: --reward NAME --output SCORED.jsonl"
         for name, weight in configured.items():
             if name not in names:
                 raise UserError(f"{self.where}: scored by {', '.join(names) or 'no plugin'}, not by {name}{again}")
@@ -111,7 +111,7 @@ def check_output(path: Path) -> None:
     if file_format(path) not in LINES or path.suffix.lower() not in LINES:
         raise UserError(f"--output {path}: trajectories are JSON lines: give it a name that ends in .jsonl")
     if path.exists():
-        raise UserError(f"--output {path}: there is such a file already: choose another name, or remove it")
+        raise UserError(f"--output {path}: this file already exists: choose another name, or remove it")
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def read_steps(path: Path) -> list[SavedStep]:
             row = _parse(values, where)
             key = (row.step, row.split)
             if key != last and key in steps:
-                raise UserError(f"{where}: step {row.step} goes on after another step began: sort the file by step")
+                raise UserError(f"{where}: step {row.step} continues after another step began: sort the file by step")
             if owners.setdefault(row.group_id, key) != key:
                 then, _ = owners[row.group_id]
                 raise UserError(f"{where}: the group {row.group_id!r} is in step {row.step} and in step {then}")

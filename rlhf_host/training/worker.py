@@ -143,8 +143,8 @@ class Worker:
         idle = set().union(*corrections).difference(*taken)
         if any(terms) and idle and role.name == "actor":
             errors.append(
-                f"{', '.join(sorted(idle))} gave importance_weights, and no loss term takes them: only terms marked corrected do,"
-                " and of these terms [B] take weights [B] alone; leave it out, or choose another loss"
+                f"{', '.join(sorted(idle))} gave importance_weights, and no loss term takes them: only terms marked corrected take"
+                " weights, and terms [B] take only weights [B]; leave it out, or choose another loss"
             )
         if errors or update.refused or not any(terms):
             backend.discard()  # without terms: what passes that kept ranks even have left

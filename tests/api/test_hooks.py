@@ -360,8 +360,8 @@ def test_hook_step_finished_may_stop_the_run_after_its_step(run):
     ("flags", "message"),
     [
         (["--with.b.adjust", "actor.lr"], "extension:a and extension:b both adjust actor.lr after step 1: leave one out"),
-        (["--with.b.adjust", "nobody.coef"], "adjusts nobody.coef, which nobody takes; there is actor.lr, a.NAME, b.NAME"),
-        (["--with.b.adjust", "critic.lr"], "adjusts critic.lr, which nobody takes"),
+        (["--with.b.adjust", "nobody.coef"], "adjusts nobody.coef, which does not exist; there is actor.lr, a.NAME, b.NAME"),
+        (["--with.b.adjust", "critic.lr"], "adjusts critic.lr, which does not exist"),
         (["--with.a.to", "nan"], "extension:a adjusts actor.lr to nan after step 1"),
         (["--with.a.to", "-1"], "extension:a adjusts actor.lr to -1 after step 1"),
     ],

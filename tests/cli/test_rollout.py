@@ -237,7 +237,7 @@ PROMPT = {"kind": "prompt", "token_ids": [5]}
         ({"reward": "much"}, "reward: should be a valid number"),
         ({"step": "one"}, "step: should be a valid integer"),
         ({"verdicts": {"vowels": {"tokens": [1.0] * 99}}}, "verdicts.vowels: 99 rewards for"),
-        ({"step": 2}, "rollouts.jsonl:4: step 1 goes on after another step began"),
+        ({"step": 2}, "rollouts.jsonl:4: step 1 continues after another step began"),
         ({"sampling": {"temperature": 0.5}}, None),
     ],
     ids=lambda value: None if isinstance(value, dict) else "ok" if value is None else value[:30],

@@ -103,7 +103,7 @@ def test_refusals(rlhf, flags, line):
 
 def test_a_reward_that_cannot_judge_is_refused(rlhf):
     flags = ["--actor.model", "m", "--eval.data", "sums", "--reward", "mute"]
-    assert "reward:mute (made-up 1.0) has no score hook, so it judges nothing" in rlhf.refused("eval", *flags)[0]
+    assert "reward:mute (made-up 1.0) has no score hook, so it scores nothing" in rlhf.refused("eval", *flags)[0]
 
 
 def test_help(rlhf):

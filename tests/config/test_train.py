@@ -210,7 +210,7 @@ REFUSALS = {
     ),
     "biased KL in the reward": (
         [*ONE, "--kl.coef", "0.1", "--kl.estimator", "k3"],
-        "--kl.estimator: k3 is biased in the reward: set it to k1, or force to true to have it anyway",
+        "--kl.estimator: k3 is biased in the reward: set it to k1, or set force to true to allow it",
     ),
     "kl without a coefficient": (
         [*ONE, "--with", "kl"],
