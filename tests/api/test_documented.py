@@ -58,7 +58,7 @@ def test_a_hook_is_explained_and_linked_to(hook):
     explained = text.partition(f"### `{hook}`")[2].partition("\n### ")[0]
     assert len(explained.rpartition("```")[2].strip()) > 20
     rule = hookspecs.RULES[hook]
-    assert f"{rule.where.capitalize()}, " in explained
+    assert f"Runs on: {rule.where}." in explained
     pages = [path for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts]
     assert any(f"`{hook}`" in path.read_text(encoding="utf-8") for path in pages), f"no page speaks of {hook}"
 

@@ -71,7 +71,7 @@ def test_a_wheel_comes_and_goes(fresh, tmp_path):
     assert {"cli_judges_one", "cli_judges_two"} <= listed
 
     asked = fresh("uninstall", "cli_judges_one", answer="n\n", code=1)
-    assert "cli-judges goes, with reward cli_judges_one, reward cli_judges_two" in asked.stdout
+    assert "cli-judges will be removed, with reward cli_judges_one, reward cli_judges_two" in asked.stdout
     assert (fresh.packages / "cli_judges.py").exists()
     fresh("uninstall", "cli_judges_one", "--yes")
     assert not (fresh.packages / "cli_judges.py").exists()

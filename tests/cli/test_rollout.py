@@ -133,10 +133,10 @@ def test_a_resume_with_other_trajectories_or_none_is_refused(rollout, train, pro
     _, _, output = train("--resume", "run", "--from-trajectories", "other.jsonl", "--train.steps", "3", code=2)
     assert "other.jsonl changed since the checkpoint" in output
     _, _, output = train("--resume", "run", "--from-trajectories", "null", "--train.steps", "3", code=2)
-    assert "run was trained from saved trajectories, and cannot go on sampling" in output
+    assert "run was trained from saved trajectories, and cannot continue sampling" in output
     train("--train.steps", "1", name="sampled")
     _, _, output = train("--resume", "sampled", "--from-trajectories", "other.jsonl", "--train.steps", "3", code=2)
-    assert "sampled was trained sampling, and cannot go on from saved trajectories" in output
+    assert "sampled was trained sampling, and cannot continue from saved trajectories" in output
 
 
 def test_nothing_is_generated_or_evaluated(rollout, train, prompts, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_malformed_row_is_named_with_its_line(rollout, train, values, problem)
         problem = "rollouts.jsonl:1: sampled with temperature 0.5, and rollout.temperature is 1: set --rollout.temperature 0.5"
     else:
         change("rollouts.jsonl", 3, **values, **({} if "step" not in values else {"group_id": "own"}))
-        if "vocabulary" not in problem and "goes on" not in problem:
+        if "vocabulary" not in problem and "continues" not in problem:
             problem = f"rollouts.jsonl:3: {problem}"
     _, run_dir, output = train("--from-trajectories", "rollouts.jsonl", code=2)
     assert problem in output
@@ -285,17 +285,17 @@ def test_weights_and_names_of_rewards_are_the_files(rollout, train):
     sampled, _, _ = train("--reward.vowels.weight", "0.5", "--train.steps", "1", name="sampled")
     assert learned(read) == learned(sampled)
     _, _, output = train("--from-trajectories", "rollouts.jsonl", code=2)
-    assert "vowels was weighted 0.5, and now 1; rlhf replay scores a file anew" in output
+    assert "vowels was weighted 0.5, and now 1; rlhf replay scores a file again" in output
     flags = ("--reward.vowels.weight", "0.5", "--reward", "picky")
     _, _, output = train(*flags, "--from-trajectories", "rollouts.jsonl", code=2)
-    assert "scored by vowels, not by picky; rlhf replay scores a file anew" in output
+    assert "scored by vowels, not by picky; rlhf replay scores a file again" in output
 
 
 def test_what_cannot_be_sampled_or_written_is_refused_first(rlhf_here, rollout, sampling, tiny_model):
     assert "no file is given: add --output FILE.jsonl" in rlhf_here("rollout", *sampling).output
     rollout()
     _, output = rollout(code=2)
-    assert "there is such a file already" in output
+    assert "this file already exists" in output
     assert "give it a name that ends in .jsonl" in rollout(code=2, output="rollouts.txt")[1]
     assert "--steps 0: should be a whole number from 1" in rollout("--steps", "0", code=2)[1]
     assert "give one" in rollout("--steps", "1", "--rollouts", "3", code=2)[1]

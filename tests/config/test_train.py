@@ -61,7 +61,7 @@ def test_help_names_what_is_installed_and_the_defaults(rlhf):
     assert "(default console, jsonl; installed: " in text
     kl = " ".join(rlhf("train", "--kl.coef", "0.1", "--help").stdout.split())
     assert "Options of extension 'kl' from rlhf-host" in kl
-    assert "--kl.coef strength; 0: off" in kl
+    assert "--kl.coef coefficient of the penalty; 0: off" in kl
     assert "--with.kl.coef strength; 0: off" in " ".join(rlhf("train", "--with", "kl", "--help").stdout.split())
 
 
@@ -178,17 +178,17 @@ REFUSALS = {
     "top-p": (
         [*ONE, "--rollout.top-p", "0.9"],
         "rollout.top_p is 0.9: training cannot correct for tokens that could not be drawn;"
-        " set --rollout.top-p 1 (eval.top_p is free)",
+        " set --rollout.top-p 1 (eval.top_p may be set)",
     ),
     "top-k": (
         [*ONE, "--rollout.top-k", "5"],
         "rollout.top_k is 5: training cannot correct for tokens that could not be drawn;"
-        " set --rollout.top-k 0 (eval.top_k is free)",
+        " set --rollout.top-k 0 (eval.top_k may be set)",
     ),
     "min-p": (
         [*ONE, "--rollout.min-p", "0.1"],
         "rollout.min_p is 0.1: training cannot correct for tokens that could not be drawn;"
-        " set --rollout.min-p 0 (eval.min_p is free)",
+        " set --rollout.min-p 0 (eval.min_p may be set)",
     ),
     "no room for prompts": (
         [*ONE, "--rollout.max-tokens", "8"],
