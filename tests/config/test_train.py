@@ -62,7 +62,9 @@ def test_help_names_what_is_installed_and_the_defaults(rlhf):
     kl = " ".join(rlhf("train", "--kl.coef", "0.1", "--help").stdout.split())
     assert "Options of extension 'kl' from rlhf-host" in kl
     assert "--kl.coef coefficient of the penalty; 0: off" in kl
-    assert "--with.kl.coef strength; 0: off" in " ".join(rlhf("train", "--with", "kl", "--help").stdout.split())
+    assert "--with.kl.coef coefficient of the penalty; 0: off" in " ".join(
+        rlhf("train", "--with", "kl", "--help").stdout.split()
+    )
 
 
 def test_help_shows_the_chosen_plugins_options(rlhf):
