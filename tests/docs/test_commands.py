@@ -22,7 +22,7 @@ TRANSCRIPT = DOCS / "trial.md"  # written by a script that ran it
 WRITTEN = [page for page in PAGES if page != TRANSCRIPT]
 PLACEHOLDER = re.compile(r"^(?:[A-Z][A-Z_]*|\.\.\.|D)$")
 JUST_WRITTEN = {"my_algo": "median", "my_engine": "transformers", "my_backend": "torch", "my_runtime": "local"}
-"""What a page has the reader write a moment before → a plugin that does as well."""
+"""A plugin that the reader has just written → one that the test can use instead."""
 DISTRIBUTIONS = {name for names in CATALOGUE.values() for name in names.values()} | {"rlhf-host"}
 
 

@@ -55,6 +55,9 @@ class Flat(Base):
 
 class Silent(Base):
     @hookimpl
+    def needs(self):
+        return Needs(rewards=False)
+    @hookimpl
     def agent_reset(self):
         return Step()
     @hookimpl
