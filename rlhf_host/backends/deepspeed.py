@@ -20,7 +20,7 @@ OWNED = (
 
 
 class DeepSpeed:
-    """ZeRO over the ranks of a role's group: optimizer state (1), gradients (2) and weights (3) spread over them."""
+    """ZeRO: optimizer state (1), gradients (2) and weights (3) are split over the ranks of a role."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

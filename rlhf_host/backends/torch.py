@@ -8,7 +8,7 @@ from rlhf_host.protocols import Backend, BackendStart, BackendTraits
 
 
 class Torch:
-    """Plain PyTorch; with several ranks every one holds the whole model, and gradients are summed before the step."""
+    """Plain PyTorch: every rank holds the whole model, and gradients are summed before the step."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

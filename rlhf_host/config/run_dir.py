@@ -41,7 +41,7 @@ def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: --run-dir names a directory")
         if path.is_dir() and any(path.iterdir()):
-            raise UserError(f"{path} is not empty: go on with --resume {path}, or choose another --run-dir")
+            raise UserError(f"{path} is not empty: continue with --resume {path}, or choose another --run-dir")
     return config.model_copy(update={"name": name, "run_dir": str(path)})
 
 

@@ -10,7 +10,7 @@ from rlhf_host.protocols import Engine, EngineStart, EngineTraits
 
 
 class Vllm:
-    """vLLM in this process, or with its core in one of its own."""
+    """vLLM in this process, or with its core in a separate process."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

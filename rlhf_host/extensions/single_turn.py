@@ -1,4 +1,4 @@
-"""The agent of one question and one answer: the default."""
+"""The default agent: one question, one answer."""
 
 from __future__ import annotations
 

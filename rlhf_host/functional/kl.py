@@ -35,10 +35,10 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: st
 def kl_loss(
     logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str = "unbiased", sampling_logprobs: Tensor | None = None
 ) -> Tensor:
-    """Per-token loss whose gradient pulls π to the reference, ``[B, T]``, 0 outside ``mask``.
+    """Per-token loss whose gradient moves π towards the reference, ``[B, T]``, 0 outside ``mask``.
 
     ``unbiased``: ``w·x²/2`` with ``w = sg(min(π/π_sampling, 10))``, whose expected gradient is that of ``KL(π ‖ ref)``.
-    ``k2`` is the same with ``w = 1``. ``k3`` is biased, for parity with published GRPO code.
+    ``k2`` is the same with ``w = 1``. ``k3`` is biased; it is here because published GRPO code uses it.
 
     Raises:
         ValueError: for ``k1`` (its expected gradient is zero) and unknown estimators.

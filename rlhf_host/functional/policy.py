@@ -111,7 +111,7 @@ policy_losses: dict[str, PolicyLoss] = {
 
 
 def policy_loss(outputs: Outputs, batch: Batch, options: PolicyLossOptions) -> list[LossTerm | Metric]:
-    """The policy term (and the entropy bonus, where asked for) of one micro-batch.
+    """The policy term of one micro-batch, and the entropy bonus if it is on.
 
     ``old_logprobs`` of ``None`` (``fused``) means the detached π of this forward. Masked positions may hold anything.
     """

@@ -19,7 +19,7 @@ def gae(
     """Generalised advantage estimation, ``[B, T]`` float32, 0 outside ``action_mask`` (arXiv:1506.02438, eqs. 11 to 16).
 
     ``A_t = Σ_{l≥0} (γλ)^l·δ_{t+l}`` with ``δ_t = r_t + γ·V_{t+1} − V_t``, where ``t + 1`` is the next **action** token:
-    observations are no steps of the chain, whatever stands there.
+    observations do not count as steps, and their values have no effect.
 
     Args:
         rewards: ``[B, T]`` per token.
@@ -27,7 +27,7 @@ def gae(
         action_mask: ``[B, T]`` bool.
         gamma: discount per action token.
         lam: λ.
-        bootstrap: ``[B]``: the value after the last action token; ``None``: 0, the episode ended there.
+        bootstrap: ``[B]``: the value after the last action token; ``None``: 0, because the episode ended.
     """
     order, count = _actions_first(action_mask)
     value = _take(values, action_mask, order)
@@ -74,7 +74,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
 
     Args:
         values: ``[B, T]`` with gradient.
-        old_values: ``[B, T]``: the critic when the batch was judged.
+        old_values: ``[B, T]``: the critic's values before the first update.
         returns: ``[B, T]``: ``G``.
         mask: ``[B, T]`` bool; outside it all three may hold anything.
         clip: ``ε``; ``None``: no clipping, ``0.5·(V−G)²``.

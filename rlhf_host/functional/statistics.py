@@ -9,13 +9,13 @@ from rlhf_host.records.tensors import Experience
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of ``values`` where ``mask``; what is masked may be NaN. Same shapes."""
+    """Sum of ``values`` where ``mask`` is true; other values may be NaN. Both have the same shape."""
     kept = torch.where(mask, values, 0.0)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of ``values`` where ``mask``; 0 where nothing counts. Same shapes."""
+    """Mean of ``values`` where ``mask`` is true; 0 if nothing counts. Both have the same shape."""
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 

@@ -9,10 +9,10 @@ from torch import nn
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """A copy of the modules around the model's very ``Parameter`` objects and persistent buffers.
+    """A copy of the modules that shares the model's ``Parameter`` objects and persistent buffers.
 
-    Gradients of the twin's passes are gradients of the model's parameters, and changes in place are seen by both. Other buffers
-    and attributes are the twin's own, so its modules can be given another ``forward`` and the model stays as it is.
+    The twin's backward passes compute gradients of the model's parameters, and both see changes in place. Other buffers and
+    attributes belong to the twin. So its modules can get another ``forward`` without a change to the model.
     """
     persistent = set(model.state_dict(keep_vars=True))
     shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}

@@ -10,7 +10,7 @@ from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
 
 
 class Local:
-    """One worker that holds all roles. An engine that takes a module samples from the actor's own."""
+    """One worker with all roles, in this process. An engine that takes a module samples from the actor's own."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

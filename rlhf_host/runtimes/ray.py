@@ -11,7 +11,7 @@ from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
 
 
 class Ray:
-    """A group of workers for each place and a pool of engines; ``placement`` says what shares which devices."""
+    """Roles and engines in Ray actors; ``placement`` says which roles share devices."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

@@ -277,7 +277,7 @@ def _way_on(run_dir: Path) -> str:
     saved = checkpoint_dirs(run_dir)
     if not saved:
         return f"no checkpoint was written yet (--checkpoint.every), so rlhf train --resume {run_dir} begins again"
-    return f"go on from {saved[-1][1]} with rlhf train --resume {run_dir}"
+    return f"continue from {saved[-1][1]} with rlhf train --resume {run_dir}"
 
 
 def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:
@@ -345,7 +345,7 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, i
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.saved.path} has no more steps")
     done = checkpoint.step >= config.train.steps and checkpoint.state["pending"] is None
     if done and ((run_dir / "model").exists() or not config.checkpoint.final):
-        raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to go on")
+        raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to continue")
 
 
 def _restore(loop: OnlineLoop, checkpoint: Checkpoint) -> None:

@@ -161,7 +161,7 @@ REFUSALS = {
         ["--algo", "toy"],
         "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)",
     ),
-    "a reward that judges nothing": (
+    "a reward that scores nothing": (
         ["--algo", "toy", "--reward", "mute"],
         "reward:mute (made-up 1.0) has no score hook, so it scores nothing",
     ),
@@ -319,7 +319,7 @@ def test_a_run_directory_in_use_is_refused(rlhf, trained):
     Path("mine").mkdir()
     assert rlhf("train", *ONE, "--run-dir", "mine").exit_code == 0
     Path("mine/notes").write_text("")
-    message = "mine is not empty: go on with --resume mine, or choose another --run-dir"
+    message = "mine is not empty: continue with --resume mine, or choose another --run-dir"
     assert rlhf.refused("train", *ONE, "--run-dir", "mine") == [message]
     assert rlhf.refused("train", *ONE, "--run-dir", "mine/notes") == ["mine/notes is a file: --run-dir names a directory"]
 

@@ -336,7 +336,7 @@ def test_a_lost_machine_costs_an_engine_for_a_while_and_a_lost_rank_the_run(rlhf
         check_episodes(run, n=4)
         last = max((run.directory / "checkpoints").glob("step-*"))
         *_, end = run.err.splitlines()
-        assert re.match(r"Error: .* is lost \(.*\); go on from ", end)
-        assert end.endswith(f"; go on from {last} with rlhf train --resume {run.directory}")
+        assert re.match(r"Error: .* is lost \(.*\); continue from ", end)
+        assert end.endswith(f"; continue from {last} with rlhf train --resume {run.directory}")
         assert "Traceback" not in run.err
         assert "Error: " not in run.err.replace(end, "")

@@ -20,7 +20,7 @@ class _Options(BaseModel):
 
 
 class DynamicFiltering:
-    """Keeps a group if the mean of its 0-1 scores lies strictly inside ``(low, high)`` (section 3.2, eq. 11); the host draws
+    """Keeps a group if the mean of its 0-1 scores is strictly inside ``(low, high)`` (section 3.2, eq. 11); the host draws
     another for each that is dropped."""
 
     class Options(_Options):

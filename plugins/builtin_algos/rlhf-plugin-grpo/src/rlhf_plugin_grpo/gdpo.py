@@ -1,4 +1,4 @@
-"""GDPO: each reward normalised on its own, so that none drowns another (arXiv:2601.05242)."""
+"""GDPO: each reward normalised on its own, so that none dominates (arXiv:2601.05242)."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class SequenceTruncate(_Bounding):
 
 
 class SequenceMask(_Bounding):
-    """Sequences whose statistic lies outside ``[low, high]`` get 0. ``sum``: ``exp(Σ_t log w)`` (Seq-MIS of Liu et al., 2025);
+    """Sequences whose statistic is outside ``[low, high]`` get 0. ``sum``: ``exp(Σ_t log w)`` (Seq-MIS of Liu et al., 2025);
     ``geometric``: ``exp(mean_t log w)``, which is a gate and never a weight; ``k3``: ``mean_t(w − 1 − log w)``."""
 
     class Options(_Interval):

@@ -20,7 +20,7 @@ class Options(BaseModel):
 
 
 class CPUKernels:
-    """Llama, Mistral, Qwen2, Qwen3 and what else is made as they are."""
+    """Llama, Mistral, Qwen2, Qwen3 and models with the same code, on CPUs."""
 
     Options = Options
     traits = Traits()

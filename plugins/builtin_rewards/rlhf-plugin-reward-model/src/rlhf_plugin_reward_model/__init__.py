@@ -1,4 +1,4 @@
-"""The reward ``reward_model``: the scalar head of a model that the run holds as the role ``reward``."""
+"""The reward ``reward_model``: the scalar head of a model that the run loads as the role ``reward``."""
 
 from __future__ import annotations
 
