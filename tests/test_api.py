@@ -211,7 +211,7 @@ def test_the_run_directory_says_what_no_file_can_hold(small, rlhf_here):
     assert result.exit_code == 2
     assert "reward 'vowels' is a Python object, which cannot be saved in a file: continue from Python with" in result.output
     assert "rlhf_host.train(resume=RUN_DIR, rewards=...), or choose an installed reward" in result.output
-    assert "algo 'Plain' was given as a Python object" in result.output
+    assert "algo 'Plain' is a Python object" in result.output
     result = rlhf_here("train", "--resume", "run", "--train.steps", "4", "--algo", "rloo", "--reward", "vowels")
     assert result.exit_code == 2
     assert "the data 'data' was given in Python, and is in no file" in result.output
@@ -220,7 +220,7 @@ def test_the_run_directory_says_what_no_file_can_hold(small, rlhf_here):
 def test_a_resume_from_python_goes_on_to_the_last_bit(small):
     whole = rlhf_host.train(algo=Plain, rewards=vowels, **small | {"run_dir": "whole", "train": {**SMALL["train"], "steps": 4}})
     rlhf_host.train(algo=Plain, rewards=vowels, **small)
-    with pytest.raises(UserError, match="reward 'vowels' was given as a Python object"):
+    with pytest.raises(UserError, match="reward 'vowels' is a Python object"):
         rlhf_host.train(resume="run", algo=Plain, data=ROWS)
     resumed = rlhf_host.train(resume="run", algo=Plain, rewards=vowels, data=ROWS, **{"train.steps": 4})
     assert [row["grad_norm"] for row in resumed.metrics] == [row["grad_norm"] for row in whole.metrics]
@@ -247,7 +247,7 @@ def test_a_run_from_python_with_names_alone_resumes_anywhere(small, rlhf_here, r
         ({"train.steps": -1, "train": {}}, r"train\.steps: should be greater than 0, not -1"),
         ({"train.steps": 3}, r"train\.steps is given twice"),
         ({"rewards": [vowels, vowels]}, "reward: 'vowels' is chosen twice"),
-        ({"rewards": [lambda text: 1.0, lambda text: 2.0]}, "two objects go by the name 'reward'|'reward' is chosen twice"),
+        ({"rewards": [lambda text: 1.0, lambda text: 2.0]}, "two objects are called 'reward'|'reward' is chosen twice"),
         ({"rewards": 3.0}, "reward: float is neither a plugin's name nor an object with hooks"),
         (
             {"algo": lambda experience: None},

@@ -62,14 +62,14 @@ def test_the_configuration_passes_options_through_and_extra_goes_over_it():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"zero_stage": 2, "precision": "fp16"}, "precision fp16 needs a GPU: take bf16 or fp32"),
+        ({"zero_stage": 2, "precision": "fp16"}, "precision fp16 needs a GPU: use bf16 or fp32"),
         (
             {"zero_stage": 3, "zero_quantized_weights": True},
             "zero_quantized_weights needs GPUs, because DeepSpeed quantizes by",
         ),
         ({"zero_stage": 3, "zero_quantized_gradients": True}, "zero_quantized_gradients needs GPUs, because DeepSpeed"),
         ({"zero_stage": 3, "zero_hpz_partition_size": 2}, "zero_hpz_partition_size 2 does not divide the 1 ranks"),
-        ({"zero_stage": 1, "autotp_size": 2}, "take --runtime ray and place the role on 2 devices or a multiple"),
+        ({"zero_stage": 1, "autotp_size": 2}, "use --runtime ray and place the role on 2 devices or a multiple"),
     ],
 )
 def test_what_this_device_or_so_few_processes_cannot_do_is_refused_in_one_line(options, message):

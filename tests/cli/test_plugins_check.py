@@ -131,7 +131,7 @@ def test_every_plugin_of_the_name_is_checked_and_kind_chooses(site):
 
 def test_what_has_no_hooks_and_what_is_not_there_are_refused(site):
     assert site.rlhf("plugins", "bench", "transformers").stderr == (
-        "Error: engine 'transformers' has no hooks to call: rlhf plugins show transformers looks inside\n"
+        "Error: engine 'transformers' has no hooks to call: see rlhf plugins show transformers\n"
     )
     done = site.rlhf("plugins", "check", "math_verifer")
     assert (done.returncode, done.stderr) == (
