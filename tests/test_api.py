@@ -214,7 +214,7 @@ def test_the_run_directory_says_what_no_file_can_hold(small, rlhf_here):
     assert "algo 'Plain' is a Python object" in result.output
     result = rlhf_here("train", "--resume", "run", "--train.steps", "4", "--algo", "rloo", "--reward", "vowels")
     assert result.exit_code == 2
-    assert "the data 'data' was given in Python, and is in no file" in result.output
+    assert "the data 'data' was given in Python, and is not in a file" in result.output
 
 
 def test_a_resume_from_python_goes_on_to_the_last_bit(small):
