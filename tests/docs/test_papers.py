@@ -33,7 +33,7 @@ def test_every_paper_that_a_preset_reproduces_is_linked_with_it():
 
 def test_every_paper_that_an_algorithm_or_correction_cites_is_in_the_index_or_beside_its_formula():
     cited = set()
-    for path in [*ROOT.glob("plugins/builtin_algos/*/src/**/*.py"), *ROOT.glob("rlhf_host/functional/*.py")]:
+    for path in [*ROOT.glob("plugins/*/*/src/**/*.py"), *ROOT.glob("rlhf_host/functional/*.py")]:
         cited |= set(re.findall(r"arXiv:(\d{4}\.\d{5})", path.read_text()))
     known = PAGE + (DOCS / "algorithms.md").read_text()
     assert {number for number in cited if number not in known} == set()

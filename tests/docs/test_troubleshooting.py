@@ -55,9 +55,6 @@ class Flat(Base):
 
 class Silent(Base):
     @hookimpl
-    def needs(self):
-        return Needs(rewards=False)
-    @hookimpl
     def agent_reset(self):
         return Step()
     @hookimpl
