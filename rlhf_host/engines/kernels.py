@@ -75,9 +75,9 @@ class TriedKernels:
                 except FAILURES as error:
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
-                    self._report(logging.INFO, f"kernels {name!r} {use.purpose} {type(model).__name__}")
+                    self._report(logging.INFO, f"kernels {name!r} are used to {use.purpose} {type(model).__name__}")
                     return twin
-            self._report(level, f"kernels {name!r} do not {use.purpose} {type(model).__name__}: {problem}")
+            self._report(level, f"kernels {name!r} are not used to {use.purpose} {type(model).__name__}: {problem}")
         return None
 
     @torch.inference_mode()

@@ -65,7 +65,7 @@ def test_the_first_that_suits_and_passes_the_trial_computes(model, caplog):
     assert (unfit.twins, last.twins) == ([], [])
     levels = {record.message.split("'")[1]: record.levelname for record in caplog.records}
     assert levels == {"unfit": "INFO", "wrong": "WARNING", "right": "INFO"}
-    assert "do not train LlamaForCausalLM: " in next(line for line in kernels.reports if "wrong" in line)
+    assert "are not used to train LlamaForCausalLM: " in next(line for line in kernels.reports if "wrong" in line)
     plain = Passes(model).forward(*ROWS).logprobs
     torch.testing.assert_close(passes.forward(*ROWS).logprobs, plain)
 
