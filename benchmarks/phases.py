@@ -36,7 +36,7 @@ def main() -> None:
         inputs = prepare(case, Path(folder), options.model)
         for number in range(options.rounds):
             for runtime in runtimes:
-                ours = argparse.Namespace(runtime=runtime, threads=options.threads, device="cpu", kernels="auto")
+                ours = argparse.Namespace(runtime=runtime, threads=options.threads, device="cpu")
                 rows[runtime] += run_ours(case, inputs, Path(folder) / f"{runtime}-{number}", ours)
     seconds = {
         runtime: {phase: round(statistics.median(row[f"time/{phase}"] for row in found), 4) for phase in PHASES}

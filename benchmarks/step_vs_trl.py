@@ -1,6 +1,6 @@
 """Seconds per RL step against TRL's GRPOTrainer: same weights, prompts, batch, lengths, hardware and threads, in turn.
 
-    python benchmarks/step_vs_trl.py --peer-python PATH [--rounds 3] [--kernels none] [--json]
+    python benchmarks/step_vs_trl.py --peer-python PATH [--rounds 3] [--kernels auto --kernels none] [--json]
     python benchmarks/step_vs_trl.py --peer-python PATH --case tiny-fixed --case tiny-ragged
     python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray
 
@@ -76,7 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True, help="Python of an environment with torch and trl")
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="default: smollm2")
-    parser.add_argument("--kernels", default="auto", help="ours: auto, none for the plain path, or NAME")
+    parser.add_argument(
+        "--kernels", action="append", help="ours: auto (the default), none for the plain path, or NAME; repeatable"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side, in turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--model", help="model directory for the case smollm2")
@@ -96,29 +98,34 @@ def main() -> None:
 
 def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, peak: float) -> dict[str, Any]:
     inputs = prepare(case, folder, options.model)
-    ours: list[float] = []
     peers: list[float] = []
-    phases: list[dict[str, float]] = []
+    rows: dict[str, list[dict[str, float]]] = {kernels: [] for kernels in options.kernels or ["auto"]}
+    ours: dict[str, list[float]] = {kernels: [] for kernels in rows}
     for number in range(options.rounds):
         peers.append(run_peer(case, inputs, options))
-        rows = run_ours(case, inputs, folder / f"run-{number}", options)
-        ours.append(statistics.median(row["time/step"] for row in rows))
-        phases += rows
-        print(
-            f"{name} round {number + 1}: TRL {peers[-1]:.3f} s, rlhf-host {ours[-1]:.3f} s, ratio {peers[-1] / ours[-1]:.2f}",
-            flush=True,
-        )
-    theirs, mine = statistics.median(peers), statistics.median(ours)
-    ratio = theirs / mine
-    print(f"{name}: TRL {theirs:.3f} s, rlhf-host {mine:.3f} s per step (medians): ratio {ratio:.2f}")
-    middle = {key: statistics.median(row.get(key, 0.0) for row in phases) for key in phases[-1]}
-    explain(case, inputs, middle, peak)
-    return {
-        "ratio": round(ratio, 3),
-        "trl_s": [round(value, 4) for value in peers],
-        "ours_s": [round(value, 4) for value in ours],
-        "phases_s": {key: round(value, 4) for key, value in middle.items() if key.startswith("time/")},
-    }
+        for kernels in rows:
+            steps = run_ours(case, inputs, folder / f"run-{number}-{kernels}", options, kernels)
+            ours[kernels].append(statistics.median(row["time/step"] for row in steps))
+            rows[kernels] += steps
+            mine = ours[kernels][-1]
+            print(
+                f"{name} round {number + 1}: TRL {peers[-1]:.3f} s, rlhf-host (kernels {kernels}) {mine:.3f} s,"
+                f" ratio {peers[-1] / mine:.2f}",
+                flush=True,
+            )
+    theirs, results = statistics.median(peers), {}
+    for kernels, steps in rows.items():
+        mine = statistics.median(ours[kernels])
+        print(f"{name}: TRL {theirs:.3f} s, rlhf-host (kernels {kernels}) {mine:.3f} s per step: ratio {theirs / mine:.2f}")
+        middle = {key: statistics.median(row.get(key, 0.0) for row in steps) for key in steps[-1]}
+        explain(case, inputs, middle, peak)
+        results[kernels] = {
+            "ratio": round(theirs / mine, 3),
+            "ours_s": [round(value, 4) for value in ours[kernels]],
+            "phases_s": {key: round(value, 4) for key, value in middle.items() if key.startswith("time/")},
+        }
+    ratio = min(result["ratio"] for result in results.values())
+    return {"ratio": ratio, "trl_s": [round(value, 4) for value in peers], "kernels": results}
 
 
 def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: float) -> None:
@@ -142,7 +149,9 @@ def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: flo
         print(f"  {phase:<10} {row.get(f'time/{phase}', 0.0):.3f} s{note}")
 
 
-def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, options: argparse.Namespace) -> list[dict[str, float]]:
+def run_ours(
+    case: Case, inputs: dict[str, Any], run_dir: Path, options: argparse.Namespace, kernels: str = "auto"
+) -> list[dict[str, float]]:
     """The rows of ``metrics.jsonl`` without the first step's."""
     runtime, threads, device = options.runtime, options.threads, options.device
     each = threads if runtime == "local" else 1
@@ -158,7 +167,7 @@ def run_ours(case: Case, inputs: dict[str, Any], run_dir: Path, options: argpars
         "train.steps": case.steps,
         "train.threads": each,
         "actor.device": device,
-        "kernels": options.kernels,
+        "kernels": kernels,
         "checkpoint.final": "false",
         "run-dir": run_dir,
     }
