@@ -21,59 +21,60 @@ STEP = 1000
 
 
 def make_groups(
-    sizes: Sequence[int], *, turns: int = 1, rewards: Callable[[int, int], float] | None = None, seed: int = 0
+    sizes: Sequence[int],
+    *,
+    turns: int = 1,
+    rewards: Callable[[int, int], float] | None = None,
+    length: Callable[[int, int, int], int] = lambda group, sample, turn: 1 + (2 * sample + group + turn) % 5,
+    seed: int = 0,
 ) -> list[Group]:
     """One group per size, judged by two made-up reward plugins.
 
     Args:
         turns: up to so many action segments per trajectory, observations between them.
         rewards: ``(group, sample)`` → weighted total; default: random, and the plugins disagree.
+        length: ``(group, sample, turn)`` → tokens of the action segment.
         seed: of everything random.
     """
-    return [_group(number, size, turns, rewards, seed) for number, size in enumerate(sizes)]
-
-
-def _group(number: int, size: int, turns: int, rewards: Callable[[int, int], float] | None, seed: int) -> Group:
-    random = torch.Generator().manual_seed(1000 * seed + number)
-
-    def draw(count: int) -> list[int]:
-        return torch.randint(3, VOCABULARY, (count,), generator=random).tolist()
-
-    task = Task("made up", "4", index=number, source="made_up", prompt_ids=tuple(draw(3 + number % 3)))
-    group_id = f"made-up-{number}"
-    rows = []
-    for sample in range(size):
-        segments = [Segment("prompt", list(task.prompt_ids or ()))]
-        for turn in range(1 + (sample + number) % turns if turns > 1 else 1):
-            if turn:
-                segments.append(Segment("observation", draw(1 + (sample + turn) % 2)))
-            length = 1 + (2 * sample + number + turn) % 5
-            logprobs = (-torch.rand(length, generator=random) - 0.1).tolist()
-            segments.append(Segment("action", draw(length), logprobs, [0] * length))
-        own = torch.randn(2, generator=random).tolist()
-        if rewards is not None:
-            total = rewards(number, sample)
-            own = [total / 2, total]
-        count = sum(segment.kind == "action" for segment in segments)
-        judged: dict[str, Reward | None] = {
-            name: Reward(value, turns=[value / count] * count) for name, value in zip(WEIGHTS, own, strict=True)
-        }
-        total = sum(WEIGHTS[name] * value for name, value in zip(WEIGHTS, own, strict=True))
-        rows.append(
-            Trajectory(
-                f"{group_id}-{sample}",
-                group_id,
+    groups = []
+    for number, size in enumerate(sizes):
+        random = torch.Generator().manual_seed(1000 * seed + number)
+        prompt = _tokens(3 + number % 3, random)
+        task = Task("made up", "4", index=number, source="made_up", prompt_ids=tuple(prompt))
+        group = Group(f"made-up-{number}", task, [])
+        for sample in range(size):
+            segments = [Segment("prompt", prompt)]
+            count = 1 + (sample + number) % turns
+            for turn in range(count):
+                if turn:
+                    segments.append(Segment("observation", _tokens(1 + (sample + turn) % 2, random)))
+                tokens = _tokens(length(number, sample, turn), random)
+                logprobs = (-torch.rand(len(tokens), generator=random) - 0.1).tolist()
+                segments.append(Segment("action", tokens, logprobs, [0] * len(tokens)))
+            if rewards is None:
+                values = torch.randn(2, generator=random).tolist()
+            else:
+                values = [rewards(number, sample) / 2, rewards(number, sample)]
+            total = sum(weight * value for weight, value in zip(WEIGHTS.values(), values, strict=True))
+            row = Trajectory(
+                f"{group.group_id}-{sample}",
+                group.group_id,
                 task,
                 segments,
                 finish_reason="length" if sample == 1 else "stop",
                 sample=sample,
-                rewards=judged,
+                rewards={name: Reward(one, turns=[one / count] * count) for name, one in zip(WEIGHTS, values, strict=True)},
                 reward=total,
                 score=float(total > 0),
                 decode=lambda ids: " ".join(map(str, ids)),
             )
-        )
-    return Group(group_id, task, rows)
+            group.trajectories.append(row)
+        groups.append(group)
+    return groups
+
+
+def _tokens(count: int, random: torch.Generator) -> list[int]:
+    return torch.randint(3, VOCABULARY, (count,), generator=random).tolist()
 
 
 def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
@@ -100,31 +101,27 @@ def noise(batch: Experience, salt: int) -> Tensor:
     return values
 
 
-def advantages_of(subject: Subject, batch: Experience, *, shaped: bool = True) -> Advantages:
-    """What a fresh instance makes of the batch: transforms, shaping and masks, then advantages; ``batch`` keeps them all.
+def advantages_of(manager: PluginManager, batch: Experience, *, shaped: bool = True) -> Advantages:
+    """What the manager's plugin makes of the batch: transforms, shaping and masks, then advantages; ``batch`` keeps them all.
 
     Args:
         shaped: add a small random term to the shaped rewards, as a KL penalty would.
     """
-    return advantages_by(subject.manager(), batch, shaped=shaped)
-
-
-def advantages_by(manager: PluginManager, batch: Experience, *, shaped: bool = True) -> Advantages:
-    """The same by a given manager."""
-    extra = 0.01 * noise(batch, 99) if shaped else torch.zeros(batch.action_mask.shape)
-    if batch.shaped is not None:
-        extra = batch.shaped
+    extra = batch.shaped
+    if extra is None:
+        extra = 0.01 * noise(batch, 99) if shaped else torch.zeros(batch.action_mask.shape)
     apply_rewards(batch, manager)
-    batch.shaped = batch.shaped + torch.where(batch.action_mask, extra, 0.0)  # type: ignore[operator]
-    found = manager.one("compute_advantages", experience=batch)
-    expect(isinstance(found, Advantages), f"compute_advantages gave a {type(found).__name__}, not Advantages")
-    for name, value in (("advantages", found.advantages), ("returns", found.returns)):
+    assert batch.shaped is not None
+    batch.shaped = batch.shaped + torch.where(batch.action_mask, extra, 0.0)
+    answer = manager.one("compute_advantages", experience=batch)
+    expect(isinstance(answer, Advantages), f"compute_advantages gave a {type(answer).__name__}, not Advantages")
+    batch.advantages, batch.returns = answer.advantages, answer.returns
+    expected = list(batch.action_mask.shape)
+    for name, value in (("advantages", batch.advantages), ("returns", batch.returns)):
         if value is not None or name == "advantages":
             expect(isinstance(value, Tensor), f"{name} is a {type(value).__name__}, not a tensor")
-            expected = list(batch.action_mask.shape)
             expect(list(value.shape) == expected, f"{name} has shape {list(value.shape)}, expected [B, T] = {expected}")
-    batch.advantages, batch.returns = found.advantages, found.returns
-    return found
+    return answer
 
 
 def in_order(batch: Experience, rows: Sequence[int]) -> Experience:
@@ -166,11 +163,16 @@ def without_observations(batch: Experience) -> Experience:
         empty = torch.tensor(-1 if name == "turn_ids" else 0, dtype=value.dtype)
         return torch.where(kept, torch.gather(value, 1, order), empty)
 
-    found = batch.map(compact)
-    found.completion_mask = kept
-    return found
+    short = batch.map(compact)
+    short.completion_mask = kept
+    return short
 
 
-def close(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
+def close(a: Tensor, b: Tensor) -> bool:
     """Equal to rounding; NaN equals nothing."""
-    return a.shape == b.shape and bool(torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-4, atol=1e-5))
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def is_finite(values: Tensor, mask: Tensor | None = None) -> bool:
+    """Everywhere, or where ``mask`` is true."""
+    return bool(torch.isfinite(values if mask is None else values[mask]).all())

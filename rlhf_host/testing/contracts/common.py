@@ -53,10 +53,8 @@ def import_is_light(subject: Subject) -> None:
         check=False,
     )
     expect(done.returncode == 0, f"importing {subject.info.module} in a process of its own failed: {done.stderr[-500:]}")
-    loaded = json.loads(done.stdout.splitlines()[-1])
-    expect(
-        not loaded, f"importing {subject.info.module} loads {', '.join(loaded)}; import it inside the functions that need it"
-    )
+    heavy = ", ".join(json.loads(done.stdout.splitlines()[-1]))
+    expect(not heavy, f"importing {subject.info.module} loads {heavy}; import it inside the functions that need it")
 
 
 @check()
@@ -65,9 +63,8 @@ def host_dependency_is_bounded(subject: Subject) -> None:
     from packaging.specifiers import SpecifierSet
 
     info = subject.info
-    bounded = info.api not in ("any", "unstated", "unreadable") and any(
-        one.operator in ("<", "<=", "==", "~=") for one in SpecifierSet(info.api)
-    )
+    specifiers = SpecifierSet("" if info.api in ("any", "unstated", "unreadable") else info.api)
+    bounded = any(one.operator in ("<", "<=", "==", "~=") for one in specifiers)
     expect(bounded, f"{info.distribution} depends on rlhf-host {info.api}; write 'rlhf-host>=0.9,<0.10' in its dependencies")
 
 
@@ -124,14 +121,13 @@ def unknown_options_are_refused(subject: Subject) -> None:
 
 
 def differ(a: Any, b: Any) -> bool:
-    if hasattr(a, "shape") or hasattr(b, "shape"):
-        return type(a) is not type(b) or a.shape != b.shape or not bool(((a == b) | ((a != a) & (b != b))).all())
-    if type(a) is not type(b):
-        return True
+    """Whether two plain values, or tensors in them, are not the same; NaN is the same as NaN."""
+    if a is b or type(a) is not type(b):
+        return a is not b
+    if hasattr(a, "shape"):
+        return a.shape != b.shape or a.dtype != b.dtype or not bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, dict):
         return a.keys() != b.keys() or any(differ(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) != len(b) or any(differ(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, float) and a != a:
-        return b == b
-    return bool(a != b)
+        return len(a) != len(b) or any(map(differ, a, b))
+    return bool(a != b) and not (a != a and b != b)

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,41 +17,33 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Drop, Group, Task
 from rlhf_host.records.needs import Adjust, Stop
 from rlhf_host.records.tensors import Experience
-from rlhf_host.testing.contracts.batches import close, in_order, make_batch, make_groups, noise, spoil, widen
+from rlhf_host.testing.contracts.batches import close, in_order, is_finite, make_batch, make_groups, noise, spoil, widen
+from rlhf_host.testing.contracts.session import METRICS
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.testing.contracts.training import training_batch, weights_of
+from rlhf_host.testing.contracts.training import training_batch
 from rlhf_host.training.checkpoints import plain_state
 
 SIZES = (4, 2, 3)
 ROWS = [5, 0, 8, 3, 1, 7, 2, 6, 4]
-
-Call = Callable[[Experience], Any]
 
 
 def _batch(subject: Subject) -> Experience:
     return make_batch(subject, make_groups(SIZES, turns=3, seed=2))
 
 
-def _follows_rows(call: Call, batch: Experience, hook: str) -> None:
-    straight, moved = call(in_order(batch, range(len(batch)))), call(in_order(batch, ROWS))
-    if straight is not None:
-        expect(close(straight[ROWS].float(), moved.float()), f"{hook}: rows in another order get other results")
-
-
-def _ignores_garbage(call: Call, batch: Experience, hook: str) -> None:
-    clean, dirty = call(in_order(batch, range(len(batch)))), call(widen(spoil(batch), 3, fill=float("nan")))
-    if clean is not None:
-        if clean.dim() == 2:
-            clean = clean[batch.action_mask]
-            dirty = dirty[:, : batch.action_mask.shape[1]][batch.action_mask]
-        same = close(clean.float(), dirty.float())
-        expect(same, f"{hook}: NaN at padding and observations changes the result; torch.where(mask, x, 0) first")
-
-
-def _is_tensor(value: Any, shape: torch.Size, hook: str) -> None:
+def _expect_tensor(value: Any, shape: torch.Size, hook: str) -> None:
     given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
     expect(isinstance(value, Tensor) and value.shape == shape, f"{hook} gave {given}, expected a tensor {list(shape)}")
+
+
+def _expect_garbage_ignored(call: Callable[[Experience], Any], batch: Experience, hook: str) -> None:
+    clean, dirty = call(batch.select(range(len(batch)))), call(widen(spoil(batch), 3, fill=float("nan")))
+    if clean is not None:
+        if clean.dim() == 2:
+            clean, dirty = clean[batch.action_mask], dirty[:, : clean.shape[1]][batch.action_mask]
+        same = close(clean.float(), dirty.float())
+        expect(same, f"{hook}: NaN at padding and observations changes the result; torch.where(mask, x, 0) first")
 
 
 # --- filters ------------------------------------------------------------------------------------
@@ -78,9 +71,8 @@ def keep_group_gives_true_or_drop(subject: Subject) -> None:
         scores = [trajectory.score for trajectory in group.trajectories]
         known = verdict is True or isinstance(verdict, Drop)
         expect(known, f"keep_group gave {verdict!r} for scores {scores}; return True or Drop(reason)")
-        expect(
-            verdict is True or verdict.reason.strip(), "keep_group gave a Drop without a reason; reasons are counted and shown"
-        )
+        reasoned = verdict is True or verdict.reason.strip()
+        expect(reasoned, "keep_group gave a Drop without a reason; reasons are counted and shown")
 
 
 @check("keep_group")
@@ -94,76 +86,41 @@ def keep_group_goes_by_the_group(subject: Subject) -> None:
         expect(manager.one("keep_group", group=group) == first, "keep_group gives another verdict the second time")
 
 
-# --- rewards ------------------------------------------------------------------------------------
+# --- rewards and masks --------------------------------------------------------------------------
 
 
-def _transform(manager: PluginManager) -> Call:
-    return lambda batch: manager.one("transform_rewards", experience=batch, rewards=batch.rewards.clone())
+def _call(subject: Subject, hook: str, batch: Experience) -> Any:
+    """A fresh instance's answer; only ``transform_rewards`` has the argument ``rewards``."""
+    return subject.manager().one(hook, experience=batch, rewards=batch.rewards.clone())
 
 
 @check("transform_rewards")
 def transformed_rewards_have_shape(subject: Subject) -> None:
     """``[B]`` and finite, for rewards of a million and minus a million too."""
     extremes = [1e6, -1e6, 0.0, 1.0]
-    batches = [_batch(subject), make_batch(subject, make_groups(SIZES, rewards=lambda group, sample: extremes[sample]))]
-    for batch in batches:
-        found = _transform(subject.manager())(batch)
-        _is_tensor(found, batch.rewards.shape, "transform_rewards")
-        expect(bool(torch.isfinite(found).all()), "transform_rewards gave numbers that are not finite")
-
-
-@check("transform_rewards")
-def transformed_rewards_follow_rows(subject: Subject) -> None:
-    """Rows in another order have the same rewards in that order."""
-    _follows_rows(lambda batch: _transform(subject.manager())(batch), _batch(subject), "transform_rewards")
-
-
-@check("transform_rewards")
-def transformed_rewards_ignore_masked_garbage(subject: Subject) -> None:
-    """Padding, and NaN at padding and observations, change nothing."""
-    _ignores_garbage(lambda batch: _transform(subject.manager())(batch), _batch(subject), "transform_rewards")
-
-
-def _shape(subject: Subject) -> Call:
-    return lambda batch: subject.manager().one("shape_rewards", experience=batch)
+    for batch in (_batch(subject), make_batch(subject, make_groups(SIZES, rewards=lambda group, sample: extremes[sample]))):
+        rewards = _call(subject, "transform_rewards", batch)
+        _expect_tensor(rewards, batch.rewards.shape, "transform_rewards")
+        expect(is_finite(rewards), "transform_rewards gave numbers that are not finite")
 
 
 @check("shape_rewards")
 def shaped_rewards_have_shape(subject: Subject) -> None:
     """``[B, T]`` and finite on action tokens, or ``None``."""
     batch = _batch(subject)
-    found = _shape(subject)(batch)
-    if found is not None:
-        _is_tensor(found, batch.action_mask.shape, "shape_rewards")
-        expect(bool(torch.isfinite(found[batch.action_mask]).all()), "shape_rewards gave numbers that are not finite")
-
-
-@check("shape_rewards")
-def shaped_rewards_follow_rows(subject: Subject) -> None:
-    """Rows in another order have the same shaped rewards in that order."""
-    _follows_rows(_shape(subject), _batch(subject), "shape_rewards")
-
-
-@check("shape_rewards")
-def shaped_rewards_ignore_masked_garbage(subject: Subject) -> None:
-    """Padding, and NaN at padding and observations, change nothing."""
-    _ignores_garbage(_shape(subject), _batch(subject), "shape_rewards")
-
-
-# --- masks --------------------------------------------------------------------------------------
-
-
-def _masks(subject: Subject) -> Call:
-    return lambda batch: subject.manager().one("loss_masks", experience=batch)
+    shaped = _call(subject, "shape_rewards", batch)
+    if shaped is not None:
+        _expect_tensor(shaped, batch.action_mask.shape, "shape_rewards")
+        expect(is_finite(shaped, batch.action_mask), "shape_rewards gave numbers that are not finite")
 
 
 @check("loss_masks")
 def loss_masks_are_bool(subject: Subject) -> None:
     """``[B, T]`` bool."""
     batch = _batch(subject)
-    found = _masks(subject)(batch)
-    _is_tensor(found, batch.action_mask.shape, "loss_masks")
-    expect(found.dtype == torch.bool, f"loss_masks gave {found.dtype}; a mask is torch.bool")
+    mask = _call(subject, "loss_masks", batch)
+    _expect_tensor(mask, batch.action_mask.shape, "loss_masks")
+    expect(mask.dtype == torch.bool, f"loss_masks gave {mask.dtype}; a mask is torch.bool")
 
 
 @check("loss_masks")
@@ -172,71 +129,88 @@ def loss_masks_only_narrow(subject: Subject) -> None:
     batch = _batch(subject)
     batch.loss_mask[0] = False
     before = {name: getattr(batch, name).clone() for name in ("loss_mask", "action_mask", "completion_mask", "rewards")}
-    _masks(subject)(batch)
+    _call(subject, "loss_masks", batch)
     for name, value in before.items():
         expect(torch.equal(getattr(batch, name), value), f"loss_masks changes experience.{name}; return a mask of your own")
 
 
-@check("loss_masks")
-def loss_masks_follow_rows(subject: Subject) -> None:
-    """Rows in another order have the same masks in that order."""
-    _follows_rows(_masks(subject), _batch(subject), "loss_masks")
+def _check_rows(hook: str, results: str) -> None:
+    """Add the checks that hooks over the rows of a batch have alike."""
+
+    def follow_rows(subject: Subject) -> None:
+        batch = _batch(subject)
+        straight, moved = (_call(subject, hook, in_order(batch, rows)) for rows in (range(len(batch)), ROWS))
+        same = straight is None or close(straight[ROWS].float(), moved.float())
+        expect(same, f"{hook}: rows in another order get other results")
+
+    def ignore_masked_garbage(subject: Subject) -> None:
+        _expect_garbage_ignored(partial(_call, subject, hook), _batch(subject), hook)
+
+    follow_rows.__doc__ = f"Rows in another order have the same {results.replace('_', ' ')} in that order."
+    ignore_masked_garbage.__doc__ = "Padding, and NaN at padding and observations, change nothing."
+    for function in (follow_rows, ignore_masked_garbage):
+        function.__name__ = f"{results}_{function.__name__}"
+        check(hook)(function)
 
 
-@check("loss_masks")
-def loss_masks_ignore_masked_garbage(subject: Subject) -> None:
-    """Padding, and NaN at padding and observations, change nothing."""
-    _ignores_garbage(_masks(subject), _batch(subject), "loss_masks")
+_check_rows("transform_rewards", "transformed_rewards")
+_check_rows("shape_rewards", "shaped_rewards")
+_check_rows("loss_masks", "loss_masks")
 
 
 # --- corrections --------------------------------------------------------------------------------
 
 
 def _correction_batch(subject: Subject) -> Experience:
-    batch = training_batch(subject, subject.manager(), sizes=SIZES)
+    batch = training_batch(subject, subject.manager())
     batch.advantages = torch.where(batch.action_mask, noise(batch, 80), 0.0)
     batch.old_logprobs = torch.where(batch.action_mask, batch.sampler_logprobs + 0.5 * noise(batch, 81), 0.0)
     return batch
 
 
-def _weigh(subject: Subject, grad: bool = False) -> Call:
-    """The weights as ``[B, T]``, whichever shape they have."""
-
-    def call(batch: Experience) -> Any:
-        assert batch.old_logprobs is not None
-        found = weights_of(subject.manager(), batch, batch.old_logprobs.clone().requires_grad_(grad))
-        whole = isinstance(found, Tensor) and found.shape == batch.action_mask.shape[:1]
-        return found.unsqueeze(-1).expand(batch.action_mask.shape) if whole else found
-
-    return call
+def _weights(subject: Subject, batch: Experience, *, grad: bool = False) -> Any:
+    """What ``importance_weights`` gives for the whole batch, as ``[B, T]``, whichever shape it has."""
+    assert batch.old_logprobs is not None
+    old_logprobs = batch.old_logprobs.clone().requires_grad_(grad)
+    weights = subject.manager().one(
+        "importance_weights",
+        old_logprobs=old_logprobs,
+        logprobs=old_logprobs,
+        sampler_logprobs=batch.sampler_logprobs,
+        advantages=batch.advantages,
+        mask=batch.action_mask,
+        versions=batch.versions,
+        version=batch.version,
+    )
+    per_row = isinstance(weights, Tensor) and weights.shape == batch.action_mask.shape[:1]
+    return weights.unsqueeze(-1).expand(batch.action_mask.shape) if per_row else weights
 
 
 @check("importance_weights")
 def importance_weights_have_shape(subject: Subject) -> None:
     """``[B, T]`` or ``[B]``, finite everywhere (a NaN outside the mask spoils gradients) and never negative."""
     batch = _correction_batch(subject)
-    found = _weigh(subject)(batch)
-    _is_tensor(found, batch.action_mask.shape, "importance_weights")
-    expect(bool(torch.isfinite(found).all()), "importance_weights are not finite everywhere, outside the mask included")
-    expect(bool((found >= 0).all()), "importance_weights are negative")
+    weights = _weights(subject, batch)
+    _expect_tensor(weights, batch.action_mask.shape, "importance_weights")
+    expect(is_finite(weights), "importance_weights are not finite everywhere, outside the mask included")
+    expect(bool((weights >= 0).all()), "importance_weights are negative")
 
 
 @check("importance_weights")
 def importance_weights_are_detached(subject: Subject) -> None:
     """No gradient flows through them."""
-    found = _weigh(subject, grad=True)(_correction_batch(subject))
-    expect(not found.requires_grad, "importance_weights carry a gradient; return weights.detach()")
+    weights = _weights(subject, _correction_batch(subject), grad=True)
+    expect(not weights.requires_grad, "importance_weights carry a gradient; return weights.detach()")
 
 
 @check("importance_weights")
 def importance_weights_are_row_wise(subject: Subject) -> None:
     """A row has the same weights alone as in the batch: micro-batches may be split anywhere."""
     batch = _correction_batch(subject)
-    whole = _weigh(subject)(batch)
-    for row in range(len(batch)):
-        alone = _weigh(subject)(batch.select([row]))[0]
-        own = batch.action_mask[row]
-        same = close(whole[row][own], alone[own[: len(alone)]])
+    whole = _weights(subject, batch)
+    for row, mask in enumerate(batch.action_mask):
+        alone = _weights(subject, batch.select([row]))[0]
+        same = close(whole[row][mask], alone[mask[: len(alone)]])
         expect(same, "importance_weights of a row depend on the other rows; statistics of the batch do not belong here")
 
 
@@ -246,8 +220,8 @@ def importance_weights_at_extreme_gaps(subject: Subject) -> None:
     batch = _correction_batch(subject)
     for gap in (50.0, -50.0):
         far = dataclasses.replace(batch, sampler_logprobs=batch.sampler_logprobs + gap * batch.action_mask)
-        found = _weigh(subject)(far)
-        fine = bool(torch.isfinite(found).all()) and bool((found >= 0).all())
+        weights = _weights(subject, far)
+        fine = is_finite(weights) and bool((weights >= 0).all())
         expect(fine, f"a gap of {gap:g} nats makes importance_weights that are not finite; clamp before exp")
 
 
@@ -255,17 +229,12 @@ def importance_weights_at_extreme_gaps(subject: Subject) -> None:
 def importance_weights_ignore_masked_garbage(subject: Subject) -> None:
     """NaN at padding and observations changes no weight and leaves none that is not finite."""
     batch = _correction_batch(subject)
-    _ignores_garbage(_weigh(subject), batch, "importance_weights")
-    dirty = _weigh(subject)(widen(spoil(batch), 3, fill=float("nan")))
-    expect(bool(torch.isfinite(dirty).all()), "importance_weights: NaN outside the mask comes out again; it spoils gradients")
+    _expect_garbage_ignored(partial(_weights, subject), batch, "importance_weights")
+    dirty = _weights(subject, widen(spoil(batch), 3, fill=float("nan")))
+    expect(is_finite(dirty), "importance_weights: NaN outside the mask comes out again; it spoils gradients")
 
 
 # --- what is drawn, what workers see, what follows a step -----------------------------------------
-
-STEP = {
-    name: 0.1 for name in ("reward/mean", "score/mean", "length/mean", "loss", "grad_norm", "lr", "kl", "kl/update", "entropy")
-}
-"""Metrics of a step."""
 
 
 @check("draw_tasks")
@@ -300,7 +269,7 @@ def prepared_batches_are_plain(subject: Subject) -> None:
 @check("step_finished")
 def answers_to_a_step_are_known(subject: Subject) -> None:
     """``None``, ``Stop(reason)``, or ``Adjust`` of finite numbers."""
-    answer = subject.manager().call(subject.key, "step_finished", step=1, metrics=dict(STEP))
+    answer = subject.manager().call(subject.key, "step_finished", step=1, metrics=dict(METRICS))
     known = answer is None or isinstance(answer, Stop | Adjust)
     expect(known, f"step_finished gave a {type(answer).__name__}; return Stop, Adjust or nothing")
     for name, value in answer.settings.items() if isinstance(answer, Adjust) else ():

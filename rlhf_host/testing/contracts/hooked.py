@@ -8,12 +8,16 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
+from rlhf_host.errors import RunError
 from rlhf_host.records.needs import Needs
 from rlhf_host.testing.contracts.common import differ
 from rlhf_host.testing.contracts.exercise import exercise
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.traces import leaves_nothing
+from rlhf_host.training.checkpoints import plain_state
 
 OF_KIND = {
     "algo": (("needs",), ("compute_advantages", "make_rows", "compute_loss"), ("compute_loss",)),
@@ -59,41 +63,34 @@ def needs_are_pure(subject: Subject) -> None:
 @check("state_dict")
 def state_survives_a_checkpoint(subject: Subject) -> None:
     """What ``state_dict`` gives after use comes back through a checkpoint, into a fresh instance, as it was."""
-    import torch
-
-    from rlhf_host.errors import RunError
-    from rlhf_host.training.checkpoints import plain_state
-
     expect("load_state_dict" in subject.hooks, "it has state_dict without load_state_dict: a resumed run could not go on")
     manager, fresh = subject.manager(), subject.manager()
     exercise(subject, manager)
+    file = io.BytesIO()
     try:
         state = plain_state(manager.one("state_dict"), subject.key)
     except RunError as error:
         raise Broken(str(error)) from error
-    file = io.BytesIO()
-    torch.save({subject.key: state}, file)
-    read = torch.load(io.BytesIO(file.getvalue()), weights_only=True)[subject.key]
-    fresh.call(subject.key, "load_state_dict", state=read)
-    found = plain_state(fresh.one("state_dict"), subject.key)
-    expect(not differ(found, state), f"after load_state_dict the state is {found}, not {state}")
+    torch.save(state, file)
+    file.seek(0)
+    fresh.call(subject.key, "load_state_dict", state=torch.load(file, weights_only=True))
+    loaded = plain_state(fresh.one("state_dict"), subject.key)
+    expect(not differ(loaded, state), f"after load_state_dict the state is {loaded}, not {state}")
 
 
 @check()
 def instances_share_nothing(subject: Subject) -> None:
     """Two instances (``--reward a=x --reward b=x``) do not see each other's state."""
     first, second = subject.manager(), subject.manager()
-    plugins = [manager.loaded[0].plugin for manager in (first, second)]
-    before = {name: _copied(value) for name, value in _class_attributes(subject.cls)}
-    state = _copied(second.one("state_dict")) if "state_dict" in subject.hooks else None
+    before = {name: _copy(value) for name, value in _class_attributes(subject.cls)}
+    state = _copy(second.one("state_dict"))
     exercise(subject, first)
-    own = [{id(value): name for name, value in vars(plugin).items() if _mutable(value)} for plugin in map(_with_vars, plugins)]
-    shared = sorted(own[0][found] for found in own[0].keys() & own[1].keys())
+    own, others = (_mutable_attributes(manager.loaded[0].plugin) for manager in (first, second))
+    shared = sorted(own[number] for number in own.keys() & others.keys())
     expect(not shared, f"two instances share the object behind self.{', self.'.join(shared)}: make it in __init__")
     for name, value in _class_attributes(subject.cls):
         expect(name in before and not differ(before[name], value), f"use changes the class attribute {name}: keep it on self")
-    if state is not None:
-        expect(not differ(second.one("state_dict"), state), "using one instance changes the state of another")
+    expect(not differ(second.one("state_dict"), state), "using one instance changes the state of another")
 
 
 @check()
@@ -103,16 +100,11 @@ def nothing_outlives_the_run(subject: Subject) -> None:
         exercise(subject, subject.manager())
 
 
-class _NoVars:
-    pass
-
-
-def _with_vars(plugin: object) -> object:
-    return plugin if hasattr(plugin, "__dict__") else _NoVars()
-
-
-def _mutable(value: Any) -> bool:
-    return isinstance(value, list | dict | set | bytearray) or type(value).__name__ == "Tensor"
+def _mutable_attributes(plugin: object) -> dict[int, str]:
+    """Names by identity."""
+    values = getattr(plugin, "__dict__", {})
+    kinds = (list, dict, set, bytearray, torch.Tensor)
+    return {id(value): name for name, value in values.items() if isinstance(value, kinds)}
 
 
 def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
@@ -123,7 +115,7 @@ def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
                 yield f"{owner.__name__}.{name}", value
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:  # a lock or alike: its identity is all there is to compare

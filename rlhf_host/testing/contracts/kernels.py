@@ -13,22 +13,25 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of
 from rlhf_host.protocols import Use
+from rlhf_host.testing.contracts.common import differ
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.inputs import model_inputs
 
 CLOSE = 1e-4
 """Relative distance in 32 bits; elsewhere as far again as three times what the model itself is away from 32 bits."""
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRECISIONS = ((torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16))
 """Types of weights, and of products under autocast."""
-PURPOSES: tuple[Literal["train", "sample"], ...] = ("train", "sample")
+Purpose = Literal["train", "sample"]
+PURPOSES: tuple[Purpose, Purpose] = ("train", "sample")
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [3, 1, 4, 1, 5], [2, 7], [9], [2, 7]]
 COMPLETIONS = [[(5 * place + 11 * length) % 29 + 1 for place in range(length)] for length in (0, 3, 2, 41, 17, 1)]
 """Shared and single prompts, an empty completion, short rows and long ones."""
@@ -65,13 +68,16 @@ class _Case:
     use: Use
     twin: Any
 
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.use.device.type, self.use.autocast, enabled=self.use.autocast is not None)
+
     def call(self, module: Any, **inputs: Any) -> Any:
-        with torch.autocast(self.use.device.type, self.use.autocast, enabled=self.use.autocast is not None):
+        with self.autocast():
             return module(**inputs)
 
     def hidden(self, module: Any, shared: bool = False) -> Tensor:
         """``[P, H]`` of the places of all rows."""
-        inputs, places = model_inputs(PROMPTS, COMPLETIONS, shared=shared, device=self.use.device)
+        inputs, places = model_inputs(PROMPTS, COMPLETIONS, shared=shared, device=DEVICE)
         return self.call(decoder_of(module), **inputs, use_cache=False).last_hidden_state.flatten(0, 1)[places]
 
     def layouts(self) -> list[tuple[str, bool]]:
@@ -83,24 +89,22 @@ class _Case:
 
     def compare(self, compute: Compute, what: str) -> None:
         """Expect that ``compute`` gives for the twin what it gives for the model."""
-        own = compute(self, self.model)
+        own, exact = compute(self, self.model), None
         try:
             twins = compute(self, self.twin)
         except Exception as error:
             raise Broken(f"{self.name}, {what}: the twin raises {type(error).__name__}: {error}") from error
-        exact = own if self.use.dtype == torch.float32 and self.use.autocast is None else self._in_32_bits(compute)
         expect(twins.keys() == own.keys(), f"{self.name}, {what}: the twin gives {sorted(twins)}, the model {sorted(own)}")
+        if self.use.dtype != torch.float32 or self.use.autocast is not None:
+            use = replace(self.use, dtype=torch.float32, autocast=None)
+            case = replace(self, model=copy.deepcopy(self.model).float(), use=use)
+            exact = compute(case, case.model)
         least = 1e-2 * max(float(tensor.double().norm()) for tensor in own.values())
         for name, tensor in own.items():
             shape = tuple(twins[name].shape)
             expect(shape == tensor.shape, f"{self.name}, {what}: {name} has shape {shape}, not {tuple(tensor.shape)}")
-            gap, most = _gap(twins[name], tensor, least), CLOSE + 3 * _gap(tensor, exact[name], least)
+            gap, most = _gap(twins[name], tensor, least), CLOSE + (3 * _gap(tensor, exact[name], least) if exact else 0)
             expect(gap <= most, f"{self.name}, {what}: {name} differs from the model's by {gap:.1e}, more than {most:.1e}")
-
-    def _in_32_bits(self, compute: Compute) -> dict[str, Tensor]:
-        use = replace(self.use, dtype=torch.float32, autocast=None)
-        case = replace(self, model=copy.deepcopy(self.model).float(), use=use)
-        return compute(case, case.model)
 
 
 Compute = Callable[[_Case, Any], dict[str, Tensor]]
@@ -118,7 +122,7 @@ def _gap(value: Tensor, own: Tensor, least: float) -> float:
 
 def _served(
     subject: Subject,
-    purpose: Literal["train", "sample"],
+    purpose: Purpose,
     *,
     every_precision: bool = False,
     even_passes: bool = False,
@@ -131,9 +135,8 @@ def _served(
     reasons, suited = [], False
     for name, make in _models(subject).items():
         for dtype, autocast in PRECISIONS:
-            use = _use(purpose, dtype, autocast, even_passes)
-            plugin: Any = subject.build()
-            model = _model(make, use)
+            use, plugin = Use(purpose, DEVICE, dtype, autocast, even_passes), subject.build()
+            model = _make(make, dtype)
             prepare(model)
             if reason := plugin.unsuited(model, use):
                 reasons.append(str(reason))
@@ -145,23 +148,15 @@ def _served(
             if not every_precision:
                 break
     if not suited:
-        raise Unusable(
-            "served", f"there is nothing to {purpose} with: {'; '.join(dict.fromkeys(reasons)) or 'it makes no decoder'}"
-        )
+        why = "; ".join(dict.fromkeys(reasons)) or "it makes no decoder"
+        raise Unusable("served", f"there is nothing to {purpose} with: {why}")
 
 
 def _models(subject: Subject) -> dict[str, Callable[[], nn.Module]]:
     return dict(subject.models) or tiny_models()
 
 
-def _use(
-    purpose: Literal["train", "sample"], dtype: torch.dtype, autocast: torch.dtype | None, even_passes: bool = False
-) -> Use:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Use(purpose=purpose, device=device, dtype=dtype, autocast=autocast, even_passes=even_passes)
-
-
-def _model(make: Callable[[], nn.Module], use: Use) -> Any:
+def _make(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> Any:
     """Weights far from uniform, so that a wrong mask, position, activation or norm shows."""
     attention.enable()
     with torch.random.fork_rng():
@@ -170,51 +165,42 @@ def _model(make: Callable[[], nn.Module], use: Use) -> Any:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(0.3 * torch.randn_like(weight)) if weight.dim() == 1 else weight.mul_(5)
-    return model.to(device=use.device, dtype=use.dtype).eval()
+    return model.to(device=DEVICE, dtype=dtype).eval()
 
 
-# --- what is suited -----------------------------------------------------------------------------
+def _train(model: nn.Module) -> None:
+    for number, weight in enumerate(model.parameters()):
+        weight.data.add_(0.05 * (number % 3 - 1) + 0.02)  # as fused optimizers do: no counter of the tensor tells
 
 
-class _Operators(TorchDispatchMode):
-    """Writes down what is computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(str(function))
-        return function(*args, **(kwargs or {}))
+# --- what is suited, and left alone -------------------------------------------------------------
 
 
 @check()
 def unsuited_computes_nothing(subject: Subject) -> None:
     """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
-    plugin: Any = subject.build()
+    plugin = subject.build()
     for name, make in _models(subject).items():
         for purpose in PURPOSES:
-            use = _use(purpose, torch.float32, None)
-            model = _model(make, use)
-            with _Operators() as operators:
+            use, model = Use(purpose, DEVICE, torch.float32), _make(make)
+            with profile(activities=[ProfilerActivity.CPU]) as profiled:
                 answer = plugin.unsuited(model, use)
-            expect(not operators.names, f"{name}: unsuited computes {', '.join(sorted(operators.names))}; look at parts alone")
+            computed = ", ".join(sorted({event.name for event in profiled.events()}))
+            expect(not computed, f"{name}: unsuited computes {computed}; look at parts alone")
             words = isinstance(answer, str) and 0 < len(answer) <= 100 and "\n" not in answer
             expect(answer is None or words, f"{name}: unsuited gives {answer!r}; give None, or a reason in a few words")
             expect(plugin.unsuited(model, use) == answer, f"{name}: unsuited gives another answer the second time")
 
 
-# --- what is left alone -------------------------------------------------------------------------
-
-
 @check()
 def the_model_is_left_alone(subject: Subject) -> None:
     """Model, configuration, classes, and torch's and transformers' functions and registries stay as they were: others use them."""
-    before: list[dict[str, Any]] = []
+    before: dict[str, Any] = {}
 
     def prepare(model: Any) -> None:
+        nonlocal before
         model.get_input_embeddings().weight.requires_grad_(False)
-        before.append(_snapshot(model))
+        before = _snapshot(model)
 
     refusals = []
     for purpose in PURPOSES:
@@ -223,10 +209,10 @@ def the_model_is_left_alone(subject: Subject) -> None:
                 if purpose == "train":
                     case.hidden(case.twin).float().sum().backward()
                 else:
-                    _sample(case, case.twin)
+                    _decode(case, case.twin)
                 case.model.zero_grad()
-                was, now = before[-1], _snapshot(case.model)
-                changed = [name for name in {**was, **now} if not _unchanged(was.get(name), now.get(name))]
+                now = _snapshot(case.model)
+                changed = [name for name in {**before, **now} if differ(before.get(name), now.get(name))]
                 expect(not changed, f"{case.name}: the twin changes {', '.join(changed[:3])}; change what is the twin's own")
         except Unusable as unusable:
             refusals.append(unusable)
@@ -240,31 +226,23 @@ def _snapshot(model: nn.Module) -> dict[str, Any]:
     modules = {f"model.{name}" if name else "model": module for name, module in model.named_modules()}
     for name, module in modules.items():
         held[f"the class of {name}"] = type(module)
-        for key, value in vars(module).items():
-            held[f"{name}.{key}"] = dict(value) if isinstance(value, dict) else value
+        held |= {f"{name}.{key}": copy.copy(value) if isinstance(value, dict) else value for key, value in vars(module).items()}
         if "config" in vars(module):
             held[f"{name}.config"] = copy.deepcopy(vars(module.config))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         held |= {f"the values of {name}": tensor.clone(), f"requires_grad of {name}": tensor.requires_grad}
+    owners: dict[str, Any] = {"torch.nn.functional": F}
     for cls in {cls for module in modules.values() for cls in type(module).__mro__[:-1]}:
-        for home, members in ((cls.__name__, vars(cls)), (cls.__module__, vars(sys.modules[cls.__module__]))):
-            held |= {f"{home}.{key}": value for key, value in list(members.items()) if callable(value)}
-    held |= {f"torch.nn.functional.{key}": value for key, value in vars(F).items() if callable(value)}
+        owners |= {cls.__name__: cls, cls.__module__: sys.modules[cls.__module__]}
+    for owner, home in owners.items():
+        held |= {f"{owner}.{key}": value for key, value in vars(home).items() if callable(value)}
     for registry in (AttentionInterface, AttentionMaskInterface):
         held[f"transformers.{registry.__name__}"] = dict(registry._global_mapping)
     settings = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
     return held | {"torch's default type, threads or gradient mode": settings, "torch's random state": torch.get_rng_state()}
 
 
-def _unchanged(was: Any, now: Any) -> bool:
-    if isinstance(was, Tensor) and isinstance(now, Tensor):
-        return was is now or (was.dtype == now.dtype and torch.equal(was, now))
-    if isinstance(was, dict) and isinstance(now, dict):
-        return was.keys() == now.keys() and all(_unchanged(was[key], now[key]) for key in was)
-    return was is now or (type(was) is type(now) and not isinstance(was, nn.Module) and bool(was == now))
-
-
-# --- what a twin shares with its model ----------------------------------------------------------
+# --- modules ------------------------------------------------------------------------------------
 
 
 @check()
@@ -292,14 +270,6 @@ def changes_of_the_weights_are_seen(subject: Subject) -> None:
             case.hidden(case.twin)
             _train(case.model)
             case.compare(_hidden_states, "after a change of the weights")
-
-
-def _train(model: nn.Module) -> None:
-    for number, weight in enumerate(model.parameters()):
-        weight.data.add_(0.05 * (number % 3 - 1) + 0.02)  # as fused optimizers do: no counter of the tensor tells
-
-
-# --- modules ------------------------------------------------------------------------------------
 
 
 @check()
@@ -335,23 +305,22 @@ def gradients_are_the_models(subject: Subject) -> None:
 @check()
 def keywords_are_the_models(subject: Subject) -> None:
     """A twin takes every keyword that the model takes, and gives the same for it: masks, positions, embeddings, caches."""
-    ids = torch.tensor([[0, 0, 5, 9, 3, 8], [4, 7, 6, 2, 11, 3]])
-    keywords: dict[str, Callable[[_Case, Any, Tensor], Any]] = {
-        "attention_mask": lambda case, module, ids: (ids > 0).long(),
-        "position_ids": lambda case, module, ids: ids.flip(1),
-        "inputs_embeds": lambda case, module, ids: module.get_input_embeddings()(ids),
-        "past_key_values": lambda case, module, ids: case.call(module, input_ids=ids, use_cache=True).past_key_values,
-        "logits_to_keep": lambda case, module, ids: 1,
-        "output_hidden_states": lambda case, module, ids: True,
+    ids = torch.tensor([[0, 0, 5, 9, 3, 8], [4, 7, 6, 2, 11, 3]], device=DEVICE)
+    keywords: dict[str, Callable[[Any], Any]] = {
+        "attention_mask": lambda call: (ids > 0).long(),
+        "position_ids": lambda call: ids.flip(1),
+        "inputs_embeds": lambda call: call.args[0].get_input_embeddings()(ids),
+        "past_key_values": lambda call: call(input_ids=ids, use_cache=True).past_key_values,
+        "logits_to_keep": lambda call: 1,
+        "output_hidden_states": lambda call: True,
     }
 
     def outputs(case: _Case, module: Any, keyword: str) -> dict[str, Tensor]:
-        here = ids.to(case.use.device)
-        inputs = {} if keyword == "inputs_embeds" else {"input_ids": here}
-        out = case.call(module, **inputs, **{keyword: keywords[keyword](case, module, here)})
-        return {"logits": out.logits[:, -1:]} | dict(
-            zip(("first states", "last states"), out.hidden_states or (), strict=False)
-        )
+        call = partial(case.call, module)
+        inputs = {} if keyword == "inputs_embeds" else {"input_ids": ids}
+        out = call(**inputs, **{keyword: keywords[keyword](call)})
+        states = zip(("first states", "last states"), out.hidden_states or (), strict=False)
+        return {"logits": out.logits[:, -1:], **dict(states)}
 
     for case in _served(subject, "train"):
         for keyword in keywords:
@@ -364,42 +333,52 @@ def keywords_are_the_models(subject: Subject) -> None:
                 case.compare(compute, f"called with {keyword}")
 
 
+@contextlib.contextmanager
+def _checkpointing(module: Any) -> Iterator[None]:
+    """Gradient checkpointing, where the module has it; dropout stays off."""
+    if not getattr(module, "supports_gradient_checkpointing", False):
+        yield
+        return
+    module.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in module.modules():
+        layer.training = isinstance(layer, GradientCheckpointingLayer)
+    yield
+    module.gradient_checkpointing_disable()
+    module.eval()
+
+
+WAYS: dict[str, Callable[[Any], contextlib.AbstractContextManager[Any]]] = {
+    "the first time": contextlib.nullcontext,
+    "the second time": contextlib.nullcontext,
+    "without gradients": lambda module: torch.no_grad(),
+    "in inference mode": lambda module: torch.inference_mode(),
+    "with gradient checkpointing": _checkpointing,
+}
+
+
 @check()
 def passes_repeat_themselves(subject: Subject) -> None:
     """The same inputs give the same bits, with and without gradients and gradient checkpointing, wherever the model's own do:
     ratios of log-probabilities computed twice are 1."""
+
+    def values_and_gradients(case: _Case, module: Any, way: str, shared: bool) -> dict[str, Tensor]:
+        with WAYS[way](module):
+            hidden = case.hidden(module, shared)
+            if not hidden.requires_grad:
+                return {"values": hidden}
+            gradients = torch.autograd.grad(hidden.float().square().sum(), list(case.model.parameters()), allow_unused=True)
+        return {"values": hidden, "gradients": torch.cat([one.flatten() for one in gradients if one is not None])}
+
     for case in _served(subject, "train"):
         for layout, shared in case.layouts():
-            own, twins = (list(_repetitions(case, module, shared)) for module in (case.model, case.twin))
-            first: dict[str, tuple[Tensor, Tensor]] = {}
-            for (what, way, value), (_, _, twins_value) in zip(own, twins, strict=True):
-                value_once, twins_once = first.setdefault(what, (value, twins_value))
-                repeats = torch.equal(twins_value, twins_once) or not torch.equal(value, value_once)
-                expect(repeats, f"{case.name}, {layout}: the same inputs give other {what} {way}")
-
-
-def _repetitions(case: _Case, module: Any, shared: bool) -> Iterator[tuple[str, str, Tensor]]:
-    """What, in which way, and the value; of each what the first is what the others have to repeat."""
-
-    def values_and_gradients(way: str) -> Iterator[tuple[str, str, Tensor]]:
-        hidden = case.hidden(module, shared)
-        yield "values", way, hidden.detach()
-        found = torch.autograd.grad(hidden.float().square().sum(), list(case.model.parameters()), allow_unused=True)
-        yield "gradients", way, torch.cat([gradient.flatten() for gradient in found if gradient is not None])
-
-    yield from values_and_gradients("the first time")
-    yield from values_and_gradients("the second time")
-    for way, mode in (("without gradients", torch.no_grad), ("in inference mode", torch.inference_mode)):
-        with mode():
-            value = case.hidden(module, shared)
-        yield "values", way, value
-    if getattr(module, "supports_gradient_checkpointing", False):
-        module.gradient_checkpointing_enable({"use_reentrant": False})
-        for layer in module.modules():
-            layer.training = isinstance(layer, GradientCheckpointingLayer)
-        yield from values_and_gradients("with gradient checkpointing")
-        module.gradient_checkpointing_disable()
-        module.eval()
+            own, twins = (
+                {way: values_and_gradients(case, module, way, shared) for way in WAYS} for module in (case.model, case.twin)
+            )
+            for way in WAYS:
+                for what, value in twins[way].items():
+                    once, own_once = twins["the first time"][what], own["the first time"][what]
+                    repeats = torch.equal(value, once) or not torch.equal(own[way][what], own_once)
+                    expect(repeats, f"{case.name}, {layout}: the same inputs give other {what} {way}")
 
 
 @check()
@@ -408,11 +387,12 @@ def even_passes_keep_names_and_order(subject: Subject) -> None:
     ranks exchange them as they come, by name."""
     for case in _served(subject, "train", even_passes=True):
         own, twins = (list(module.named_parameters()) for module in (case.model, case.twin))
-        names = [name for name, _ in own]
-        expect([name for name, _ in twins] == names, f"{case.name}: the twin's parameters have other names or another order")
+        same = [name for name, _ in twins] == [name for name, _ in own]
+        expect(same, f"{case.name}: the twin's parameters have other names or another order")
         expect(all(a is b for (_, a), (_, b) in zip(own, twins, strict=True)), f"{case.name}: a name means another parameter")
-        orders = [_order_of_gradients(case, case.twin, shared) for _, shared in case.layouts()]
-        own_orders = [_order_of_gradients(case, case.model, shared) for _, shared in case.layouts()]
+        own_orders, orders = (
+            [_order_of_gradients(case, module, shared) for _, shared in case.layouts()] for module in (case.model, case.twin)
+        )
         even = orders[0] == orders[-1] or own_orders[0] != own_orders[-1]
         expect(even, f"{case.name}: the order in which gradients come depends on the layout")
 
@@ -440,10 +420,9 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
 
     for case in _served(subject, "train", prepare=adapt):
         for on in (True, False, True):
-            for module in (case.model, case.twin):
-                for part in module.modules():
-                    if isinstance(part, BaseTunerLayer):
-                        part.enable_adapters(on)
+            for part in (*case.model.modules(), *case.twin.modules()):
+                if isinstance(part, BaseTunerLayer):
+                    part.enable_adapters(on)
             with torch.no_grad():
                 case.compare(_hidden_states, f"adapters {'on' if on else 'off'}")
 
@@ -457,7 +436,7 @@ def decoders_sample_from_the_model(subject: Subject) -> None:
     of long completions."""
     for case in _served(subject, "sample", every_precision=True):
         for leaving in (False, True):
-            case.compare(partial(_logits, leaving=leaving), "rows that leave" if leaving else "all rows")
+            case.compare(partial(_decode, leaving=leaving), "rows that leave" if leaving else "all rows")
 
 
 @check()
@@ -465,76 +444,59 @@ def decoders_follow_refresh(subject: Subject) -> None:
     """After ``refresh`` a decoder samples from the model's weights as they are now, also from the next step of a batch on."""
     for case in _served(subject, "sample"):
         with torch.inference_mode():
-            first, last = case.twin.prefill([[3, 1, 4]]), 5
-            case.twin.start(torch.zeros(2, dtype=torch.int64, device=case.use.device), 4)
-            case.twin.step(torch.full((2,), last, device=case.use.device))
+            first, last = case.twin.prefill([[3, 1, 4]]), torch.full((2,), 5, device=DEVICE)
+            case.twin.start(torch.zeros_like(last), 4)
+            case.twin.step(last)
             case.model.get_output_embeddings().weight.data.zero_()
             case.twin.refresh()
-            uniform = case.twin.step(torch.full((2,), last, device=case.use.device))
+            uniform = case.twin.step(last)
         expect(_gap(uniform, torch.zeros_like(uniform), float(first.norm())) <= CLOSE, f"{case.name}: the old head is in use")
         _train(case.model)
         case.twin.refresh()
-        case.compare(partial(_logits, leaving=False), "after a change of the weights")
+        case.compare(partial(_decode, leaving=False), "after a change of the weights")
 
 
 @check()
 def decoders_begin_anew(subject: Subject) -> None:
     """A batch gives the same bits whatever was decoded before it, to its end or not: a resumed run has not decoded it."""
     for case in _served(subject, "sample"):
-        alone = _sample(case, case.twin)
+        alone = _decode(case, case.twin)
         with torch.inference_mode():
-            case.twin.prefill([[8, 8, 8, 8, 8, 8, 8, 8]])
-            case.twin.start(torch.zeros(3, dtype=torch.int64, device=case.use.device), 100)
-            case.twin.step(torch.tensor([1, 2, 3], device=case.use.device))
-        again = _sample(case, case.twin)
-        same = all(torch.equal(alone[name], again[name]) for name in alone)
-        expect(same, f"{case.name}: a batch gives other bits after another one")
-
-
-def _logits(case: _Case, module: Any, leaving: bool) -> dict[str, Tensor]:
-    """Of every row and each of its tokens, from a decoder step by step or from a module in one pass per row."""
-    if not isinstance(module, nn.Module):
-        return _sample(case, module, leaving)
-    rows = {}
-    with torch.no_grad():
-        for row, (prompt, tokens) in _rows(case, leaving).items():
-            ids = torch.tensor([[*prompt, *tokens]], device=case.use.device)
-            rows[f"logits of row {row}"] = (
-                case.call(module, input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
-            )
-    return rows
-
-
-def _rows(case: _Case, leaving: bool) -> dict[int, tuple[list[int], list[int]]]:
-    """Prompt and completion by row; equally long prompts for a decoder that is not ragged."""
-    prompts = [[3, 1, 4], [2, 7, 1, 8, 2, 8], [9], [7] * 70] if case.twin.ragged else [[3, 1, 4], [2, 7, 1]]
-    owners = [0, 0, 0, 1, 2, 2, 3][: 7 if case.twin.ragged else 4]
-    lengths = [(20, 4, 9, 20, 15, 9, 9)[row] if leaving else 5 for row in range(len(owners))]
-    return {
-        row: (prompts[owner], [(5 * place + 3 * row) % 29 + 1 for place in range(lengths[row])])
-        for row, owner in enumerate(owners)
-    }
+            tokens = torch.tensor([1, 2, 3], device=DEVICE)
+            case.twin.prefill([[8] * 8])
+            case.twin.start(torch.zeros_like(tokens), 100)
+            case.twin.step(tokens)
+        expect(not differ(_decode(case, case.twin), alone), f"{case.name}: a batch gives other bits after another one")
 
 
 @torch.inference_mode()
-def _sample(case: _Case, decoder: Any, leaving: bool = True) -> dict[str, Tensor]:
-    rows = _rows(case, leaving)
-    prompts = [list(prompt) for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in rows.values())]
-    owners = torch.tensor([prompts.index(prompt) for prompt, _ in rows.values()], device=case.use.device)
-    with torch.autocast(case.use.device.type, case.use.autocast, enabled=case.use.autocast is not None):
-        logits = decoder.prefill(prompts)
+def _decode(case: _Case, module: Any, leaving: bool = True) -> dict[str, Tensor]:
+    """Logits of every row and each of its tokens, from a decoder step by step or from a module in one pass per row."""
+    prompts, owners = [[3, 1, 4], [2, 7, 1, 8, 2, 8], [9], [7] * 70], [0, 0, 0, 1, 2, 2, 3]
+    if not case.twin.ragged:
+        prompts, owners = [[3, 1, 4], [2, 7, 1]], [0, 0, 0, 1]
+    lengths = [20, 4, 9, 20, 15, 9, 9][: len(owners)] if leaving else [5] * len(owners)
+    completions = [[(5 * place + 3 * row) % 29 + 1 for place in range(length)] for row, length in enumerate(lengths)]
+    logits: dict[str, Tensor] = {}
+    if isinstance(module, nn.Module):
+        for row, (owner, completion) in enumerate(zip(owners, completions, strict=True)):
+            ids = torch.tensor([[*prompts[owner], *completion]], device=DEVICE)
+            whole = case.call(module, input_ids=ids, use_cache=False).logits[0].float()
+            logits[f"logits of row {row}"] = whole[len(prompts[owner]) - 1 :]
+        return logits
+    with case.autocast():
+        first = module.prefill(prompts)
         shape = (len(prompts), case.model.config.get_text_config().vocab_size)
-        expect(logits.shape == shape, f"{case.name}: prefill gives logits {tuple(logits.shape)}, not {shape}")
-        steps: dict[int, list[Tensor]] = {row: [logits[owners[row]].float()] for row in rows}
-        longest = max(len(tokens) for _, tokens in rows.values())
-        decoder.start(owners, longest)
-        alive = list(rows)
-        for place in range(longest):
-            going = [row for row in alive if place < len(rows[row][1])]
+        expect(first.shape == shape, f"{case.name}: prefill gives logits {tuple(first.shape)}, not {shape}")
+        steps = [[first[owner].float()] for owner in owners]
+        module.start(torch.tensor(owners, device=DEVICE), max(lengths))
+        alive = list(range(len(owners)))
+        for place in range(max(lengths)):
+            going = [row for row in alive if place < lengths[row]]
             if going != alive:
-                decoder.keep(torch.tensor([alive.index(row) for row in going], device=case.use.device))
+                module.keep(torch.tensor([alive.index(row) for row in going], device=DEVICE))
                 alive = going
-            logits = decoder.step(torch.tensor([rows[row][1][place] for row in alive], device=case.use.device))
-            for row, one in zip(alive, logits.float(), strict=True):
+            answer = module.step(torch.tensor([completions[row][place] for row in alive], device=DEVICE))
+            for row, one in zip(alive, answer.float(), strict=True):
                 steps[row].append(one)
-    return {f"logits of row {row}": torch.stack(one) for row, one in steps.items()}
+    return {f"logits of row {row}": torch.stack(one) for row, one in enumerate(steps)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -11,10 +10,19 @@ from torch import Tensor
 
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.tensors import Experience, LossTerm, Metric
-from rlhf_host.testing.contracts.batches import close, noise, spoil, widen
+from rlhf_host.testing.contracts.batches import close, is_finite, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.testing.contracts.training import Bigram, Updated, items_of, online, trainable, training_batch, update
+from rlhf_host.testing.contracts.training import (
+    Bigram,
+    Updated,
+    gradients_of,
+    loss_items,
+    online,
+    trainable,
+    training_batch,
+    update,
+)
 from rlhf_host.training.reduction import Denominators, Reducer
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess")
@@ -33,8 +41,7 @@ def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experien
 
 
 def _agree(a: Updated, b: Updated) -> bool:
-    gradients = all(close(x, y) for x, y in zip(a.gradients, b.gradients, strict=True))
-    return gradients and close(a.loss, b.loss)
+    return all(map(close, [a.loss, *a.gradients], [b.loss, *b.gradients]))
 
 
 @check("compute_loss")
@@ -43,33 +50,31 @@ def loss_items_are_well_formed(subject: Subject) -> None:
     for name, manager, role, batch in _cases(subject):
         part = batch.select(range(len(batch)))
         outputs = Bigram()(trainable(subject)[role], part, subject.needs.outputs)
-        for item in items_of(manager, role, outputs, part):
+        for item in loss_items(manager, role, outputs, part):
             if isinstance(item, Metric):
-                _metric_is_well_formed(name, item)
+                _metric_is_well_formed(f"{name}metric {item.name!r}", item)
             else:
                 _term_is_well_formed(name, item, part, subject.info.name)
 
 
-def _metric_is_well_formed(name: str, metric: Metric) -> None:
-    who = f"{name}metric {metric.name!r}"
+def _metric_is_well_formed(who: str, metric: Metric) -> None:
     expect(metric.reduce in REDUCTIONS, f"{who} has reduce={metric.reduce!r}: {', '.join(REDUCTIONS)}")
-    values = torch.as_tensor(metric.values, dtype=torch.float64)
-    if metric.mask is not None:
-        shapes = f"mask {list(metric.mask.shape)} and values {list(values.shape)}"
-        expect(metric.mask.dtype == torch.bool and metric.mask.shape == values.shape, f"{who} has {shapes}; give a bool mask")
-        values = values[metric.mask]
-    expect(bool(torch.isfinite(values).all()), f"{who} is not finite where it counts")
+    values, mask = torch.as_tensor(metric.values, dtype=torch.float64), metric.mask
+    if mask is not None:
+        fits = mask.dtype == torch.bool and mask.shape == values.shape
+        expect(fits, f"{who} has mask {list(mask.shape)} and values {list(values.shape)}; give a bool mask")
+    expect(is_finite(values, mask), f"{who} is not finite where it counts")
 
 
 def _term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: str) -> None:
-    who = f"{name}loss term {term.name!r}"
+    who, whole = f"{name}loss term {term.name!r}", Denominators.of(batch)
     expect(math.isfinite(term.coefficient), f"{who} has coefficient {term.coefficient}")
     try:
-        Reducer(Denominators.of(batch)).reduce(term, list(range(len(batch))), None, alias)
+        Reducer(whole).reduce(term, list(range(len(batch))), None, alias)
     except ValueError as error:
         raise Broken(f"{name}{error}") from error
-    counted = term.values if term.values.dim() == 1 else term.values[Denominators.of(batch).mask(term.mask, alias)]
-    expect(bool(torch.isfinite(counted).all()), f"{who} is not finite where its mask counts")
+    counted = None if term.values.dim() == 1 else whole.mask(term.mask, alias)
+    expect(is_finite(term.values, counted), f"{who} is not finite where its mask counts")
 
 
 @check("compute_loss")
@@ -80,10 +85,9 @@ def loss_is_pure(subject: Subject) -> None:
     controller = subject.manager()
     batch = training_batch(subject, controller)
     for role in trainable(subject):
-        runs = [update(subject, manager, role, batch) for manager in (controller, subject.manager())]
-        runs.append(update(subject, controller, role, batch))
+        first, *others = (update(subject, manager, role, batch) for manager in (controller, subject.manager(), controller))
         expect(
-            all(_agree(runs[0], run) for run in runs[1:]),
+            all(_agree(first, other) for other in others),
             f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra",
         )
 
@@ -95,10 +99,9 @@ def loss_is_the_same_however_split(subject: Subject) -> None:
         rows = list(range(len(batch)))
         whole = update(subject, manager, role, batch)
         for split in ([[row] for row in rows], [rows[5:], rows[:1], rows[1:5]]):
-            expect(
-                _agree(whole, update(subject, manager, role, batch, split)),
-                f"{name}the gradient depends on how the batch is split into micro-batches; return unreduced values",
-            )
+            same = _agree(whole, update(subject, manager, role, batch, split))
+            message = "the gradient depends on how the batch is split into micro-batches; return unreduced values"
+            expect(same, f"{name}{message}")
 
 
 @check("compute_loss")
@@ -109,11 +112,8 @@ def loss_ignores_masked_garbage(subject: Subject) -> None:
         dirty = update(subject, manager, role, widen(spoil(batch), 3, fill=float("nan")), spoiled=True)
         expect(_agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
         for metric, value in clean.metrics.items():
-            found = dirty.metrics.get(metric, math.nan)
-            expect(
-                math.isclose(found, value, rel_tol=1e-4, abs_tol=1e-6),
-                f"{name}NaN at masked positions changes the metric {metric!r}; give it a mask",
-            )
+            same = math.isclose(dirty.metrics.get(metric, math.nan), value, rel_tol=1e-4, abs_tol=1e-6)
+            expect(same, f"{name}NaN at masked positions changes the metric {metric!r}; give it a mask")
 
 
 @check("compute_loss")
@@ -122,33 +122,24 @@ def loss_is_finite_at_extreme_gaps(subject: Subject) -> None:
     for name, manager, role, batch in _cases(subject):
         gap = torch.where(noise(batch, 60) > 0, 50.0, -50.0) * batch.action_mask
         assert batch.old_logprobs is not None
-        far = dataclasses.replace(
-            batch,
-            old_logprobs=batch.old_logprobs + gap,
-            sampler_logprobs=batch.sampler_logprobs - gap,
-            logprobs={other: value + gap for other, value in batch.logprobs.items()},
-            extra=dict(batch.extra),
-        )
-        done = update(subject, manager, role, far)
-        expect(
-            done.finite, f"{name}log-probabilities 50 nats apart make a loss or gradient that is not finite; clamp before exp"
-        )
+        batch.old_logprobs += gap
+        batch.sampler_logprobs -= gap
+        batch.logprobs = {other: value + gap for other, value in batch.logprobs.items()}
+        finite = update(subject, manager, role, batch).finite
+        expect(finite, f"{name}log-probabilities 50 nats apart make a loss or gradient that is not finite; clamp before exp")
 
 
 @check("compute_loss")
 def loss_is_finite_when_masked_out(subject: Subject) -> None:
     """Rows without a token in the loss, and a micro-batch of nothing else, give a finite loss and gradient."""
     for name, manager, role, batch in _cases(subject):
-        for emptied in ([0, 4], list(range(len(batch)))):
-            masks = {what: getattr(batch, what).clone() for what in ("action_mask", "loss_mask")}
-            for mask in masks.values():
-                mask[emptied] = False
-            empty = dataclasses.replace(batch, **masks, extra=dict(batch.extra))
-            for split in (None, [[row] for row in range(len(batch))]):
-                done = update(subject, manager, role, empty, split)
-                expect(
-                    done.finite, f"{name}fully masked rows make a loss or gradient that is not finite; divide by max(count, 1)"
-                )
+        rows = range(len(batch))
+        for emptied in ([0, 4], list(rows)):
+            batch.action_mask[emptied] = batch.loss_mask[emptied] = False
+            for split in (None, [[row] for row in rows]):
+                finite = update(subject, manager, role, batch, split).finite
+                message = "fully masked rows make a loss or gradient that is not finite; divide by max(count, 1)"
+                expect(finite, f"{name}{message}")
 
 
 @check("compute_loss")
@@ -156,9 +147,9 @@ def loss_choices_are_finite(subject: Subject) -> None:
     """Every loss on offer trains: some term for a trainable role, finite, with the old log-probabilities and without."""
     expect(subject.choices, "no value of the option loss is accepted with these options")
     for name, manager, role, batch in _cases(subject):
-        for old in (batch.old_logprobs, None):
-            now = dataclasses.replace(batch, old_logprobs=old, extra=dict(batch.extra))
-            expect(update(subject, manager, role, now).finite, f"{name}the loss or its gradient is not finite")
+        for old_logprobs in (batch.old_logprobs, None):
+            batch.old_logprobs = old_logprobs
+            expect(update(subject, manager, role, batch).finite, f"{name}the loss or its gradient is not finite")
 
 
 @check("compute_advantages")
@@ -167,29 +158,23 @@ def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
     if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm" or not subject.needs.rewards:
         return  # without rewards the signal is not in the advantages
     for name, manager, role, batch in _cases(subject):
-        if role != "actor":
-            continue
-        sign = torch.where(noise(batch, 61) > 0, 1.0, -1.0)
-        batch = dataclasses.replace(batch, advantages=sign * batch.action_mask, old_logprobs=None, extra=dict(batch.extra))
-        gradient = _logprob_gradient(subject, manager, batch)
-        counted = batch.loss_mask & (batch.loss_mask.sum(-1, keepdim=True) > 0)
-        pulled = -gradient.sign() == sign
-        expect(
-            bool(pulled[counted].all()),
-            f"{name}where the advantage is positive the loss must fall as the log-probability rises; check the loss's sign",
-        )
+        if role == "actor":
+            sign = torch.where(noise(batch, 61) > 0, 1.0, -1.0)
+            batch.advantages, batch.old_logprobs = sign * batch.action_mask, None
+            pulled = -_logprob_gradient(subject, manager, batch).sign() == sign
+            message = "where the advantage is positive the loss must fall as the log-probability rises; check the loss's sign"
+            expect(bool(pulled[batch.loss_mask].all()), f"{name}{message}")
 
 
 def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experience) -> Tensor:
     """``[B, T]``: the loss's derivative by each log-probability."""
-    part = batch.select(range(len(batch)))
+    rows = list(range(len(batch)))
+    part = batch.select(rows)
     outputs = Bigram()("lm", part, subject.needs.outputs)
     assert outputs.logprobs is not None
-    leaf = outputs.logprobs.detach().requires_grad_()
-    outputs.logprobs = leaf
-    reducer, rows = Reducer(Denominators.of(batch)), list(range(len(batch)))
-    terms = [item for item in items_of(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
+    outputs.logprobs = outputs.logprobs.detach().requires_grad_()
+    reducer = Reducer(Denominators.of(batch))
+    terms = [item for item in loss_items(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
     expect(terms, "compute_loss gives no loss term for the actor")
     total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
-    (gradient,) = torch.autograd.grad(total, [leaf], allow_unused=True)
-    return torch.zeros_like(leaf) if gradient is None else gradient
+    return gradients_of(total, [outputs.logprobs])[0]

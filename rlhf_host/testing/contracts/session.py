@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +20,22 @@ from rlhf_host.records.episodes import Episode, Generation, SampleKey, Sampling,
 from rlhf_host.records.needs import Outcome, RunContext, ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.testing.contracts.subject import Broken, Subject
+from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
 
 T = TypeVar("T")
+Script = Callable[[Sequence[int], SampleKey], list[int]]
 
 TASKS = (
     Task("2+2=", "4", index=0, source="made_up"),
     Task("what is the capital of france?", "paris", index=1, source="made_up"),
 )
 TEXTS = ("i do not know", "", "2+2=5", "the answer is 4.", "#### 4", "paris", "4")
+METRICS = dict.fromkeys(
+    ("reward/mean", "score/mean", "length/mean", "loss", "grad_norm", "lr", "kl", "kl/update", "entropy"), 0.1
+)
+"""Of a step."""
 MAX_TOKENS = 512
 MAX_NEW_TOKENS = 48
 
@@ -63,7 +70,7 @@ def _completion(trajectory: Trajectory) -> list[int]:
     return [token for segment in trajectory.completion for token in segment.token_ids]
 
 
-def said(text: str, task: Task, sample: int = 0) -> Trajectory:
+def answer_of(text: str, task: Task, sample: int = 0) -> Trajectory:
     """The trajectory of one answer; its tokens are the text's characters."""
     prompt = task.prompt if isinstance(task.prompt, str) else "\n".join(str(message["content"]) for message in task.prompt)
     ids = [ord(character) for character in text]
@@ -71,35 +78,34 @@ def said(text: str, task: Task, sample: int = 0) -> Trajectory:
         f"made-up-{task.index}-{sample}",
         f"made-up-{task.index}",
         task,
-        [
-            Segment("prompt", [ord(character) for character in prompt]),
-            Segment("action", ids, [-0.5] * len(ids), [0] * len(ids)),
-        ],
+        [Segment("prompt", list(map(ord, prompt))), Segment("action", ids, [-0.5] * len(ids), [0] * len(ids))],
         sample=sample,
         decode=lambda tokens: "".join(map(chr, tokens)),
     )
 
 
+class Endless(Exception):
+    """An episode took more turns than it may."""
+
+
 @dataclass(slots=True)
 class RecordingEngine(ScriptedEngine):
-    """Keeps what it answered, gives the loop to others before it does, and refuses to go on without end."""
+    """Keeps what it answered, gives the loop to others before it does, and after ``limit`` answers raises ``error``."""
 
     limit: int = MAX_TOKENS
+    error: Exception | None = None
+    """Default: ``Endless``."""
     answers: list[tuple[tuple[int, ...], Generation]] = field(default_factory=list)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         if len(self.calls) >= self.limit:
-            raise Endless(f"it still goes on after {self.limit} turns")
-        asked = tuple(token_ids)
-        await asyncio.sleep(0.001 * (len(asked) % 3))
-        made = await ScriptedEngine.generate(self, token_ids, sampling, key)
-        made.logprobs = [-0.5 - 0.001 * ((len(asked) + i) % 97) for i in range(len(made.token_ids))]
-        self.answers.append((asked, Generation(list(made.token_ids), list(made.logprobs), list(made.versions), "stop")))
-        return made
-
-
-class Endless(Exception):
-    """An episode took more turns than it may."""
+            raise self.error or Endless(f"it still goes on after {self.limit} turns")
+        prompt = tuple(token_ids)
+        await asyncio.sleep(0.001 * (len(prompt) % 3))
+        answer = await ScriptedEngine.generate(self, token_ids, sampling, key)
+        answer.logprobs = [-0.5 - 0.001 * ((len(prompt) + i) % 97) for i in range(len(answer.token_ids))]
+        self.answers.append((prompt, Generation(list(answer.token_ids), list(answer.logprobs), list(answer.versions), "stop")))
+        return answer
 
 
 class LoopThread:
@@ -130,112 +136,102 @@ class LoopThread:
             self._loop.close()
 
 
+@dataclass(frozen=True, slots=True)
 class Session:
-    """One fresh instance of the plugin in a run of its own. As a context manager: ``run_started``, ``run_finished``."""
+    """One instance of the plugin in a run of its own, as ``running`` gives it."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        manager: PluginManager | None = None,
-        *,
-        run_dir: Path | None = None,
-        resume_step: int | None = None,
-    ):
-        self.subject = subject
-        self.run_dir, self.resume_step = run_dir, resume_step
-        self.manager = subject.manager() if manager is None else manager
-        self.roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
+    subject: Subject
+    manager: PluginManager
+    roles: dict[str, MadeUpRole]
+    loop: LoopThread
 
-    def __enter__(self) -> Session:
-        self._loop = LoopThread(self.subject.deadline_s)
-        context = RunContext(
-            RunConfig().model_dump(),
-            tokenizer(),
-            self.run_dir,
-            0,
-            self.roles,
-            resumed=self.resume_step is not None,
-            resume_step=self.resume_step or 0,
-        )
-        try:
-            self._hook("run_started", context=context)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._hook("run_finished", outcome=Outcome("finished", 1))
-        finally:
-            self._stop()
-
-    def _stop(self) -> None:
-        self._loop.close()
-        self.manager.close()
-
-    def _hook(self, hook: str, **arguments: Any) -> None:
-        for key in self.manager.names(hook):
-            self.wait(self.manager.acall(key, hook, **arguments), hook)
-
-    def wait(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        return self._loop.wait(work, what)
+    def call(self, hook: str, **arguments: Any) -> Any:
+        return self.loop.wait(self.manager.acall(self.subject.key, hook, **arguments), hook)
 
     # --- rewards ----------------------------------------------------------------------------------
 
-    def judged(self) -> list[Trajectory]:
-        """A group: the subject's texts (or the suite's) as answers to its first task."""
-        return self.groups()[0]
-
     def groups(self) -> list[list[Trajectory]]:
-        """One group of answers per task."""
+        """One group per task of the subject's (or the suite's): its texts as answers."""
         texts = self.subject.texts or TEXTS
-        return [[said(text, task, sample) for sample, text in enumerate(texts)] for task in self.subject.tasks or TASKS]
+        return [[answer_of(text, task, n) for n, text in enumerate(texts)] for task in self.subject.tasks or TASKS]
 
-    def score(self, trajectories: Sequence[Trajectory]) -> Any:
-        """What the hook answers for one group."""
-        return self.wait(self.scoring(trajectories), "score")
-
-    async def scoring(self, trajectories: Sequence[Trajectory]) -> Any:
+    def score(self, *groups: Sequence[Trajectory]) -> list[Any]:
+        """What the hook answers for each group, all scored at once."""
         context = ScoreContext("train", 1, self.roles, tokenizer())
-        return await self.manager.acall(self.subject.key, "score", trajectories=trajectories, context=context)
+
+        async def at_once() -> list[Any]:
+            score = functools.partial(self.manager.acall, self.subject.key, "score", context=context)
+            return list(await asyncio.gather(*(score(trajectories=group) for group in groups)))
+
+        return self.loop.wait(at_once(), "score")
 
     # --- agents -----------------------------------------------------------------------------------
 
-    def engine(self, script: Callable[[Sequence[int], SampleKey], list[int]] | None = None, **settings: Any) -> RecordingEngine:
+    def engine(self, script: Script | None = None, **settings: Any) -> RecordingEngine:
         """An engine that says the subject's texts in turn, each sample beginning with another."""
         return RecordingEngine(script or self._lines, version=3, **settings)
 
     def _lines(self, token_ids: Sequence[int], key: SampleKey) -> list[int]:
         texts = self.subject.texts or TEXTS
-        words = tokenizer()
-        return [*words(texts[sum(key[1:]) % len(texts)])["input_ids"], words.eos_token_id]
+        return [*tokenizer()(texts[sum(key[1:]) % len(texts)])["input_ids"], tokenizer().eos_token_id]
 
     def episodes(self, samples: int = 2) -> list[Episode]:
         """``samples`` episodes per task, as a rollout would make them."""
-        words, data = tokenizer(), DataConfig()
-        tasks = [
-            replace(task, prompt_ids=tuple(render_prompt(task.prompt, words, data.system_prompt, data.template)))
-            for task in self.subject.tasks or TASKS
-        ]
-        return [
-            Episode(f"made-up-{number}-{i}", f"made-up-{number}", task, sample=i, seed=episode_seed(0, "train", task, 0))
-            for number, task in enumerate(tasks)
-            for i in range(samples)
-        ]
+        data, episodes = DataConfig(), []
+        for number, task in enumerate(self.subject.tasks or TASKS):
+            prompt = render_prompt(task.prompt, tokenizer(), data.system_prompt, data.template)
+            task, seed = replace(task, prompt_ids=tuple(prompt)), episode_seed(0, "train", task, 0)
+            name = f"made-up-{number}"
+            episodes += [Episode(f"{name}-{sample}", name, task, sample=sample, seed=seed) for sample in range(samples)]
+        return episodes
 
     def play(
-        self, episodes: Sequence[Episode] | None = None, engine: RecordingEngine | None = None, *, together: bool = False
+        self, episodes: Sequence[Episode] | None = None, engine: ScriptedEngine | None = None, *, together: bool = False
     ) -> list[list[Trajectory]]:
         """The trajectories of each episode, played by the host's own code one after the other or all at once."""
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
-        words = tokenizer()
-        runner = Episodes(self.manager, engine or self.engine(), words, DataConfig(), sampling, MAX_TOKENS)
+        runner = Episodes(self.manager, engine or self.engine(), tokenizer(), DataConfig(), sampling, MAX_TOKENS)
         chosen = self.episodes() if episodes is None else episodes
 
-        async def all_at_once() -> list[list[Trajectory]]:
-            return list(await asyncio.gather(*(runner.play(episode) for episode in chosen)))
+        async def at_once() -> list[list[Trajectory]]:
+            return list(await asyncio.gather(*map(runner.play, chosen)))
 
         if together:
-            return self.wait(all_at_once(), "an episode")
-        return [self.wait(runner.play(episode), "an episode") for episode in chosen]
+            return self.loop.wait(at_once(), "an episode")
+        return [self.loop.wait(runner.play(episode), "an episode") for episode in chosen]
+
+
+@contextlib.contextmanager
+def running(
+    subject: Subject, manager: PluginManager | None = None, *, run_dir: Path | None = None, resume_step: int | None = None
+) -> Iterator[Session]:
+    """A run of a fresh instance, or of ``manager``'s: from ``run_started`` to ``run_finished``."""
+    roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
+    resumed = resume_step is not None
+    context = RunContext(
+        RunConfig().model_dump(), tokenizer(), run_dir, 0, roles, resumed=resumed, resume_step=resume_step or 0
+    )
+    with (
+        contextlib.closing(manager or subject.manager()) as manager,
+        contextlib.closing(LoopThread(subject.deadline_s)) as loop,
+    ):
+        session = Session(subject, manager, roles, loop)
+        session.call("run_started", context=context)
+        try:
+            yield session
+        finally:
+            session.call("run_finished", outcome=Outcome("finished", 1))
+
+
+def check_running(*hooks: str) -> Callable[[Callable[[Session], None]], Callable[[Subject], None]]:
+    """As ``check``, of a function that is given a fresh instance in a run of its own."""
+
+    def add(function: Callable[[Session], None]) -> Callable[[Subject], None]:
+        @functools.wraps(function)
+        def run(subject: Subject) -> None:
+            with running(subject) as session:
+                function(session)
+
+        return check(*hooks)(run)
+
+    return add

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import pluggy
 
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.selection import build, find, load, options_model
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import Needs
 
-if TYPE_CHECKING:
-    from rlhf_host.plugins.discovery import PluginInfo
-    from rlhf_host.plugins.manager import PluginManager
+T = TypeVar("T")
 
 
 class Broken(AssertionError):
@@ -61,55 +65,45 @@ class Subject:
     @cached_property
     def info(self) -> PluginInfo:
         """Raises ``Unusable`` at stage ``find``."""
-        from rlhf_host.plugins.selection import find
-
-        try:
+        with _stage("find"):
             return find(self.kind, self.name)
-        except PluginError as error:
-            raise Unusable("find", str(error)) from error
 
     @cached_property
     def cls(self) -> type:
         """Raises ``Unusable`` at stage ``load``."""
-        from rlhf_host.plugins.selection import load
-
-        try:
-            return load(self.info)
-        except PluginError as error:
-            raise Unusable("load", str(error)) from error
+        info = self.info
+        with _stage("load"):
+            return load(info)
 
     @cached_property
     def hooks(self) -> frozenset[str]:
         """Names of the hooks that its class implements; empty when it cannot be loaded."""
-        import pluggy
-
         try:
-            cls = self.cls
+            cls: Any = self.cls
         except Unusable:
             return frozenset()
         pluggies = pluggy.PluginManager(hookspecs.PROJECT)
-        marked = {name: pluggies.parse_hookimpl_opts(cls, name) for name in dir(cls)}  # type: ignore[arg-type]
+        marked = {name: pluggies.parse_hookimpl_opts(cls, name) for name in dir(cls)}
         return frozenset((marks.get("specname") or name) for name, marks in marked.items() if marks is not None)
 
-    def build(self, **changes: Any) -> object:
+    def build(self, **changes: Any) -> Any:
         """A fresh instance; ``changes`` over the options. Raises ``Unusable`` at stage ``options``."""
-        from rlhf_host.plugins.selection import build
-
         _ = self.cls  # what cannot be loaded fails at that stage
-        try:
+        with _stage("options"):
             return build(self.info, {**self.options, **changes})
-        except PluginError as error:
-            raise Unusable("options", str(error)) from error
 
     def manager(self, **changes: Any) -> PluginManager:
         """A fresh instance, alone in a manager of its own. Raises ``Unusable`` at stage ``hooks``."""
-        from rlhf_host.plugins.manager import Loaded, PluginManager
-
         plugin = self.build(**changes)
-        try:
+        with _stage("hooks"):
             return PluginManager([Loaded(self.kind, self.info.name, self.info, plugin)])
-        except PluginError as error:
-            raise Unusable("hooks", str(error)) from error
+
+    def traits(self, expected: type[T]) -> T:
+        """Its traits. Raises ``Broken`` where they are no ``expected``, or other ones the second time."""
+        first, second = (plugin.traits for plugin in [self.build(), self.build()])
+        expect(isinstance(first, expected), f"traits are {type(first).__name__}, not {expected.__name__}")
+        expect(first == second, "two instances with the same options have different traits")
+        return first
 
     @property
     def key(self) -> str:
@@ -124,22 +118,23 @@ class Subject:
     @cached_property
     def choices(self) -> list[dict[str, Any]]:
         """The option ``loss`` at each value it can have; no change where there is no such option or it is given."""
-        import typing
-
-        from rlhf_host.plugins.selection import options_model
-
         loss = options_model(self.cls).model_fields.get("loss")
-        names = typing.get_args(loss.annotation) if loss and typing.get_origin(loss.annotation) is typing.Literal else ()
-        if not names or "loss" in self.options:
+        if "loss" in self.options or loss is None or get_origin(loss.annotation) is not Literal:
             return [{}]
         accepted = []
-        for name in names:
-            try:
+        for name in get_args(loss.annotation):
+            with contextlib.suppress(Unusable):  # not with these options; that some loss works is the first instance's proof
                 self.build(loss=name)
-            except Unusable:
-                continue  # not with these options; that some loss works is the first instance's proof
-            accepted.append({"loss": name})
+                accepted.append({"loss": name})
         return accepted
+
+
+@contextlib.contextmanager
+def _stage(stage: str) -> Iterator[None]:
+    try:
+        yield
+    except PluginError as error:
+        raise Unusable(stage, str(error)) from error
 
 
 def expect(condition: Any, message: str) -> None:

@@ -37,6 +37,9 @@ class CheckResult:
     message: str = ""
 
 
+LIBRARIES = {"hypothesis": "testing", "peft": "peft", "pytest": "testing"}
+"""What checks need beside the host → the host's extra that installs it."""
+
 CHECKS: list[Check] = []
 """Every check, in the order of definition."""
 
@@ -82,23 +85,40 @@ def run_contract(kind: str, name: str, options: Mapping[str, Any] | None = None,
 def run_check(check: Check, subject: Subject) -> CheckResult:
     """One check's result; whatever the plugin raises is a failure with its name."""
     try:
-        check.function(subject)
+        _apply(check, subject)
     except Unusable as unusable:
-        return CheckResult(check.name, False if unusable.stage == check.stage else None, str(unusable))
+        return CheckResult(check.name, None, str(unusable))
     except Broken as broken:
         return CheckResult(check.name, False, str(broken))
-    except ModuleNotFoundError as error:
-        if error.name in ("hypothesis", "peft", "pytest"):
-            return CheckResult(check.name, None, str(_missing(error)))
-        return CheckResult(check.name, False, f"{type(error).__name__}: {error}")
     except (Exception, SystemExit) as error:
         return CheckResult(check.name, False, f"{type(error).__name__}: {error}")
     return CheckResult(check.name, True)
 
 
+def _apply(check: Check, subject: Subject) -> None:
+    """Raises ``Unusable`` where the check cannot be made, and anything else where the plugin fails it."""
+    try:
+        check.function(subject)
+    except Unusable as unusable:
+        if unusable.stage == check.stage:
+            raise Broken(str(unusable)) from unusable
+        raise
+    except ModuleNotFoundError as error:
+        if error.name in LIBRARIES:
+            raise Unusable("served", str(_missing(error))) from error
+        raise
+
+
 def _suite(kind: str, about: str) -> Callable[..., type]:
     def contract(name: str, options: Mapping[str, Any] | None = None, **settings: Any) -> type:
-        return _test_class(kind, name, options, **settings)
+        for needed in ("pytest", "hypothesis"):
+            try:
+                importlib.import_module(needed)
+            except ModuleNotFoundError as error:
+                raise _missing(error) from error
+        subject = Subject(kind, name, dict(options or {}), **settings)
+        tests = {f"test_{check.name}": _test(check, subject) for check in checks_of(subject)}
+        return type("Contract", (), {**tests, "__doc__": f"The contract of {kind} {name!r}.", "subject": subject})
 
     contract.__doc__ = f"""A class of pytest tests for an installed {kind}: ``TestContract = ..._contract("NAME")``.
 
@@ -125,38 +145,19 @@ backend_contract = _suite("backend", "It trains a tiny Llama, in one process and
 runtime_contract = _suite("runtime", "It is compared with the local one; ``placement`` as a run would give it.")
 
 
-def _test_class(kind: str, name: str, options: Mapping[str, Any] | None, **settings: Any) -> type:
-    for needed in ("pytest", "hypothesis"):
-        try:
-            importlib.import_module(needed)
-        except ModuleNotFoundError as error:
-            raise _missing(error) from error
-    subject = Subject(kind, name, dict(options or {}), **settings)
-    tests = {f"test_{check.name}": _test(check, subject) for check in checks_of(subject)}
-    return type("Contract", (), {**tests, "__doc__": f"The contract of {kind} {name!r}.", "subject": subject})
-
-
 def _test(check: Check, subject: Subject) -> Callable[[Any], None]:
     def test(self: Any) -> None:
         import pytest
 
         __tracebackhide__ = True
         try:
-            check.function(subject)
+            _apply(check, subject)
         except Unusable as unusable:
-            if unusable.stage == check.stage:
-                raise Broken(str(unusable)) from unusable
             pytest.skip(str(unusable) if unusable.stage == "served" else f"a more basic check fails: {unusable}")
-        except ModuleNotFoundError as error:
-            if error.name != "peft":
-                raise
-            pytest.skip(str(_missing(error)))
 
     test.__doc__ = check.rule
     return test
 
 
 def _missing(error: ModuleNotFoundError) -> UserError:
-    return UserError(
-        f"contract suites need {error.name}: pip install 'rlhf-host[{'peft' if error.name == 'peft' else 'testing'}]'"
-    )
+    return UserError(f"contract suites need {error.name}: pip install 'rlhf-host[{LIBRARIES[str(error.name)]}]'")

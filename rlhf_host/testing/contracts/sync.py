@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import SyncTarget
-from rlhf_host.testing.contracts.session import Session
+from rlhf_host.testing.contracts.session import Session, check_running, running
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.weights import ModuleEngine, module_source
 
 
-def made_up_model() -> nn.Module:
+def _model() -> nn.Module:
     """A model with parameters and a buffer."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -26,61 +26,41 @@ def made_up_model() -> nn.Module:
     return model
 
 
+@dataclass(slots=True)
 class _Synced:
-    """A fresh instance, connected to engines that share the trainer's module or hold copies of it."""
+    """A fresh instance, connected to two engines that share the trainer's module or hold copies of it."""
 
-    def __init__(self, session: Session, source: nn.Module, engines: list[ModuleEngine]):
-        self.session, self.source, self.engines = session, source, engines
-        self.trainer = module_source(source)
-        self.before = copy.deepcopy(source)
+    session: Session
+    model: nn.Module
+    shared: bool
+    engines: list[ModuleEngine]
 
     def connect(self) -> None:
-        targets = [
-            SyncTarget(f"engine-{number}", engine, in_place=engine.model is self.source)
-            for number, engine in enumerate(self.engines)
-        ]
-        self._hook("sync_connect", targets=targets)
+        """To new engines."""
+        self.engines = [ModuleEngine(self.model if self.shared else copy.deepcopy(self.model)) for _ in range(2)]
+        targets = [SyncTarget(f"engine-{n}", engine, in_place=self.shared) for n, engine in enumerate(self.engines)]
+        self.session.call("sync_connect", targets=targets)
 
     def sync(self, version: int) -> None:
-        self._hook("sync_weights", source=self.trainer, version=version)
-
-    def close(self) -> None:
-        self._hook("sync_close")
-
-    def train(self) -> None:
-        """The trainer's weights move."""
-        with torch.no_grad():
-            for tensor in self.source.state_dict().values():
-                tensor.add_(1.0)
-
-    def _hook(self, hook: str, **arguments: Any) -> None:
-        session = self.session
-        session.wait(session.manager.acall(session.subject.key, hook, **arguments), hook)
-
-
-def _refuses(error: Exception) -> bool:
-    """Whether the plugin itself said no, as it may to engines that it does not serve."""
-    return isinstance(error.__cause__, RunError | UserError)
+        self.session.call("sync_weights", source=module_source(self.model), version=version)
 
 
 def _served(subject: Subject) -> Iterator[_Synced]:
-    """One connected instance per sort of engine that it serves. Raises ``Unusable`` when it serves neither."""
+    """One instance per sort of engine that it serves, which have version 1. Raises ``Unusable`` when it serves neither."""
     refusals = []
-    for shares in (True, False):
-        source = made_up_model()
-        engines = [ModuleEngine(source if shares else copy.deepcopy(source)) for _ in range(2)]
-        with Session(subject) as session:
-            synced = _Synced(session, source, engines)
+    for shared in (True, False):
+        with running(subject) as session:
+            synced = _Synced(session, _model(), shared, [])
             try:
                 synced.connect()
                 synced.sync(1)
             except (RunError, UserError) as error:
-                if not _refuses(error):
+                if not isinstance(error.__cause__, RunError | UserError):  # otherwise the plugin itself refuses such engines
                     raise Broken(str(error)) from error
                 refusals.append(str(error))
                 continue
             yield synced
-            synced.close()
+            session.call("sync_close")
     if len(refusals) == 2:
         raise Unusable("served", f"it serves no engine in this process: {refusals[-1]}")
 
@@ -91,11 +71,9 @@ def engines_get_the_version(subject: Subject) -> None:
     for synced in _served(subject):
         for version in (2, 3):
             synced.sync(version)
-            told = [engine.version for engine in synced.engines]
-            expect(
-                told == [version] * 2,
-                f"after version {version} the engines have {told}; call engine.set_version(version) on each",
-            )
+            versions = [engine.version for engine in synced.engines]
+            message = f"after version {version} the engines have {versions}; call engine.set_version(version) on each"
+            expect(versions == [version, version], message)
 
 
 @check("sync_weights")
@@ -103,26 +81,28 @@ def engines_get_the_weights(subject: Subject) -> None:
     """After ``sync_weights`` every connected engine holds the trainer's parameters and buffers, at every version."""
     for synced in _served(subject):
         for version in (2, 3):
-            synced.train()
+            weights = synced.model.state_dict()
+            for tensor in weights.values():
+                tensor += 1.0
             synced.sync(version)
             for engine in synced.engines:
-                held = engine.model.state_dict()
-                wrong = [name for name, value in synced.source.state_dict().items() if not torch.equal(held[name], value)]
+                copies = engine.model.state_dict()
+                wrong = [name for name, value in weights.items() if not torch.equal(copies[name], value)]
                 expect(not wrong, f"at version {version} an engine holds old values of {', '.join(wrong)}")
 
 
 @check("sync_weights")
 def the_trainer_is_left_alone(subject: Subject) -> None:
     """The trainer's module keeps its values, its gradients' switch and its mode, and shares no memory with an engine's copy."""
+    before = _model()
     for synced in _served(subject):
-        before, shared = synced.before, synced.engines[0].model is synced.source
-        for (name, was), (_, now) in zip(before.named_parameters(), synced.source.named_parameters(), strict=True):
+        for (name, was), (_, now) in zip(before.named_parameters(), synced.model.named_parameters(), strict=True):
             expect(torch.equal(was, now), f"syncing changes the trainer's {name}")
             expect(was.requires_grad == now.requires_grad, f"syncing changes requires_grad of the trainer's {name}")
-        expect(before.training == synced.source.training, "syncing changes the mode of the trainer's module (train, eval)")
-        if not shared:
-            own = {value.data_ptr() for value in synced.source.state_dict().values()}
-            theirs = {value.data_ptr() for value in synced.engines[0].model.state_dict().values()}
+        expect(before.training == synced.model.training, "syncing changes the mode of the trainer's module (train, eval)")
+        if not synced.shared:
+            modules = (synced.model, synced.engines[0].model)
+            own, theirs = ({value.data_ptr() for value in module.state_dict().values()} for module in modules)
             expect(not own & theirs, "an engine's copy shares memory with the trainer: its weights would change mid-rollout")
 
 
@@ -130,22 +110,19 @@ def the_trainer_is_left_alone(subject: Subject) -> None:
 def engines_are_let_go(subject: Subject) -> None:
     """After ``sync_close`` the engines are left alone, and others can be connected."""
     for synced in _served(subject):
-        first, source = synced.engines, synced.source
-        synced.close()
-        synced.engines = [ModuleEngine(source if engine.model is source else copy.deepcopy(source)) for engine in first]
+        first = synced.engines
+        synced.session.call("sync_close")
         synced.connect()
         synced.sync(9)
         expect([engine.version for engine in first] == [1, 1], "engines of before sync_close still get versions")
         expect([engine.version for engine in synced.engines] == [9, 9], "engines connected after sync_close get no version")
 
 
-@check("sync_weights")
-def closing_early_and_twice_is_survived(subject: Subject) -> None:
+@check_running("sync_weights")
+def closing_early_and_twice_is_survived(session: Session) -> None:
     """``sync_close`` is called however a run ends: before any engine was connected, and again."""
-    with Session(subject) as session:
-        synced = _Synced(session, made_up_model(), [])
-        try:
-            synced.close()
-            synced.close()
-        except (RunError, UserError) as error:
-            raise Broken(f"sync_close without sync_connect: {error}") from error
+    try:
+        for _ in range(2):
+            session.call("sync_close")
+    except (RunError, UserError) as error:
+        raise Broken(f"sync_close without sync_connect: {error}") from error

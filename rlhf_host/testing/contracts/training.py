@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import HookFailed, PluginManager
+from rlhf_host.records.episodes import Group
 from rlhf_host.records.needs import Output
 from rlhf_host.records.tensors import Batch, Distribution, Experience, LossTerm, Metric, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
-from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_by, make_batch, make_groups, noise
+from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_of, is_finite, make_batch, make_groups, noise
 from rlhf_host.testing.contracts.subject import Broken, Subject
 from rlhf_host.training.corrections import correction_weights
-from rlhf_host.training.reduction import Denominators, Metrics, Reducer
+from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced
 from rlhf_host.training.update import ask
 
 
@@ -63,16 +63,15 @@ class Bigram:
 
 @dataclass(slots=True)
 class Updated:
-    """One optimizer batch: its loss, its gradients, what was returned and measured."""
+    """One optimizer batch: its loss, its gradients, and what was measured."""
 
     loss: Tensor
     gradients: list[Tensor]
-    terms: list[LossTerm] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float]
 
     @property
     def finite(self) -> bool:
-        return bool(torch.isfinite(self.loss)) and all(bool(torch.isfinite(part).all()) for part in self.gradients)
+        return all(map(is_finite, [self.loss, *self.gradients]))
 
 
 def trainable(subject: Subject) -> dict[str, str]:
@@ -85,15 +84,15 @@ def online(subject: Subject) -> bool:
     return subject.needs.data in (None, "prompts")
 
 
-def training_batch(subject: Subject, manager: PluginManager, *, turns: int = 3, sizes: Sequence[int] = (4, 2, 3)) -> Experience:
+def training_batch(subject: Subject, manager: PluginManager, groups: Sequence[Group] | None = None) -> Experience:
     """A batch as workers get it: rewards shaped, masks applied, advantages computed by ``manager``'s plugin (or made up)."""
-    batch = make_batch(subject, make_groups(sizes, turns=turns, seed=1))
+    batch = make_batch(subject, make_groups((4, 2, 3), turns=3, seed=1) if groups is None else groups)
     if "compute_advantages" in subject.hooks:
-        advantages_by(manager, batch)
+        advantages_of(manager, batch)
     else:
         apply_rewards(batch, manager)
-    for key, given in manager.each("prepare_batch", experience=batch):
-        batch.extra[manager.by_key[key].alias] = given
+    for key, extra in manager.each("prepare_batch", experience=batch):
+        batch.extra[manager.by_key[key].alias] = extra
     if batch.advantages is None:
         batch.advantages = torch.where(batch.action_mask, noise(batch, 70), 0.0)
         batch.returns = torch.where(batch.action_mask, noise(batch, 71), 0.0)
@@ -121,34 +120,36 @@ def update(
         spoiled: outputs are NaN at padding and observations.
     """
     model, head = Bigram(), trainable(subject)[role]
-    parts = [list(rows) for rows in split or [range(len(batch))]]
-    wanted = subject.needs.outputs
-    _statistics(manager, role, head, batch, parts, model)
-    reducer, found = Reducer(Denominators.of(batch)), Metrics()
-    total, terms = torch.zeros(()), []
-    for rows in parts:
-        part = batch.batch().select(rows)
-        outputs = model(head, part, wanted)
+    parts = [(list(rows), batch.batch().select(rows)) for rows in split or [range(len(batch))]]
+    with torch.no_grad():
+        answers = [ask(manager, "batch_statistics", part, role=role, outputs=model(head, part)) for _, part in parts]
+        statistics = reduced(item for answer in answers for _, item in answer if isinstance(item, Metric))
+    reducer, metrics, total = Reducer(Denominators.of(batch)), Metrics(), torch.zeros(())
+    for rows, part in parts:
+        part.stats = {**batch.stats, **statistics}
+        outputs = model(head, part, subject.needs.outputs)
         if spoiled:
-            outputs = _spoiled(outputs, part)
+            _spoil(outputs, part)
         corrections = correction_weights(manager, outputs, part, gates_only=False)
-        for item in items_of(manager, role, outputs, part):
+        for item in loss_items(manager, role, outputs, part):
             if isinstance(item, Metric):
-                found.add([item])
+                metrics.add([item])
                 continue
-            terms.append(item)
             try:
                 total = total + reducer.reduce(item, rows, corrections, subject.info.name)
             except ValueError as error:
                 raise Broken(str(error)) from error
-    gradients = [torch.zeros_like(parameter) for parameter in model.parameters]
-    if total.requires_grad:
-        made = torch.autograd.grad(total, model.parameters, allow_unused=True)
-        gradients = [zero if part is None else part for part, zero in zip(made, gradients, strict=True)]
-    return Updated(total.detach(), gradients, terms, found.result())
+    return Updated(total.detach(), gradients_of(total, model.parameters), metrics.result())
 
 
-def items_of(manager: PluginManager, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+def gradients_of(total: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Zeros for what the total does not depend on."""
+    if not total.requires_grad:
+        return [torch.zeros_like(parameter) for parameter in parameters]
+    return list(torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True))
+
+
+def loss_items(manager: PluginManager, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
     """What ``compute_loss`` gives. Raises ``Broken`` where the host could not use it."""
     try:
         return [item for _, item in ask(manager, "compute_loss", batch, role=role, outputs=outputs)]
@@ -158,40 +159,11 @@ def items_of(manager: PluginManager, role: str, outputs: Outputs, batch: Batch) 
         raise Broken(str(error)) from error
 
 
-def weights_of(manager: PluginManager, batch: Experience, old_logprobs: Tensor) -> Any:
-    """What ``importance_weights`` gives for the whole batch."""
-    return manager.one(
-        "importance_weights",
-        old_logprobs=old_logprobs,
-        logprobs=old_logprobs,
-        sampler_logprobs=batch.sampler_logprobs,
-        advantages=batch.advantages,
-        mask=batch.action_mask,
-        versions=batch.versions,
-        version=batch.version,
-    )
-
-
-def _statistics(
-    manager: PluginManager, role: str, head: str, batch: Experience, parts: Sequence[list[int]], model: Bigram
-) -> None:
-    found = Metrics()
-    with torch.no_grad():
-        for rows in parts:
-            part = batch.batch().select(rows)
-            items = ask(manager, "batch_statistics", part, role=role, outputs=model(head, part))
-            found.add(item for _, item in items if isinstance(item, Metric))
-    batch.stats = {**batch.stats, **found.result()}
-
-
-def _spoiled(outputs: Outputs, batch: Batch) -> Outputs:
+def _spoil(outputs: Outputs, batch: Batch) -> None:
     # Added, so that a gradient at a masked position reaches the model, as it would from a real forward pass.
     garbage = torch.where(batch.action_mask, 0.0, float("nan"))
-
-    def spoil(value: Tensor | None) -> Tensor | None:
-        return None if value is None else value + garbage
-
-    wide = garbage.unsqueeze(-1)
-    others = {role: Distribution(one.logprobs + wide, one.own + wide, one.ids) for role, one in outputs.others.items()}
-    logprobs, entropy, values = spoil(outputs.logprobs), spoil(outputs.entropy), spoil(outputs.values)
-    return Outputs(logprobs, entropy, values, outputs.scores, outputs.logits, others)
+    for name in ("logprobs", "entropy", "values"):
+        if (value := getattr(outputs, name)) is not None:
+            setattr(outputs, name, value + garbage)
+    for other in outputs.others.values():
+        other.logprobs, other.own = other.logprobs + garbage.unsqueeze(-1), other.own + garbage.unsqueeze(-1)
