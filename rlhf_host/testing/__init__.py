@@ -5,65 +5,41 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rlhf_host.testing.contracts.suite import (
-        CheckResult,
-        agent_contract,
-        algorithm_contract,
-        backend_contract,
-        engine_contract,
-        extension_contract,
-        kernels_contract,
-        reward_contract,
-        run_contract,
-        runtime_contract,
-        tasks_contract,
-        tracker_contract,
-        weight_sync_contract,
-    )
-    from rlhf_host.testing.engines import ScriptedEngine
-    from rlhf_host.testing.inputs import model_inputs
-    from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
-    from rlhf_host.testing.tensors import make_batch
-    from rlhf_host.testing.weights import ModuleEngine, module_source
-
-SUITES = (
-    "agent",
-    "algorithm",
-    "backend",
-    "engine",
-    "extension",
-    "kernels",
-    "reward",
-    "runtime",
-    "tasks",
-    "tracker",
-    "weight_sync",
+from rlhf_host.testing.contracts.suite import (
+    CheckResult,
+    agent_contract,
+    algorithm_contract,
+    backend_contract,
+    engine_contract,
+    extension_contract,
+    kernels_contract,
+    reward_contract,
+    run_contract,
+    runtime_contract,
+    tasks_contract,
+    tracker_contract,
+    weight_sync_contract,
 )
+from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
-_HOME = {
-    **{f"{kind}_contract": "contracts.suite" for kind in SUITES},
-    "CheckResult": "contracts.suite",
-    "run_contract": "contracts.suite",
-    "ModuleEngine": "weights",
-    "module_source": "weights",
-    "make_batch": "tensors",
-    "model_inputs": "inputs",
-    "ScriptedEngine": "engines",
-    "tiny_tokenizer": "models",
-    "write_tiny_model": "models",
+if TYPE_CHECKING:
+    from rlhf_host.testing.engines import ModuleEngine, ScriptedEngine, module_source
+    from rlhf_host.testing.tensors import make_batch, model_inputs
+
+_WITH_TORCH = {
+    **dict.fromkeys(("ModuleEngine", "ScriptedEngine", "module_source"), "engines"),
+    **dict.fromkeys(("make_batch", "model_inputs"), "tensors"),
 }
 """Name → the module that it is in."""
 
-__all__ = sorted(_HOME)
+_contracts = [name for name in globals() if name.endswith("_contract")]
+__all__ = sorted(["CheckResult", "tiny_tokenizer", "write_tiny_model", *_contracts, *_WITH_TORCH])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.records.episodes import Group, Reward, Task, Trajectory
+from rlhf_host.records.episodes import Group, Reward, Trajectory
 from rlhf_host.records.tensors import Batch, Experience, LossTerm, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import make_batch, make_groups
 from rlhf_host.testing.contracts.session import METRICS, TASKS, TEXTS, Session, answer_of
-from rlhf_host.testing.contracts.training import Bigram, loss_items, online, trainable, training_batch
+from rlhf_host.testing.contracts.training import Bigram, online, trainable, training_batch
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.update import ask
@@ -84,6 +84,7 @@ class Calls:
 
     def _arguments(self, hook: str) -> tuple[str, Callable[[], dict[str, Any]]]:
         metrics = {**{f"metric/{number}": number / LOGGED for number in range(LOGGED - len(METRICS))}, **METRICS}
+        logged = {"step": 1, "split": "train"}
         group_count = -(-self.rows // GROUP)
         batch = self.batch_size, lambda: {"experience": _copy(self.batch)}
         step = f"{LOGGED} metrics", lambda: {"step": 1, "metrics": metrics}
@@ -100,10 +101,7 @@ class Calls:
             "make_rows": (f"{group_count} groups of {GROUP}", lambda: {"groups": self.groups}),
             "step_finished": step,
             "log_metrics": step,
-            "log_trajectories": (
-                f"{self.judged} trajectories",
-                lambda: {"step": 1, "split": "train", "trajectories": self.answers},
-            ),
+            "log_trajectories": (f"{self.judged} trajectories", lambda: {**logged, "trajectories": self.answers}),
             "state_dict": ("", dict),
             "load_state_dict": ("its own state", lambda: {"state": self.manager.call(self.subject.key, "state_dict")}),
         }
@@ -119,31 +117,26 @@ class Calls:
             def prepare(head: str = head) -> tuple[Batch, Outputs]:
                 return _copy(batch), Bigram()(head, batch, self.subject.needs.outputs)
 
-            def statistics(arguments: tuple[Batch, Outputs], role: str = role) -> None:
-                with torch.no_grad():
-                    list(ask(self.manager, hook, arguments[0], role=role, outputs=arguments[1]))
+            call = Call(f"{hook} ({role})", self.batch_size, partial(self._items, hook, role), prepare)
+            yield call
+            if hook == "compute_loss":
+                yield dataclasses.replace(call, name=f"{call.name} and backward", run=partial(self._backward, call.run))
 
-            def forward(arguments: tuple[Batch, Outputs], role: str = role) -> list[Any]:
-                return loss_items(self.manager, role, arguments[1], arguments[0])
+    def _items(self, hook: str, role: str, arguments: tuple[Batch, Outputs]) -> list[Any]:
+        batch, outputs = arguments
+        with torch.set_grad_enabled(hook == "compute_loss"):
+            return [item for _, item in ask(self.manager, hook, batch, role=role, outputs=outputs)]
 
-            def backward(arguments: tuple[Batch, Outputs], role: str = role) -> None:
-                total: Any = sum(item.values.sum() for item in forward(arguments, role) if isinstance(item, LossTerm))
-                if isinstance(total, Tensor) and total.requires_grad:
-                    total.backward()
-
-            if hook == "batch_statistics":
-                yield Call(f"{hook} ({role})", self.batch_size, statistics, prepare)
-            else:
-                yield Call(f"{hook} ({role})", self.batch_size, forward, prepare)
-                yield Call(f"{hook} ({role}) and backward", self.batch_size, backward, prepare)
+    def _backward(self, loss_items: Callable[[Any], list[Any]], arguments: Any) -> None:
+        total: Any = sum(item.values.sum() for item in loss_items(arguments) if isinstance(item, LossTerm))
+        if isinstance(total, Tensor) and total.requires_grad:
+            total.backward()
 
     def _episodes(self) -> Any:
         return self.session.episodes(samples=-(-self.judged // len(self.subject.tasks or TASKS)))[: self.judged]
 
     def _play(self, episodes: Any) -> None:
         self.session.play(episodes, ScriptedEngine(self.session.engine().script), together=True)
-
-    # --- what they are given, made when it is first needed ------------------------------------------
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -168,18 +161,16 @@ class Calls:
 
     @cached_property
     def answers(self) -> list[Trajectory]:
-        """Judged answers, group by group to the same task, each of them long."""
+        """Judged answers, group by group to the same task, each at the end of one that thinks aloud."""
         tasks, texts = self.subject.tasks or TASKS, self.subject.texts or TEXTS
-        rows = [_long_answer(texts[n % GROUP % len(texts)], tasks[n // GROUP % len(tasks)], n) for n in range(self.judged)]
-        for row in rows:
+        steps = "".join(f"step {i}: {7 * i} + {i} = {8 * i}, so we carry {i % 3} and go on.\n" for i in range(CHARACTERS // 30))
+        rows = []
+        for number in range(self.judged):
+            text, task = texts[number % GROUP % len(texts)], tasks[number // GROUP % len(tasks)]
+            row = answer_of(f"{steps[: max(0, CHARACTERS - len(text) - 1)]}\n{text}", task, number)
             row.rewards, row.reward = {"made_up": Reward(1.0)}, 1.0
+            rows.append(row)
         return rows
-
-
-def _long_answer(text: str, task: Task, sample: int) -> Trajectory:
-    """``text`` as the end of an answer that thinks aloud."""
-    steps = "".join(f"step {i}: {7 * i} + {i} = {8 * i}, so we carry {i % 3} and go on.\n" for i in range(1, CHARACTERS // 30))
-    return answer_of(f"{steps[: max(0, CHARACTERS - len(text) - 1)]}\n{text}", task, sample)
 
 
 def _read_tasks(tasks: Iterable[Any] | None) -> int:
@@ -188,6 +179,4 @@ def _read_tasks(tasks: Iterable[Any] | None) -> int:
 
 def _copy(batch: Any) -> Any:
     """A batch of its own for each call; tensors are shared."""
-    return dataclasses.replace(
-        batch, logprobs=dict(batch.logprobs), values=dict(batch.values), stats=dict(batch.stats), extra=dict(batch.extra)
-    )
+    return batch.map(lambda name, tensor: tensor)

@@ -1,11 +1,15 @@
-"""Made-up batches for tests of losses and advantages."""
+"""Made-up tensors for tests: batches for losses and advantages, rows as models are given them for kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from rlhf_host.models import attention
+from rlhf_host.models.layouts import padded_layout, shared_layout, sharing_of, to_device
 from rlhf_host.records.tensors import Experience
 
 
@@ -62,3 +66,31 @@ def make_batch(
         reward_weights=(1.0,),
         max_new_tokens=width,
     )
+
+
+def model_inputs(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    *,
+    shared: bool = False,
+    device: torch.device | str = "cpu",
+) -> tuple[dict[str, Any], Tensor]:
+    """Keyword arguments for a decoder, and places ``[P]`` int64 in its flattened hidden states ``[places, H]``.
+
+    The places are those of each row's last prompt token and of its completion, in the same order in both layouts.
+
+    Args:
+        prompts: per row, at least one token.
+        completions: per row.
+        shared: one line of the distinct prompts and all completions, with ``shared_rows``; else rows padded on the right.
+        device: of the tensors.
+    """
+    tokens = torch.tensor([token for ids in completions for token in ids], dtype=torch.int64)
+    lengths = [len(ids) for ids in completions]
+    attention.enable()
+    if shared:
+        layout = shared_layout(prompts, tokens, lengths, sharing_of(prompts))
+    else:
+        layout = padded_layout(prompts, tokens, lengths)
+    layout = to_device(layout, torch.device(device))
+    return layout.inputs(), torch.cat([layout.predicts, layout.last])

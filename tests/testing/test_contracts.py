@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_host import UserError
 from rlhf_host.testing import algorithm_contract, run_contract
-from rlhf_host.testing.contracts import kernels, suite, traces
+from rlhf_host.testing.contracts import kernel_cases, suite, traces
 from rlhf_host.testing.contracts.suite import HOOKED, all_checks
 
 HEAD = '''"""A plugin for tests."""
@@ -866,7 +866,7 @@ def test_a_good_plugin_passes_every_check(name, install):
 def test_each_check_reports_the_plugin_that_breaks_it_and_no_other_does(case, install, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # one of them writes where it was started
     monkeypatch.setattr(traces, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(kernels, "PRECISIONS", kernels.PRECISIONS[:1])
+    monkeypatch.setattr(kernel_cases, "PRECISIONS", kernel_cases.PRECISIONS[:1])
     install(case.plugin[0], broken_source(case))
     if case.check != "import_is_light":  # it starts an interpreter, and no other case changes what is imported
         monkeypatch.setattr(suite, "CHECKS", [check for check in all_checks() if check.name != "import_is_light"])

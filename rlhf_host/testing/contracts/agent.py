@@ -10,16 +10,8 @@ from typing import Any
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.selection import read_options
 from rlhf_host.records.episodes import Episode, EpisodeFailed, Trajectory
-from rlhf_host.testing.contracts.session import (
-    MAX_NEW_TOKENS,
-    MAX_TOKENS,
-    Endless,
-    RecordingEngine,
-    Session,
-    check_running,
-    running,
-    tokenizer,
-)
+from rlhf_host.testing.contracts import session as sessions
+from rlhf_host.testing.contracts.session import Endless, RecordingEngine, Session, check_running, running
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 
@@ -90,11 +82,11 @@ def agent_rewards_are_valid(session: Session) -> None:
 @check("agent_step", "agent_run")
 def episodes_end(subject: Subject) -> None:
     """With a policy that says nothing, babbles or never stops, an episode ends within its turns and in time."""
-    end = tokenizer().eos_token_id
+    end = sessions.tokenizer().eos_token_id
     scripts = {
         "says nothing": lambda ids, key: [end],
         "babbles": lambda ids, key: [*(3 + (7 * len(ids) + 5 * i) % 40 for i in range(4)), end],
-        "never stops": lambda ids, key: [5] * (MAX_NEW_TOKENS + 1),
+        "never stops": lambda ids, key: [5] * (sessions.MAX_NEW_TOKENS + 1),
     }
     for who, script in scripts.items():
         with running(subject) as session:
@@ -114,7 +106,7 @@ def _turns(subject: Subject) -> int:
     """How many turns an episode may have; those of step agents end with the host's room for tokens."""
     own = getattr(read_options(subject.info, subject.cls, subject.options), "max_turns", None)
     bound = subject.max_turns or (own if isinstance(own, int) else None)
-    return bound or (OWN_LOOP_TURNS if "agent_run" in subject.hooks else MAX_TOKENS)
+    return bound or (OWN_LOOP_TURNS if "agent_run" in subject.hooks else sessions.MAX_TOKENS)
 
 
 @check_running("agent_step", "agent_run")

@@ -10,17 +10,7 @@ from torch import Tensor
 
 from rlhf_host.records.tensors import Experience
 from rlhf_host.testing.contracts import batches
-from rlhf_host.testing.contracts.batches import (
-    close,
-    in_order,
-    is_finite,
-    make_batch,
-    make_groups,
-    noise,
-    spoil,
-    widen,
-    without_observations,
-)
+from rlhf_host.testing.contracts.batches import is_finite, make_batch, make_groups
 from rlhf_host.testing.contracts.common import differ
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.testing.contracts.suite import check
@@ -31,7 +21,7 @@ SIZES = (4, 4, 4)
 def _batch(subject: Subject, turns: int = 1, sizes: tuple[int, ...] = SIZES) -> Experience:
     """A batch whose shaped rewards are in it already, so that copies of it stay copies."""
     batch = make_batch(subject, make_groups(sizes, turns=turns))
-    batch.shaped = torch.where(batch.action_mask, 0.01 * noise(batch, 99), 0.0)
+    batch.shaped = torch.where(batch.action_mask, 0.01 * batches.noise(batch, 99), 0.0)
     return batch
 
 
@@ -48,7 +38,7 @@ def _expect_same(
     there, here = _advantages(subject, changed), _advantages(subject, batch)
     order = list(range(len(batch)) if rows is None else rows)
     for name, values in here.items():
-        same = name in there and close(values[order][batch.action_mask[order]], there[name][changed.action_mask])
+        same = name in there and batches.close(values[order][batch.action_mask[order]], there[name][changed.action_mask])
         expect(same, message.format(name))
 
 
@@ -85,7 +75,7 @@ def advantages_of_unequal_groups(subject: Subject) -> None:
     """Groups of different sizes, their rows in any order, have the same advantages: groups are linked by ``group_id``."""
     batch, rows = _batch(subject, sizes=(2, 5, 3)), [7, 2, 0, 9, 4, 1, 6, 3, 8, 5]
     message = "with groups of 2, 5 and 3, rows in another order get other {}"
-    _expect_same(subject, batch, in_order(batch, rows), message, rows)
+    _expect_same(subject, batch, batches.in_order(batch, rows), message, rows)
 
 
 @check("compute_advantages")
@@ -125,7 +115,7 @@ def advantages_of_extreme_rewards(subject: Subject) -> None:
 def advantages_ignore_padding(subject: Subject) -> None:
     """A wider batch has the same advantages."""
     batch = _batch(subject, 3)
-    _expect_same(subject, batch, widen(batch, 5), "more padding on the right changes {}")
+    _expect_same(subject, batch, batches.widen(batch, 5), "more padding on the right changes {}")
 
 
 @check("compute_advantages")
@@ -133,7 +123,7 @@ def advantages_ignore_masked_garbage(subject: Subject) -> None:
     """NaN at padding and observations changes nothing."""
     batch = _batch(subject, 3)
     message = "NaN at padding and observations changes {}: torch.where(mask, x, 0) before it is used"
-    _expect_same(subject, batch, spoil(batch), message)
+    _expect_same(subject, batch, batches.spoil(batch), message)
 
 
 @check("compute_advantages")
@@ -141,7 +131,7 @@ def advantages_skip_observations(subject: Subject) -> None:
     """Observation tokens between action tokens leave advantages and returns as if they were not there."""
     batch = _batch(subject, 3)
     message = "observation tokens between action tokens change {}; cut them out first (F.gae does)"
-    _expect_same(subject, batch, without_observations(batch), message)
+    _expect_same(subject, batch, batches.without_observations(batch), message)
 
 
 @check("compute_advantages")

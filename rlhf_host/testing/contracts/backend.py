@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import os
-import pickle
 import socket
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,10 @@ from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model, quiet_transformers
-from rlhf_host.plugins.discovery import PluginInfo
-from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.tensors import Batch
-from rlhf_host.testing.contracts.reinforce import NEEDS, Reinforce, actor, batch
+from rlhf_host.testing.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.training.reduction import Denominators
@@ -45,32 +40,17 @@ SHARDS = ([0, 1, 2, 3, 4, 6], [5, 7])
 class Trained:
     """A role that the plugin trains, in the hands of the host's own worker."""
 
-    def __init__(
-        self,
-        source: Subject | PluginSpec,
-        settings: RoleConfig | None = None,
-        *,
-        updates: int = 10,
-        tokens: int = 16384,
-        ranks: Ranks | None = None,
-    ):
-        settings = settings or actor()
-        with quiet_transformers():
-            model = load_model(settings, trainable=True)
-        model.get_parameter(FROZEN).requires_grad_(False)
+    def __init__(self, plugin: Any, *, updates: int = 10, tokens: int = 16384, ranks: Ranks | None = None, **role: Any):
+        settings, ranks, train = actor(**role), ranks or Ranks(), TrainConfig(max_tokens_per_microbatch=tokens)
+        model = _model(settings)
         self.before = {name: value.clone() for name, value in model.state_dict().items()}
-        train = TrainConfig(max_tokens_per_microbatch=tokens)
-        ranks = ranks or Ranks()
-        plugin: Any = source.build()
         try:
-            role = Role.of("actor", model, train, backend=plugin, settings=settings, total_updates=updates, ranks=ranks)
+            self.role = Role.of("actor", model, train, backend=plugin, settings=settings, total_updates=updates, ranks=ranks)
         except UserError as error:
             raise Unusable("served", f"it trains no tiny model in one process: {error}") from error
-        info = PluginInfo("algo", "reinforce", "rlhf-host", "1", "any", "ok", "", "")
-        hooks = PluginManager([Loaded("algo", "reinforce", info, Reinforce(Reinforce.Options()))])
-        self.worker = Worker({"actor": role}, hooks, train, NEEDS, ranks)
-        assert role.backend is not None
-        self.role, self.backend = role, role.backend
+        assert self.role.backend is not None
+        self.backend = self.role.backend
+        self.worker = Worker({"actor": self.role}, manager_of(algo=Reinforce(Reinforce.Options())), train, NEEDS, ranks)
 
     def update(self, rows: Batch | None = None) -> dict[str, float]:
         """The metrics of one update."""
@@ -100,51 +80,42 @@ class Trained:
         expect(apart <= self.tolerance * moved + 1e-12, f"{message} (apart by {float(apart):.1g} of {float(moved):.1g})")
 
 
-def _gradient(settings: RoleConfig) -> dict[str, Tensor]:
-    """Of the whole batch's loss, by torch alone."""
+def _model(settings: RoleConfig) -> Any:
     with quiet_transformers():
-        model: Any = load_model(settings, trainable=True)
+        model = load_model(settings, trainable=True)
     model.get_parameter(FROZEN).requires_grad_(False)
-    rows = batch()
+    return model
+
+
+def _gradient() -> dict[str, Tensor]:
+    """Of the whole batch's loss, by torch alone."""
+    model, rows, loss = _model(actor()), batch(), torch.zeros(())
     assert rows.advantages is not None
-    loss: Any = 0.0
-    for prompt, ids, mask, advantages in zip(
-        rows.prompt_ids, rows.completion_ids, rows.completion_mask, rows.advantages, strict=True
-    ):
-        completion = ids[mask].tolist()
-        logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(-1).gather(1, ids[mask][:, None])[:, 0]
-        loss = loss - (advantages[mask] * logprobs).sum()
+    for row, prompt in enumerate(rows.prompt_ids):
+        mask = rows.completion_mask[row]
+        ids = rows.completion_ids[row, mask]
+        inputs = torch.tensor([[*prompt, *ids.tolist()]])
+        logits = model(input_ids=inputs, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        loss = loss - (rows.advantages[row, mask] * logprobs).sum()
     (loss / rows.loss_mask.sum()).backward()
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
-
-
-def _close(a: float, b: float, tolerance: float) -> bool:
-    return abs(a - b) <= tolerance * max(abs(a), abs(b))
-
-
-# --- steps --------------------------------------------------------------------------------------
 
 
 @check()
 def traits_are_constant(subject: Subject) -> None:
     """``traits`` is a ``BackendTraits``, the same at each look and of every instance with the same options."""
-    traits = [subject.build().traits for _ in range(2)]  # type: ignore[attr-defined]
-    expect(isinstance(traits[0], BackendTraits), f"traits are {type(traits[0]).__name__}, not BackendTraits")
-    expect(traits[0] == traits[1], "two instances with the same options have different traits")
+    subject.traits(BackendTraits)
 
 
 @check()
 def the_gradient_is_torchs(subject: Subject) -> None:
     """``StepResult.grad_norm`` is the norm of the gradient that torch computes, before clipping, and the step goes down it."""
-    trained = Trained(subject, actor(max_grad_norm=0.01))
-    gradient = _gradient(actor())
-    norm, found = _norm(list(gradient.values())), trained.update()["grad_norm"]
-    expect(_close(norm, found, trained.tolerance), f"grad_norm is {found:.6g}, and torch's gradient has the norm {norm:.6g}")
+    trained, gradient = Trained(subject.build(), max_grad_norm=0.01), _gradient()
+    norm = math.sqrt(sum(float(value.double().square().sum()) for value in gradient.values()))
+    reported = trained.update()["grad_norm"]
+    close = math.isclose(norm, reported, rel_tol=trained.tolerance)
+    expect(close, f"grad_norm is {reported:.6g}, and torch's gradient has the norm {norm:.6g}")
     now = trained.weights
     slope = sum(float(((now[name] - trained.before[name]).double() * value).sum()) for name, value in gradient.items())
     expect(slope < 0, "a step does not go down the gradient: the loss would not fall")
@@ -154,62 +125,46 @@ def the_gradient_is_torchs(subject: Subject) -> None:
 @check()
 def passes_add_up(subject: Subject) -> None:
     """One backward for the whole batch, or one for each few rows: gradients sum, and the step is the same."""
-    whole, parts = Trained(subject), Trained(subject, tokens=20)
+    whole, parts = Trained(subject.build()), Trained(subject.build(), tokens=20)
     norms = whole.update()["grad_norm"], parts.update()["grad_norm"]
-    expect(_close(*norms, whole.tolerance), f"grad_norm is {norms[0]:.6g} in one pass and {norms[1]:.6g} in several")
+    close = math.isclose(*norms, rel_tol=whole.tolerance)
+    expect(close, f"grad_norm is {norms[0]:.6g} in one pass and {norms[1]:.6g} in several")
     parts.expect_weights(whole.weights, "in several passes a batch makes another step than in one")
 
 
 @check()
 def ranks_step_as_one(subject: Subject) -> None:
     """Two ranks with unequal parts of a batch make the step that one makes with all of it."""
-    alone = Trained(subject)
+    alone = Trained(subject.build())
     alone.update()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    program = f"from {__name__} import on_rank; import sys; on_rank(*sys.argv[1:])"
-    path = os.pathsep.join(part for part in sys.path if part)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "setup").write_bytes(pickle.dumps((PluginSpec.of(subject.info, subject.options), actor())))
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-P", "-c", program, folder, str(rank), str(port)],
-                env={**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(len(SHARDS))
-        ]
+    start = (PluginSpec.of(subject.info, subject.options), actor().model, port)
+    with multiprocessing.get_context("spawn").Pool(len(SHARDS)) as pool:
         try:
-            errors = [process.communicate(timeout=RANKS_S)[1] for process in ranks]
-            problems = [error for error, process in zip(errors, ranks, strict=True) if process.returncode]
-        except subprocess.TimeoutExpired:
-            problems = ["no answer in time"]
-        finally:
-            for process in ranks:
-                process.kill()
-        expect(not problems, f"two ranks do not train: {' '.join(problems)[-300:]}")
-        weights = torch.load(Path(folder, "weights.pt"), weights_only=True)
-    alone.expect_weights(weights, "two ranks make another step than one")
+            ranks = pool.starmap_async(on_rank, [(rank, *start) for rank in range(len(SHARDS))], chunksize=1)
+            weights = ranks.get(RANKS_S)[0]
+        except Exception as error:
+            raise Broken(f"two ranks do not train: {type(error).__name__}: {str(error)[-300:]}") from error
+    together = {name: torch.from_numpy(value) for name, value in weights.items()}
+    alone.expect_weights(together, "two ranks make another step than one")
 
 
-def on_rank(folder: str, rank: str, port: str) -> None:
-    """One of two ranks, in a process of its own."""
-    spec, settings = pickle.loads(Path(folder, "setup").read_bytes())
-    ranks = Ranks.join(int(rank), len(SHARDS), "127.0.0.1", int(port), timeout_s=RANKS_S)
-    trained = Trained(spec, settings, ranks=ranks)
-    whole, rows = batch(), list(SHARDS[ranks.rank])
+def on_rank(rank: int, spec: PluginSpec, model: str, port: int) -> dict[str, Any]:
+    """One of two ranks, in a process of its own: its weights as arrays after a step."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    ranks = Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S)
+    trained = Trained(spec.build(), ranks=ranks, model=model)
+    whole, rows = batch(), SHARDS[rank]
     update = trained.worker.update(whole.select(rows), whole=Denominators.of(whole), rows=rows)
     expect(update.refused is None, f"a step was refused: {update.refused}")
-    weights = trained.weights
-    if ranks.rank == 0:
-        torch.save(weights, Path(folder, "weights.pt"))
+    return {name: value.float().numpy() for name, value in trained.weights.items()}
 
 
 @check()
 def steps_follow_the_schedule(subject: Subject) -> None:
     """The rate warms up, then falls as the role says; ``lr`` moves the peak; a rate of 0 leaves the weights alone."""
-    trained = Trained(subject, actor(schedule="linear", warmup_steps=2), updates=6)
+    trained = Trained(subject.build(), updates=6, schedule="linear", warmup_steps=2)
     rates = [trained.update()["lr"] for _ in range(4)]
     expected = [5e-4, 1e-3, 1e-3, 7.5e-4]
     fits = all(math.isclose(rate, wanted, rel_tol=1e-6) for rate, wanted in zip(rates, expected, strict=True))
@@ -223,7 +178,7 @@ def steps_follow_the_schedule(subject: Subject) -> None:
 @check()
 def steps_that_are_not_finite_are_refused(subject: Subject) -> None:
     """A gradient with NaN or infinities: ``applied`` is False, weights and schedule stay, and it is gone from the next step."""
-    trained, other = (Trained(subject, actor(warmup_steps=5)) for _ in range(2))
+    trained, other = (Trained(subject.build(), warmup_steps=5) for _ in range(2))
     for factor in (math.nan, math.inf):
         trained.backward(factor)
         result = trained.backend.step()
@@ -238,7 +193,7 @@ def steps_that_are_not_finite_are_refused(subject: Subject) -> None:
 @check()
 def discarded_gradients_are_forgotten(subject: Subject) -> None:
     """After ``discard`` a step is as if the gradient had never been."""
-    trained, other = Trained(subject), Trained(subject)
+    trained, other = Trained(subject.build()), Trained(subject.build())
     trained.backward()
     trained.backend.discard()
     trained.update()
@@ -246,13 +201,10 @@ def discarded_gradients_are_forgotten(subject: Subject) -> None:
     trained.expect_weights(other.weights, "a gradient that was discarded is in the next step")
 
 
-# --- state --------------------------------------------------------------------------------------
-
-
 @check()
 def optimizer_state_survives_a_checkpoint(subject: Subject) -> None:
     """A fresh instance that loads what ``save`` and ``save_model`` wrote goes on as the first one does; other state is refused."""
-    trained = Trained(subject, actor(warmup_steps=5))
+    trained = Trained(subject.build(), warmup_steps=5)
     for seed in range(2):
         trained.update(batch(seed))
     with tempfile.TemporaryDirectory() as folder, quiet_transformers():
@@ -261,7 +213,7 @@ def optimizer_state_survives_a_checkpoint(subject: Subject) -> None:
             path.mkdir()
         trained.backend.save(state)
         trained.backend.save_model(model)
-        resumed = Trained(subject, actor(model=str(model), warmup_steps=5))
+        resumed = Trained(subject.build(), model=str(model), warmup_steps=5)
         with contextlib.suppress(UserError):
             resumed.backend.load(empty)
             raise Broken("it loads its state from an empty directory; raise UserError")
@@ -273,10 +225,9 @@ def optimizer_state_survives_a_checkpoint(subject: Subject) -> None:
 @check()
 def weights_have_every_name(subject: Subject) -> None:
     """``weights`` gives every name of the state dict, in one order and in pieces; ``save_model`` writes the same."""
-    trained = Trained(subject)
+    trained = Trained(subject.build())
     trained.update()
-    buckets = [[name for name, _ in bucket] for bucket in trained.backend.weights(64 * 1024)]
-    again = [[name for name, _ in bucket] for bucket in trained.backend.weights(64 * 1024)]
+    buckets, again = ([[name for name, _ in bucket] for bucket in trained.backend.weights(64 * 1024)] for _ in range(2))
     expect(buckets == again and len(buckets) > 1, "buckets are others the second time, or all weights are in one")
     missing = trained.before.keys() ^ {name for names in buckets for name in names}
     expect(not missing, f"weights and state dict differ in {', '.join(sorted(missing)[:3])}")
@@ -290,11 +241,10 @@ def weights_have_every_name(subject: Subject) -> None:
 @check()
 def offloading_is_undone(subject: Subject) -> None:
     """``offload`` and ``reload``, also when there is nothing to move, change neither weights nor the next step."""
-    trained, other = Trained(subject), Trained(subject)
-    for each in (trained, other):
-        each.update()
-    trained.backend.offload()
-    trained.backend.reload()
-    for each in (trained, other):
-        each.update(batch(1))
+    trained, other = Trained(subject.build()), Trained(subject.build())
+    for seed in range(2):
+        for each in (trained, other):
+            each.update(batch(seed))
+        trained.backend.offload()
+        trained.backend.reload()
     trained.expect_weights(other.weights, "after offload and reload the next step is another")

@@ -20,15 +20,12 @@ HEAVY = ("torch", "transformers", "vllm", "ray", "deepspeed")
 """What listing plugins and help pages must not wait for."""
 
 
-# --- found and loaded ---------------------------------------------------------------------------
-
-
 @check(stage="find")
 def entry_point_is_unique(subject: Subject) -> None:
     """Exactly one installed distribution provides the name, and its metadata fits this host."""
     info = subject.info
-    rivals = [other for other in discover() if (other.kind, other.name) == (info.kind, info.name)]
-    expect(len(rivals) == 1, f"{' and '.join(r.source for r in rivals)} all provide {info.kind} {info.name!r}; rename one")
+    sources = [other.source for other in discover() if (other.kind, other.name) == (info.kind, info.name)]
+    expect(len(sources) == 1, f"{' and '.join(sources)} all provide {info.kind} {info.name!r}; rename one")
 
 
 @check(stage="load")
@@ -76,21 +73,20 @@ def has_a_summary(subject: Subject) -> None:
     expect(own.strip(), f"{subject.info.value} has no docstring: say in one line what it does")
 
 
-# --- options ------------------------------------------------------------------------------------
-
-
 @check()
 def options_are_described(subject: Subject) -> None:
     """Every option has a description: it is all that --help can show."""
-    silent = [option.name for option in describe_options(options_model(subject.cls)) if not option.description.strip()]
-    expect(not silent, f"no description: {', '.join(silent)}; write Field(default, description=...)")
+    options = describe_options(options_model(subject.cls))
+    silent = ", ".join(option.name for option in options if not option.description.strip())
+    expect(not silent, f"no description: {silent}; write Field(default, description=...)")
 
 
 @check()
 def options_are_typed(subject: Subject) -> None:
     """Every option has a type that validation can hold a flag's text to."""
-    loose = [option.name for option in describe_options(options_model(subject.cls)) if option.type in ("Any", "object")]
-    expect(not loose, f"no type: {', '.join(loose)}; annotate with int, float, str, Literal[...] or alike")
+    options = describe_options(options_model(subject.cls))
+    loose = ", ".join(option.name for option in options if option.type in ("Any", "object"))
+    expect(not loose, f"no type: {loose}; annotate with int, float, str, Literal[...] or alike")
 
 
 @check(stage="options")

@@ -51,14 +51,12 @@ def _expect_garbage_ignored(call: Callable[[Experience], Any], batch: Experience
 
 def _groups() -> list[Group]:
     """All solved, none solved, mixed, without scores, one sample alone, cut by length."""
-    groups = make_groups((4, 4, 4, 4, 1, 3))
-    mixed: list[float | None] = [0.0, 1.0, 1.0, 0.0]
-    known: list[list[float | None]] = [[1.0] * 4, [0.0] * 4, mixed, [None] * 4, [1.0], [0.5, 0.2, 0.9]]
+    known: list[list[Any]] = [[1.0] * 4, [0.0] * 4, [0.0, 1.0, 1.0, 0.0], [None] * 4, [1.0], [0.5, 0.2, 0.9]]
+    groups = make_groups([len(scores) for scores in known])
     for group, scores in zip(groups, known, strict=True):
         for trajectory, score in zip(group.trajectories, scores, strict=True):
             trajectory.score = score
-    for trajectory in groups[5].trajectories:
-        trajectory.finish_reason = "length"
+            trajectory.finish_reason = "length" if group is groups[-1] else "stop"
     return groups
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import io
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlhf_host.errors import RunError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.needs import Needs
+from rlhf_host.testing.calls import Calls
 from rlhf_host.testing.contracts.common import differ
-from rlhf_host.testing.contracts.exercise import exercise
+from rlhf_host.testing.contracts.session import running
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.traces import leaves_nothing
+from rlhf_host.testing.engines import ModuleEngine, module_source
 from rlhf_host.training.checkpoints import plain_state
 
 OF_KIND = {
@@ -57,15 +64,12 @@ def needs_are_pure(subject: Subject) -> None:
     expect(subject.manager().one("needs") == first, "needs() differs between two instances with the same options")
 
 
-# --- state --------------------------------------------------------------------------------------
-
-
 @check("state_dict")
 def state_survives_a_checkpoint(subject: Subject) -> None:
     """What ``state_dict`` gives after use comes back through a checkpoint, into a fresh instance, as it was."""
     expect("load_state_dict" in subject.hooks, "it has state_dict without load_state_dict: a resumed run could not go on")
     manager, fresh = subject.manager(), subject.manager()
-    exercise(subject, manager)
+    _exercise(subject, manager)
     file = io.BytesIO()
     try:
         state = plain_state(manager.one("state_dict"), subject.key)
@@ -84,7 +88,7 @@ def instances_share_nothing(subject: Subject) -> None:
     first, second = subject.manager(), subject.manager()
     before = {name: _copy(value) for name, value in _class_attributes(subject.cls)}
     state = _copy(second.one("state_dict"))
-    exercise(subject, first)
+    _exercise(subject, first)
     own, others = (_mutable_attributes(manager.loaded[0].plugin) for manager in (first, second))
     shared = sorted(own[number] for number in own.keys() & others.keys())
     expect(not shared, f"two instances share the object behind self.{', self.'.join(shared)}: make it in __init__")
@@ -97,7 +101,7 @@ def instances_share_nothing(subject: Subject) -> None:
 def nothing_outlives_the_run(subject: Subject) -> None:
     """Once ``run_finished`` was called, no process and no thread that would keep the interpreter alive is left."""
     with leaves_nothing("the run", "end it in run_finished"):
-        exercise(subject, subject.manager())
+        _exercise(subject, subject.manager())
 
 
 def _mutable_attributes(plugin: object) -> dict[int, str]:
@@ -120,3 +124,21 @@ def _copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # a lock or alike: its identity is all there is to compare
         return value
+
+
+def _exercise(subject: Subject, manager: PluginManager) -> None:
+    """One step of a run with every hook the plugin has; what a hook does wrong is for its own checks to report."""
+    model = torch.nn.Linear(3, 2)
+    with (
+        contextlib.suppress(Exception),
+        tempfile.TemporaryDirectory() as folder,
+        running(subject, manager, run_dir=Path(folder)) as session,
+    ):
+        calls = Calls(session, rows=6, judged=4, tokens=8)
+        for hook in manager.hooks(subject.key):
+            with contextlib.suppress(Exception):
+                for call in calls.of(hook):
+                    call.run(call.prepare())
+        session.call("sync_connect", targets=[SyncTarget("engine-0", ModuleEngine(model), in_place=True)])
+        session.call("sync_weights", source=module_source(model), version=1)
+        session.call("sync_close")

@@ -6,9 +6,8 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,160 +16,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_host.models import attention
-from rlhf_host.models.heads import decoder_of
 from rlhf_host.protocols import Use
+from rlhf_host.testing.contracts import kernel_cases
 from rlhf_host.testing.contracts.common import differ
-from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
+from rlhf_host.testing.contracts.kernel_cases import CLOSE, DEVICE, Case, Purpose, change_weights, hidden_states, served
+from rlhf_host.testing.contracts.subject import Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.testing.inputs import model_inputs
 
-CLOSE = 1e-4
-"""Relative distance in 32 bits; elsewhere as far again as three times what the model itself is away from 32 bits."""
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PRECISIONS = ((torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.bfloat16))
-"""Types of weights, and of products under autocast."""
-Purpose = Literal["train", "sample"]
 PURPOSES: tuple[Purpose, Purpose] = ("train", "sample")
-PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [3, 1, 4, 1, 5], [2, 7], [9], [2, 7]]
-COMPLETIONS = [[(5 * place + 11 * length) % 29 + 1 for place in range(length)] for length in (0, 3, 2, 41, 17, 1)]
-"""Shared and single prompts, an empty completion, short rows and long ones."""
-
-
-def tiny_models() -> dict[str, Callable[[], nn.Module]]:
-    """Of several families: biases, a tied head, norms of heads, norms with an offset, a scalar head, layer norms."""
-    import transformers as hf
-
-    sizes: dict[str, Any] = {
-        "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    gpt2: dict[str, Any] = {"vocab_size": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
-    return {
-        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)),
-        "llama with a scalar head": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**sizes | {"num_labels": 1})),
-        "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)),
-        "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes, head_dim=8)),
-        "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**sizes, head_dim=8)),
-        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**gpt2)),
-    }
-
-
-# --- cases --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A model, a use that the plugin takes for it, and the twin."""
-
-    name: str
-    model: Any
-    use: Use
-    twin: Any
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.use.device.type, self.use.autocast, enabled=self.use.autocast is not None)
-
-    def call(self, module: Any, **inputs: Any) -> Any:
-        with self.autocast():
-            return module(**inputs)
-
-    def hidden(self, module: Any, shared: bool = False) -> Tensor:
-        """``[P, H]`` of the places of all rows."""
-        inputs, places = model_inputs(PROMPTS, COMPLETIONS, shared=shared, device=DEVICE)
-        return self.call(decoder_of(module), **inputs, use_cache=False).last_hidden_state.flatten(0, 1)[places]
-
-    def layouts(self) -> list[tuple[str, bool]]:
-        """Those that the model itself takes, and whether they are shared."""
-        with contextlib.suppress(TypeError, ValueError, RuntimeError, IndexError), torch.no_grad():
-            self.hidden(self.model, shared=True)
-            return [("padded rows", False), ("a shared-prefix line", True)]
-        return [("padded rows", False)]
-
-    def compare(self, compute: Compute, what: str) -> None:
-        """Expect that ``compute`` gives for the twin what it gives for the model."""
-        own, exact = compute(self, self.model), None
-        try:
-            twins = compute(self, self.twin)
-        except Exception as error:
-            raise Broken(f"{self.name}, {what}: the twin raises {type(error).__name__}: {error}") from error
-        expect(twins.keys() == own.keys(), f"{self.name}, {what}: the twin gives {sorted(twins)}, the model {sorted(own)}")
-        if self.use.dtype != torch.float32 or self.use.autocast is not None:
-            use = replace(self.use, dtype=torch.float32, autocast=None)
-            case = replace(self, model=copy.deepcopy(self.model).float(), use=use)
-            exact = compute(case, case.model)
-        least = 1e-2 * max(float(tensor.double().norm()) for tensor in own.values())
-        for name, tensor in own.items():
-            shape = tuple(twins[name].shape)
-            expect(shape == tensor.shape, f"{self.name}, {what}: {name} has shape {shape}, not {tuple(tensor.shape)}")
-            gap, most = _gap(twins[name], tensor, least), CLOSE + (3 * _gap(tensor, exact[name], least) if exact else 0)
-            expect(gap <= most, f"{self.name}, {what}: {name} differs from the model's by {gap:.1e}, more than {most:.1e}")
-
-
-Compute = Callable[[_Case, Any], dict[str, Tensor]]
-"""What one of a case's modules gives, by name."""
-
-
-def _hidden_states(case: _Case, module: Any, shared: bool = False) -> dict[str, Tensor]:
-    return {"hidden states": case.hidden(module, shared)}
-
-
-def _gap(value: Tensor, own: Tensor, least: float) -> float:
-    gap = (value.double() - own.double()).norm() / max(float(own.double().norm()), least, 1e-12)
-    return float(gap) if gap.isfinite() else float("inf")
-
-
-def _served(
-    subject: Subject,
-    purpose: Purpose,
-    *,
-    every_precision: bool = False,
-    even_passes: bool = False,
-    prepare: Callable[[Any], object] = nn.Module.eval,
-) -> Iterator[_Case]:
-    """Every model that suits, with a module to train or a decoder to sample, in the first precision that suits or in every one.
-
-    Raises ``Unusable`` when there is none.
-    """
-    reasons, suited = [], False
-    for name, make in _models(subject).items():
-        for dtype, autocast in PRECISIONS:
-            use, plugin = Use(purpose, DEVICE, dtype, autocast, even_passes), subject.build()
-            model = _make(make, dtype)
-            prepare(model)
-            if reason := plugin.unsuited(model, use):
-                reasons.append(str(reason))
-                continue
-            twin = plugin.twin(model, use)
-            if isinstance(twin, nn.Module) == (purpose == "train"):
-                suited = True
-                yield _Case(f"{name}, {autocast or dtype}", model, use, twin)
-            if not every_precision:
-                break
-    if not suited:
-        why = "; ".join(dict.fromkeys(reasons)) or "it makes no decoder"
-        raise Unusable("served", f"there is nothing to {purpose} with: {why}")
-
-
-def _models(subject: Subject) -> dict[str, Callable[[], nn.Module]]:
-    return dict(subject.models) or tiny_models()
-
-
-def _make(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> Any:
-    """Weights far from uniform, so that a wrong mask, position, activation or norm shows."""
-    attention.enable()
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        model = make()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(0.3 * torch.randn_like(weight)) if weight.dim() == 1 else weight.mul_(5)
-    return model.to(device=DEVICE, dtype=dtype).eval()
-
-
-def _train(model: nn.Module) -> None:
-    for number, weight in enumerate(model.parameters()):
-        weight.data.add_(0.05 * (number % 3 - 1) + 0.02)  # as fused optimizers do: no counter of the tensor tells
 
 
 # --- what is suited, and left alone -------------------------------------------------------------
@@ -180,9 +33,9 @@ def _train(model: nn.Module) -> None:
 def unsuited_computes_nothing(subject: Subject) -> None:
     """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
     plugin = subject.build()
-    for name, make in _models(subject).items():
+    for name, make in kernel_cases.models_of(subject).items():
         for purpose in PURPOSES:
-            use, model = Use(purpose, DEVICE, torch.float32), _make(make)
+            use, model = Use(purpose=purpose, device=DEVICE, dtype=torch.float32, autocast=None), kernel_cases.make_model(make)
             with profile(activities=[ProfilerActivity.CPU]) as profiled:
                 answer = plugin.unsuited(model, use)
             computed = ", ".join(sorted({event.name for event in profiled.events()}))
@@ -205,7 +58,7 @@ def the_model_is_left_alone(subject: Subject) -> None:
     refusals = []
     for purpose in PURPOSES:
         try:
-            for case in _served(subject, purpose, prepare=prepare):
+            for case in served(subject, purpose, prepare=prepare):
                 if purpose == "train":
                     case.hidden(case.twin).float().sum().backward()
                 else:
@@ -248,7 +101,7 @@ def _snapshot(model: nn.Module) -> dict[str, Any]:
 @check()
 def twins_hold_the_models_tensors(subject: Subject) -> None:
     """A twin has exactly the model's ``Parameter`` objects and persistent buffers: an optimizer's steps are seen in both."""
-    for case in _served(subject, "train"):
+    for case in served(subject, "train"):
         own, twins = ({id(tensor): name for name, tensor in _saved(module)} for module in (case.model, case.twin))
         missing = sorted(own[number] for number in own.keys() - twins.keys())
         added = sorted(twins[number] for number in twins.keys() - own.keys())
@@ -265,20 +118,20 @@ def _saved(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @check()
 def changes_of_the_weights_are_seen(subject: Subject) -> None:
     """When the model's weights change in place, a twin computes with the new ones at once."""
-    for case in _served(subject, "train"):
+    for case in served(subject, "train"):
         with torch.no_grad():
             case.hidden(case.twin)
-            _train(case.model)
-            case.compare(_hidden_states, "after a change of the weights")
+            change_weights(case.model)
+            case.compare(hidden_states, "after a change of the weights")
 
 
 @check()
 def values_are_the_models(subject: Subject) -> None:
     """A twin's values are the model's, closely: of short and of long rows, in every layout that the model takes."""
-    for case in _served(subject, "train", every_precision=True):
-        for layout, shared in case.layouts():
+    for case in served(subject, "train", every_precision=True):
+        for laid_out in case.layouts():
             with torch.no_grad():
-                case.compare(partial(_hidden_states, shared=shared), layout)
+                laid_out.compare(hidden_states, "values")
 
 
 @check()
@@ -290,16 +143,16 @@ def gradients_are_the_models(subject: Subject) -> None:
         for number, weight in enumerate(model.parameters()):
             weight.requires_grad_(number % 2 == 1)
 
-    def gradients(case: _Case, module: Any, shared: bool) -> dict[str, Tensor]:
+    def gradients(case: Case, module: Any) -> dict[str, Tensor]:
         case.model.zero_grad(set_to_none=True)
-        hidden = case.hidden(module, shared).float()
+        hidden = case.hidden(module).float()
         (hidden * torch.arange(hidden.numel(), device=hidden.device).view_as(hidden).sin()).sum().backward()
         return {name: weight.grad for name, weight in case.model.named_parameters() if weight.grad is not None}
 
     for prepare in (nn.Module.eval, freeze):
-        for case in _served(subject, "train", every_precision=True, prepare=prepare):
-            for layout, shared in case.layouts():
-                case.compare(partial(gradients, shared=shared), f"gradients, {layout}")
+        for case in served(subject, "train", every_precision=True, prepare=prepare):
+            for laid_out in case.layouts():
+                laid_out.compare(gradients, "gradients")
 
 
 @check()
@@ -312,17 +165,17 @@ def keywords_are_the_models(subject: Subject) -> None:
         "inputs_embeds": lambda call: call.args[0].get_input_embeddings()(ids),
         "past_key_values": lambda call: call(input_ids=ids, use_cache=True).past_key_values,
         "logits_to_keep": lambda call: 1,
-        "output_hidden_states": lambda call: True,
+        "outputhidden_states": lambda call: True,
     }
 
-    def outputs(case: _Case, module: Any, keyword: str) -> dict[str, Tensor]:
+    def outputs(case: Case, module: Any, keyword: str) -> dict[str, Tensor]:
         call = partial(case.call, module)
         inputs = {} if keyword == "inputs_embeds" else {"input_ids": ids}
         out = call(**inputs, **{keyword: keywords[keyword](call)})
         states = zip(("first states", "last states"), out.hidden_states or (), strict=False)
         return {"logits": out.logits[:, -1:], **dict(states)}
 
-    for case in _served(subject, "train"):
+    for case in served(subject, "train"):
         for keyword in keywords:
             compute = partial(outputs, keyword=keyword)
             with torch.no_grad():
@@ -361,49 +214,46 @@ def passes_repeat_themselves(subject: Subject) -> None:
     """The same inputs give the same bits, with and without gradients and gradient checkpointing, wherever the model's own do:
     ratios of log-probabilities computed twice are 1."""
 
-    def values_and_gradients(case: _Case, module: Any, way: str, shared: bool) -> dict[str, Tensor]:
+    def values_and_gradients(case: Case, module: Any, way: str) -> dict[str, Tensor]:
         with WAYS[way](module):
-            hidden = case.hidden(module, shared)
+            hidden = case.hidden(module)
             if not hidden.requires_grad:
                 return {"values": hidden}
             gradients = torch.autograd.grad(hidden.float().square().sum(), list(case.model.parameters()), allow_unused=True)
         return {"values": hidden, "gradients": torch.cat([one.flatten() for one in gradients if one is not None])}
 
-    for case in _served(subject, "train"):
-        for layout, shared in case.layouts():
-            own, twins = (
-                {way: values_and_gradients(case, module, way, shared) for way in WAYS} for module in (case.model, case.twin)
-            )
-            for way in WAYS:
-                for what, value in twins[way].items():
-                    once, own_once = twins["the first time"][what], own["the first time"][what]
-                    repeats = torch.equal(value, once) or not torch.equal(own[way][what], own_once)
-                    expect(repeats, f"{case.name}, {layout}: the same inputs give other {what} {way}")
+    for case in (laid_out for suited in served(subject, "train") for laid_out in suited.layouts()):
+        own, twins = ({way: values_and_gradients(case, one, way) for way in WAYS} for one in (case.model, case.twin))
+        for way in WAYS:
+            for what, value in twins[way].items():
+                once, own_once = twins["the first time"][what], own["the first time"][what]
+                repeats = torch.equal(value, once) or not torch.equal(own[way][what], own_once)
+                expect(repeats, f"{case.name}: the same inputs give other {what} {way}")
 
 
 @check()
 def even_passes_keep_names_and_order(subject: Subject) -> None:
     """For ``even_passes`` a twin has the model's ``named_parameters``, and their gradients come in one order, whatever the layout:
     ranks exchange them as they come, by name."""
-    for case in _served(subject, "train", even_passes=True):
+    for case in served(subject, "train", even_passes=True):
         own, twins = (list(module.named_parameters()) for module in (case.model, case.twin))
         same = [name for name, _ in twins] == [name for name, _ in own]
         expect(same, f"{case.name}: the twin's parameters have other names or another order")
         expect(all(a is b for (_, a), (_, b) in zip(own, twins, strict=True)), f"{case.name}: a name means another parameter")
         own_orders, orders = (
-            [_order_of_gradients(case, module, shared) for _, shared in case.layouts()] for module in (case.model, case.twin)
+            [_order_of_gradients(laid_out, module) for laid_out in case.layouts()] for module in (case.model, case.twin)
         )
         even = orders[0] == orders[-1] or own_orders[0] != own_orders[-1]
         expect(even, f"{case.name}: the order in which gradients come depends on the layout")
 
 
-def _order_of_gradients(case: _Case, module: Any, shared: bool) -> list[str]:
+def _order_of_gradients(case: Case, module: Any) -> list[str]:
     order: list[str] = []
     hooks = [
         weight.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
         for name, weight in case.model.named_parameters()
     ]
-    case.hidden(module, shared).float().sum().backward()
+    case.hidden(module).float().sum().backward()
     for hook in hooks:
         hook.remove()
     return order
@@ -418,13 +268,13 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
     def adapt(model: Any) -> None:
         get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
 
-    for case in _served(subject, "train", prepare=adapt):
+    for case in served(subject, "train", prepare=adapt):
         for on in (True, False, True):
             for part in (*case.model.modules(), *case.twin.modules()):
                 if isinstance(part, BaseTunerLayer):
                     part.enable_adapters(on)
             with torch.no_grad():
-                case.compare(_hidden_states, f"adapters {'on' if on else 'off'}")
+                case.compare(hidden_states, f"adapters {'on' if on else 'off'}")
 
 
 # --- decoders -----------------------------------------------------------------------------------
@@ -434,7 +284,7 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
 def decoders_sample_from_the_model(subject: Subject) -> None:
     """A decoder's logits are those of the model's full pass over each row, closely: of prompts that rows share, of rows that leave,
     of long completions."""
-    for case in _served(subject, "sample", every_precision=True):
+    for case in served(subject, "sample", every_precision=True):
         for leaving in (False, True):
             case.compare(partial(_decode, leaving=leaving), "rows that leave" if leaving else "all rows")
 
@@ -442,7 +292,7 @@ def decoders_sample_from_the_model(subject: Subject) -> None:
 @check()
 def decoders_follow_refresh(subject: Subject) -> None:
     """After ``refresh`` a decoder samples from the model's weights as they are now, also from the next step of a batch on."""
-    for case in _served(subject, "sample"):
+    for case in served(subject, "sample"):
         with torch.inference_mode():
             first, last = case.twin.prefill([[3, 1, 4]]), torch.full((2,), 5, device=DEVICE)
             case.twin.start(torch.zeros_like(last), 4)
@@ -450,8 +300,11 @@ def decoders_follow_refresh(subject: Subject) -> None:
             case.model.get_output_embeddings().weight.data.zero_()
             case.twin.refresh()
             uniform = case.twin.step(last)
-        expect(_gap(uniform, torch.zeros_like(uniform), float(first.norm())) <= CLOSE, f"{case.name}: the old head is in use")
-        _train(case.model)
+        expect(
+            kernel_cases.distance(uniform, torch.zeros_like(uniform), float(first.norm())) <= CLOSE,
+            f"{case.name}: the old head is in use",
+        )
+        change_weights(case.model)
         case.twin.refresh()
         case.compare(partial(_decode, leaving=False), "after a change of the weights")
 
@@ -459,7 +312,7 @@ def decoders_follow_refresh(subject: Subject) -> None:
 @check()
 def decoders_begin_anew(subject: Subject) -> None:
     """A batch gives the same bits whatever was decoded before it, to its end or not: a resumed run has not decoded it."""
-    for case in _served(subject, "sample"):
+    for case in served(subject, "sample"):
         alone = _decode(case, case.twin)
         with torch.inference_mode():
             tokens = torch.tensor([1, 2, 3], device=DEVICE)
@@ -470,7 +323,7 @@ def decoders_begin_anew(subject: Subject) -> None:
 
 
 @torch.inference_mode()
-def _decode(case: _Case, module: Any, leaving: bool = True) -> dict[str, Tensor]:
+def _decode(case: Case, module: Any, leaving: bool = True) -> dict[str, Tensor]:
     """Logits of every row and each of its tokens, from a decoder step by step or from a module in one pass per row."""
     prompts, owners = [[3, 1, 4], [2, 7, 1, 8, 2, 8], [9], [7] * 70], [0, 0, 0, 1, 2, 2, 3]
     if not case.twin.ragged:

@@ -10,19 +10,11 @@ from torch import Tensor
 
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.tensors import Experience, LossTerm, Metric
+from rlhf_host.testing.contracts import training
 from rlhf_host.testing.contracts.batches import close, is_finite, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.testing.contracts.training import (
-    Bigram,
-    Updated,
-    gradients_of,
-    loss_items,
-    online,
-    trainable,
-    training_batch,
-    update,
-)
+from rlhf_host.testing.contracts.training import Updated, trainable, training_batch, update
 from rlhf_host.training.reduction import Denominators, Reducer
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess")
@@ -30,7 +22,7 @@ REDUCTIONS = ("mean", "sum", "min", "max", "ess")
 
 def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
     """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
-    if not online(subject):
+    if not training.online(subject):
         return
     for choice in subject.choices:
         controller = subject.manager(**choice)
@@ -49,8 +41,8 @@ def loss_items_are_well_formed(subject: Subject) -> None:
     """Loss terms have masks that exist and the batch's shape; metrics are finite numbers."""
     for name, manager, role, batch in _cases(subject):
         part = batch.select(range(len(batch)))
-        outputs = Bigram()(trainable(subject)[role], part, subject.needs.outputs)
-        for item in loss_items(manager, role, outputs, part):
+        outputs = training.Bigram()(trainable(subject)[role], part, subject.needs.outputs)
+        for item in training.loss_items(manager, role, outputs, part):
             if isinstance(item, Metric):
                 _metric_is_well_formed(f"{name}metric {item.name!r}", item)
             else:
@@ -80,7 +72,7 @@ def _term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: st
 @check("compute_loss")
 def loss_is_pure(subject: Subject) -> None:
     """The same batch gives the same loss twice, on instances that did and did not compute its advantages."""
-    if not online(subject):
+    if not training.online(subject):
         return
     controller = subject.manager()
     batch = training_batch(subject, controller)
@@ -170,11 +162,11 @@ def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experienc
     """``[B, T]``: the loss's derivative by each log-probability."""
     rows = list(range(len(batch)))
     part = batch.select(rows)
-    outputs = Bigram()("lm", part, subject.needs.outputs)
+    outputs = training.Bigram()("lm", part, subject.needs.outputs)
     assert outputs.logprobs is not None
     outputs.logprobs = outputs.logprobs.detach().requires_grad_()
     reducer = Reducer(Denominators.of(batch))
-    terms = [item for item in loss_items(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
+    terms = [item for item in training.loss_items(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
     expect(terms, "compute_loss gives no loss term for the actor")
     total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
-    return gradients_of(total, [outputs.logprobs])[0]
+    return training.gradients_of(total, [outputs.logprobs])[0]

@@ -11,12 +11,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from rlhf_host import Advantages, Batch, Experience, LossTerm, Needs, Outputs, RoleNeed, __version__, hookimpl
 from rlhf_host.config.schema import RoleConfig
+from rlhf_host.models.loading import quiet_transformers
 from rlhf_host.plugins.discovery import HOST
+from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.python_objects import describe
+from rlhf_host.testing.models import write_tiny_model
+from rlhf_host.testing.tensors import make_batch
 
 NEEDS = Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),))
 NAME = "contract_reinforce"
@@ -54,23 +61,19 @@ def installed() -> Iterator[None]:
         about.mkdir()
         (about / "METADATA").write_text(f"Name: contract-reinforce\nVersion: 1\nRequires-Dist: {HOST}=={__version__}\n")
         (about / "entry_points.txt").write_text(f"[rlhf.algos]\n{NAME} = {__name__}:Reinforce\n")
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, before]))
-        sys.path.insert(0, site)
-        importlib.invalidate_caches()
-        try:
+        path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+        with mock.patch.dict(os.environ, PYTHONPATH=path), mock.patch.object(sys, "path", [site, *sys.path]):
+            importlib.invalidate_caches()
             yield
-        finally:
-            sys.path.remove(site)
-            del os.environ["PYTHONPATH"]
-            os.environ |= {} if before is None else {"PYTHONPATH": before}
+
+
+def manager_of(**plugins: Any) -> PluginManager:
+    """Plugins given as objects, each under its kind."""
+    return PluginManager([Loaded(kind, kind, describe(kind, kind, plugin), plugin) for kind, plugin in plugins.items()])
 
 
 @functools.cache
 def _model() -> tempfile.TemporaryDirectory[str]:
-    from rlhf_host.models.loading import quiet_transformers
-    from rlhf_host.testing.models import write_tiny_model
-
     folder = tempfile.TemporaryDirectory(prefix="rlhf-contract-")
     with quiet_transformers():
         write_tiny_model(Path(folder.name), hidden=128)
@@ -84,10 +87,6 @@ def actor(**settings: Any) -> RoleConfig:
 
 def batch(seed: int = 0) -> Batch:
     """Eight rows of 1 to 12 tokens, ready for an update."""
-    import torch
-
-    from rlhf_host.testing.tensors import make_batch
-
     rows = make_batch([9, 4, 7, 1, 12, 5, 6, 2], groups=[0, 0, 0, 1, 1, 2, 2, 2], vocabulary=40, seed=seed)
     rows.advantages = torch.randn(rows.action_mask.shape, generator=torch.Generator().manual_seed(seed + 1))
     return rows.batch()

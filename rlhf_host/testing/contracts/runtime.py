@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, Rollou
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.models.loading import load_tokenizer, quiet_transformers
-from rlhf_host.plugins.discovery import PluginInfo
-from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import RuntimeStart, RuntimeTraits
 from rlhf_host.records.episodes import Segment, Task, Trajectory
 from rlhf_host.testing.contracts import generators
 from rlhf_host.testing.contracts.generators import PROMPTS, close_shared, shared
-from rlhf_host.testing.contracts.reinforce import NAME, actor, batch, installed
+from rlhf_host.testing.contracts.reinforce import NAME, actor, batch, installed, manager_of
 from rlhf_host.testing.contracts.subject import Broken, Subject, expect
 from rlhf_host.testing.contracts.suite import check
 from rlhf_host.testing.contracts.traces import leaves_nothing
@@ -52,17 +52,18 @@ class _Notes:
         self.rows.append(metrics)
 
 
-def _config(subject: Subject | None, run_dir: str | None = None, **role: Any) -> RunConfig:
-    """Three steps of a tiny run, on the runtime under contract or on the local one."""
-    here = PluginChoice(name="local")
-    there = here if subject is None else PluginChoice(name=subject.name, **subject.options)
+LOCAL = Subject("runtime", "local")
+
+
+def _config(subject: Subject, run_dir: str | None = None) -> RunConfig:
+    """Three steps of a tiny run on the runtime."""
     config = RunConfig(
-        roles={"actor": actor(**role)},
+        roles={"actor": actor()},
         algo=PluginChoice(name=NAME),
         data=DataConfig(sources=[DataSource(path="arithmetic")]),
         tracker={},
-        runtime=there,
-        placement=[] if subject is None else list(subject.placement),
+        runtime=PluginChoice(name=subject.name, **subject.options),
+        placement=list(subject.placement),
         rollout=RolloutConfig(n=4, max_new_tokens=8),
         train=TrainConfig(steps=3, batch_size=4, threads=1),
         run_dir=run_dir,
@@ -71,15 +72,18 @@ def _config(subject: Subject | None, run_dir: str | None = None, **role: Any) ->
 
 
 def _manager(config: RunConfig, notes: _Notes) -> PluginManager:
-    info = PluginInfo("reward", "notes", "rlhf-host", "1", "any", "ok", "", "")
-    own = [Loaded("reward", "notes", info, notes), Loaded("tracker", "notes", info, notes)]
-    return PluginManager([*build_plugins(config).loaded, *own])
+    return PluginManager([*build_plugins(config).loaded, *manager_of(reward=notes, tracker=notes).loaded])
+
+
+def _start(config: RunConfig) -> RuntimeStart:
+    manager = _manager(config, _Notes())
+    return runtime_start(config, manager, merge_needs(manager), load_tokenizer(config.roles["actor"]), 10, {})
 
 
 class Rig(generators.Rig):
     """A started runtime with one trained role."""
 
-    def __init__(self, subject: Subject | None):
+    def __init__(self, subject: Subject):
         with installed(), quiet_transformers():
             config = _config(subject)
             self.runtime = start_runtime(config, _start(config)).runtime
@@ -91,33 +95,13 @@ class Rig(generators.Rig):
             return load_file(Path(folder, "model.safetensors"))
 
 
-def _start(config: RunConfig) -> RuntimeStart:
-    manager = _manager(config, _Notes())
-    return runtime_start(config, manager, merge_needs(manager), load_tokenizer(config.roles["actor"]), 10, {})
-
-
-@contextlib.contextmanager
-def _beside_local(subject: Subject) -> Iterator[tuple[Rig, Rig]]:
-    """The runtime under contract, and the local one."""
-    local = Rig(None)
-    try:
-        yield shared(subject, Rig), local
-    finally:
-        local.close()
-
-
-# --- before it starts ---------------------------------------------------------------------------
-
-
 @check()
 def traits_and_description_come_first(subject: Subject) -> None:
     """``traits`` and ``describe`` start nothing: traits are the same at each look, a description is lines of text."""
     with installed(), leaves_nothing("describe", "describe without starting anything"):
         start = _start(_config(subject))
-        plugin = subject.build()
-        traits, lines = plugin.traits, list(plugin.describe(start))  # type: ignore[attr-defined]
-        expect(isinstance(traits, RuntimeTraits), f"traits are {type(traits).__name__}, not RuntimeTraits")
-        expect(subject.build().traits == traits, "two instances with the same options have different traits")  # type: ignore[attr-defined]
+        subject.traits(RuntimeTraits)
+        lines = list(subject.build().describe(start))
         expect(lines and all(isinstance(line, str) and line for line in lines), f"describe gave {lines}; give lines of text")
 
 
@@ -136,14 +120,12 @@ def a_role_that_cannot_be_loaded_leaves_nothing(subject: Subject) -> None:
         raise Broken("start loads a role from an empty directory")
 
 
-# --- numbers ------------------------------------------------------------------------------------
-
-
 @check()
 def trainers_compute_as_one_process_does(subject: Subject) -> None:
     """Outputs come back in the order of rows, however few there are; updates have the metrics, and leave the weights, that they
     have in one process; what is not finite is refused."""
-    with _beside_local(subject) as (rig, local):
+    rig, spoiled = shared(subject, Rig), batch()
+    with contextlib.closing(Rig(LOCAL)) as local:
         for rows in (batch(), batch().select([4])):
             here, there = (one.runtime.trainer.outputs("actor", "logprobs", rows) for one in (local, rig))
             expect(there.shape == here.shape and there.dtype == torch.float32, f"outputs are {there.dtype} {list(there.shape)}")
@@ -152,7 +134,6 @@ def trainers_compute_as_one_process_does(subject: Subject) -> None:
             mine, other = (one.runtime.trainer.update(batch(seed), sampled_now=True) for one in (rig, local))
             expect(mine.refused is None, f"an update was refused: {mine.refused}")
             _expect_close(mine.metrics.result(), other.metrics.result(), "an update's")
-        spoiled = batch()
         assert spoiled.advantages is not None
         spoiled.advantages[6] = float("nan")
         refused = rig.runtime.trainer.update(spoiled, sampled_now=True).refused
@@ -161,11 +142,9 @@ def trainers_compute_as_one_process_does(subject: Subject) -> None:
 
 
 def _expect_close(there: dict[str, float], here: dict[str, float], whose: str) -> None:
-    apart = [
-        f"{name} {there.get(name)} instead of {value:.6g}"
-        for name, value in here.items()
-        if abs(there.get(name, float("nan")) - value) > CLOSE * max(1e-2, abs(value)) or name not in there
-    ]
+    gaps = {name: abs(there.get(name, math.inf) - value) for name, value in here.items()}
+    far = [name for name, value in here.items() if not gaps[name] <= CLOSE * max(1e-2, abs(value))]
+    apart = [f"{name} {there.get(name)} instead of {here[name]:.6g}" for name in far]
     expect(not apart, f"{whose} metrics are not the local runtime's: {', '.join(apart[:3])}")
 
 
@@ -187,9 +166,6 @@ def failures_of_a_plugin_name_it(subject: Subject) -> None:
     else:
         raise Broken("a hook that raises does not end the update")
     rig.runtime.trainer.outputs("actor", "logprobs", batch())
-
-
-# --- weights ------------------------------------------------------------------------------------
 
 
 @check()
@@ -235,9 +211,6 @@ def state_comes_back(subject: Subject) -> None:
             raise Broken("it takes a critic's state for the actor's; raise UserError")
 
 
-# --- the end ------------------------------------------------------------------------------------
-
-
 @check()
 def closing_fails_what_waits(subject: Subject) -> None:
     """``close`` fails requests that wait with ``RunError``; again it does nothing."""
@@ -251,7 +224,7 @@ def closing_fails_what_waits(subject: Subject) -> None:
 def three_steps_are_the_local_runtimes(subject: Subject) -> None:
     """A run of three steps has the metrics and the model of the same run on the local runtime, and leaves no process or thread."""
     close_shared()
-    here, model = _short_run(None)
+    here, model = _short_run(LOCAL)
     with leaves_nothing("the run", "end it in close"):
         there, other = _short_run(subject)
     for one, two in zip(there, here, strict=True):
@@ -259,7 +232,7 @@ def three_steps_are_the_local_runtimes(subject: Subject) -> None:
     _expect_same_weights(other, model)
 
 
-def _short_run(subject: Subject | None) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def _short_run(subject: Subject) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     notes = _Notes()
     with installed(), tempfile.TemporaryDirectory() as folder, quiet_transformers():
         config = _config(subject, run_dir=folder)

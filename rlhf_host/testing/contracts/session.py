@@ -60,10 +60,10 @@ class MadeUpRole:
         return [[self._number(ids[:i]) for i in range(len(ids))] for ids in map(_completion, trajectories)]
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        return [self._number(_completion(trajectory)) for trajectory in trajectories]
+        return [self._number(ids) for ids in map(_completion, trajectories)]
 
-    def _number(self, ids: Sequence[int]) -> float:
-        return zlib.crc32(f"{self.name} {list(ids)}".encode()) / 2**32
+    def _number(self, ids: list[int]) -> float:
+        return zlib.crc32(f"{self.name} {ids}".encode()) / 2**32
 
 
 def _completion(trajectory: Trajectory) -> list[int]:
@@ -148,8 +148,6 @@ class Session:
     def call(self, hook: str, **arguments: Any) -> Any:
         return self.loop.wait(self.manager.acall(self.subject.key, hook, **arguments), hook)
 
-    # --- rewards ----------------------------------------------------------------------------------
-
     def groups(self) -> list[list[Trajectory]]:
         """One group per task of the subject's (or the suite's): its texts as answers."""
         texts = self.subject.texts or TEXTS
@@ -164,8 +162,6 @@ class Session:
             return list(await asyncio.gather(*(score(trajectories=group) for group in groups)))
 
         return self.loop.wait(at_once(), "score")
-
-    # --- agents -----------------------------------------------------------------------------------
 
     def engine(self, script: Script | None = None, **settings: Any) -> RecordingEngine:
         """An engine that says the subject's texts in turn, each sample beginning with another."""

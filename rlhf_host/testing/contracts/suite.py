@@ -14,18 +14,14 @@ from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rule. ``hooks``: it applies to plugins that implement one of these; ``stage``: the building step whose failure it
-    reports."""
+    """One rule: ``rule`` in words. ``hooks``: it applies to plugins that implement one of these; ``stage``: the building step
+    whose failure it reports."""
 
     name: str
+    rule: str
     function: Callable[[Subject], None]
     hooks: tuple[str, ...] = ()
     stage: str | None = None
-
-    @property
-    def rule(self) -> str:
-        """The rule in words, from the function's docstring."""
-        return " ".join((self.function.__doc__ or "").split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,10 @@ HOOKED = ("common", "hooked", "algorithm", "loss", "reward", "agent", "extension
 
 
 def check(*hooks: str, stage: str | None = None) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Mark a function as a check named after it, of plugins that implement one of ``hooks`` (none: of all)."""
+    """Mark a function as a check with its name, whose rule is its docstring, of plugins with one of ``hooks`` (none: of all)."""
 
     def add(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
-        CHECKS.append(Check(function.__name__, function, hooks, stage))
+        CHECKS.append(Check(function.__name__, " ".join((function.__doc__ or "").split()), function, hooks, stage))
         return function
 
     return add

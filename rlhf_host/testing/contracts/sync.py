@@ -14,7 +14,7 @@ from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.contracts.session import Session, check_running, running
 from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_host.testing.contracts.suite import check
-from rlhf_host.testing.weights import ModuleEngine, module_source
+from rlhf_host.testing.engines import ModuleEngine, module_source
 
 
 def _model() -> nn.Module:

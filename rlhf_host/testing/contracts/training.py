@@ -28,6 +28,7 @@ class Bigram:
         random = torch.Generator().manual_seed(3)
         self.table = torch.randn(VOCABULARY, VOCABULARY, generator=random).requires_grad_()
         self.head = torch.randn(VOCABULARY, generator=random).requires_grad_()
+        self.parameters = [self.table, self.head]
 
     def __call__(self, head: str, batch: Batch, wanted: Sequence[Output] = ()) -> Outputs:
         last = torch.tensor([prompt[-1] for prompt in batch.prompt_ids])
@@ -55,10 +56,6 @@ class Bigram:
             logs = torch.gather(logs, -1, ids)
         there = mask.unsqueeze(-1)
         return Distribution(torch.where(there, theirs, 0.0), torch.where(there, logs, 0.0), ids)
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        return [self.table, self.head]
 
 
 @dataclass(slots=True)
