@@ -18,7 +18,7 @@ from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.loading import quiet_transformers
 from rlhf_host.protocols import NO_WEIGHTS, Bucket, Buckets, Engine, EngineStart, EngineTraits, Loader
-from rlhf_host.records.episodes import Generation, Sampling
+from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.testing.contracts import generators
 from rlhf_host.testing.contracts.generators import PROMPTS, close_shared, shared
@@ -76,11 +76,9 @@ class Rig(generators.Rig):
         logits = self.model(input_ids=torch.tensor([[*ids, *completion]]), use_cache=False).logits[0, len(ids) - 1 : -1]
         return (logits.double() / temperature).log_softmax(-1)
 
-    def expect_the_models(
-        self, generations: Sequence[Generation], when: str, *, temperature: float = 1.0, version: int = 0
-    ) -> None:
-        """Completions of ``PROMPTS`` carry the version, and have the model's log-probabilities."""
-        for ids, one in zip(PROMPTS, generations, strict=True):
+    def expect_the_models(self, version: int, when: str, temperature: float = 1.0) -> None:
+        """Completions carry the version, and have the model's log-probabilities."""
+        for ids, one in zip(PROMPTS, self.sample(sampling=Sampling(12, temperature)), strict=True):
             own = self.logprobs(ids, one.token_ids, temperature).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
             gap = float((own - torch.tensor(one.logprobs)).abs().max())
             expect(gap <= GAP[self.engine.exact], f"{when} its log-probabilities are {gap:.1g} nats from the model's")
@@ -160,10 +158,8 @@ def tokens_follow_from_the_key_alone(subject: Subject) -> None:
 def logprobs_are_the_models(subject: Subject) -> None:
     """Log-probabilities are those of the distribution that tokens were drawn from: at any temperature, and 0 for greedy tokens."""
     rig = shared(subject, Rig)
-    version = rig.engine.version
     for temperature in (1.0, 0.5):
-        generations = rig.sample(sampling=Sampling(12, temperature))
-        rig.expect_the_models(generations, f"at temperature {temperature}", temperature=temperature, version=version)
+        rig.expect_the_models(rig.engine.version, f"at temperature {temperature}", temperature)
     for ids, one in zip(PROMPTS, rig.sample(sampling=Sampling(12, 0.0)), strict=True):
         best = rig.logprobs(ids, one.token_ids).argmax(-1).tolist() == one.token_ids or not rig.engine.exact
         expect(best and not any(one.logprobs), "greedy tokens are not the likeliest, or have log-probabilities other than 0")
@@ -245,7 +241,7 @@ def loads_replace_the_weights(subject: Subject) -> None:
         _change(rig.model)
         rig.load(version)
         expect(rig.engine.version == version, f"after loading version {version} it says that it has {rig.engine.version}")
-        rig.expect_the_models(rig.sample(), f"after loading version {version}", version=version)
+        rig.expect_the_models(version, f"after loading version {version}")
 
 
 @check()
@@ -257,7 +253,7 @@ def shared_weights_change_in_place(subject: Subject) -> None:
         rig.sample()
         _change(rig.model, rig.own)
         rig.engine.set_version(5)
-        rig.expect_the_models(rig.sample(), "after the module's weights changed", version=5)
+        rig.expect_the_models(5, "after the module's weights changed")
         rig.close()
 
 
@@ -279,7 +275,7 @@ def without_weights_it_refuses(subject: Subject) -> None:
         expect(rig.engine.version == NO_WEIGHTS, f"{when} its version is {rig.engine.version}, not {NO_WEIGHTS}")
         expect(isinstance(rig.refusal(), RunError), f"{when} it was asked for tokens and did not raise RunError")
         rig.load(9)
-        rig.expect_the_models(rig.sample(), "after a whole load", version=9)
+        rig.expect_the_models(9, "after a whole load")
     rig.close()
 
 

@@ -33,15 +33,16 @@ class Rig:
         self, prompts: Sequence[Sequence[int]] = PROMPTS, sampling: Sampling = USUAL, *, expected: int | None = None
     ) -> list[Generation]:
         """A completion of each prompt under keys of its own, all asked for at once."""
-        return self.wait(self._together(prompts, sampling, len(prompts) if expected is None else expected))
 
-    async def _together(self, prompts: Sequence[Sequence[int]], sampling: Sampling, expected: int) -> list[Generation]:
-        self.generator.expect(expected)
-        return list(await asyncio.gather(*self._ask(prompts, sampling)))
+        async def together() -> list[Generation]:
+            self.generator.expect(len(prompts) if expected is None else expected)
+            return list(await asyncio.gather(*self._ask(prompts, sampling)))
+
+        return self.wait(together())
 
     def _ask(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[asyncio.Future[Generation]]:
-        asked = enumerate(prompts)
-        return [asyncio.ensure_future(self.generator.generate(ids, sampling, (7, number, 0))) for number, ids in asked]
+        requests = (self.generator.generate(ids, sampling, (7, number, 0)) for number, ids in enumerate(prompts))
+        return list(map(asyncio.ensure_future, requests))
 
     def refusal(self, ids: Sequence[int] = PROMPTS[0], sampling: Sampling = USUAL) -> Exception | None:
         """What it raises for a request, if anything."""

@@ -124,7 +124,7 @@ def served(
     Raises ``Unusable`` when there is none.
     """
     reasons, suited = [], False
-    for name, make in models_of(subject).items():
+    for name, make in (subject.models or tiny_models()).items():
         for dtype, autocast in PRECISIONS:
             use = Use(purpose=purpose, device=DEVICE, dtype=dtype, autocast=autocast, even_passes=even_passes)
             plugin: Any = subject.build()
@@ -142,10 +142,6 @@ def served(
     if not suited:
         why = "; ".join(dict.fromkeys(reasons)) or "it makes no decoder"
         raise Unusable("served", f"there is nothing to {purpose} with: {why}")
-
-
-def models_of(subject: Subject) -> dict[str, Callable[[], nn.Module]]:
-    return dict(subject.models) or tiny_models()
 
 
 def make_model(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> Any:

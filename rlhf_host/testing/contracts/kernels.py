@@ -33,7 +33,7 @@ PURPOSES: tuple[Purpose, Purpose] = ("train", "sample")
 def unsuited_computes_nothing(subject: Subject) -> None:
     """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
     plugin = subject.build()
-    for name, make in kernel_cases.models_of(subject).items():
+    for name, make in (subject.models or kernel_cases.tiny_models()).items():
         for purpose in PURPOSES:
             use, model = Use(purpose=purpose, device=DEVICE, dtype=torch.float32, autocast=None), kernel_cases.make_model(make)
             with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -102,17 +102,12 @@ def _snapshot(model: nn.Module) -> dict[str, Any]:
 def twins_hold_the_models_tensors(subject: Subject) -> None:
     """A twin has exactly the model's ``Parameter`` objects and persistent buffers: an optimizer's steps are seen in both."""
     for case in served(subject, "train"):
-        own, twins = ({id(tensor): name for name, tensor in _saved(module)} for module in (case.model, case.twin))
+        modules = (case.model, case.twin)
+        own, twins = ({id(one): name for name, one in module.state_dict(keep_vars=True).items()} for module in modules)
         missing = sorted(own[number] for number in own.keys() - twins.keys())
         added = sorted(twins[number] for number in twins.keys() - own.keys())
         expect(not missing, f"{case.name}: the twin does not use the model's own {', '.join(missing[:3])}")
         expect(not added, f"{case.name}: {', '.join(added[:3])} of the twin are not the model's")
-
-
-def _saved(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    names = module.state_dict(keep_vars=True)
-    yield from module.named_parameters()
-    yield from ((name, buffer) for name, buffer in module.named_buffers() if name in names)
 
 
 @check()

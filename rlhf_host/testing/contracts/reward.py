@@ -109,14 +109,8 @@ def any_text_is_judged(session: Session) -> None:
             raise Broken(message) from error
         _expect_finite(results, f"the text {text[:60]!r}")
 
-    quick = settings(
-        max_examples=40,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
+    checks = list(HealthCheck)
+    quick = settings(max_examples=40, deadline=None, derandomize=True, report_multiple_bugs=False, suppress_health_check=checks)
     quick(given(texts)(judge))()
     for odd in ODD_TEXTS:
         judge(odd)

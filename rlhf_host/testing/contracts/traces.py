@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from rlhf_host.testing.contracts.subject import Broken
 
@@ -27,8 +28,9 @@ def leaves_nothing(after: str, remedy: str, *, daemons: bool = False, files: boo
         files: temporary files count too; they are made in a directory that is the body's own.
     """
     threads, processes = set(threading.enumerate()), _children()
-    with tempfile.TemporaryDirectory(prefix="rlhf-contract-") as folder, _temporary_files_in(folder if files else None):
-        yield
+    with tempfile.TemporaryDirectory(prefix="rlhf-contract-") as folder:
+        with mock.patch.object(tempfile, "tempdir", folder if files else tempfile.tempdir):
+            yield
         end = time.monotonic() + PATIENCE_S
         while True:
             left = [f"thread {t.name}" for t in threading.enumerate() if t not in threads and (daemons or not t.daemon)]
@@ -39,16 +41,6 @@ def leaves_nothing(after: str, remedy: str, *, daemons: bool = False, files: boo
             if time.monotonic() > end:
                 raise Broken(f"after {after} there is still {', '.join(left)}; {remedy}")
             time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def _temporary_files_in(folder: str | None) -> Iterator[None]:
-    before = tempfile.tempdir
-    tempfile.tempdir = folder or before
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
 
 
 def _children() -> dict[int, str]:
