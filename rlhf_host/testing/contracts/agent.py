@@ -12,8 +12,7 @@ from rlhf_host.plugins.selection import read_options
 from rlhf_host.records.episodes import Episode, EpisodeFailed, Trajectory
 from rlhf_host.testing.contracts import session as sessions
 from rlhf_host.testing.contracts.session import Endless, RecordingEngine, Session, check_running, running
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 
 OWN_LOOP_TURNS = 64
 """Turns of an agent with a loop of its own, where no option says how many there may be."""
@@ -105,8 +104,8 @@ def episodes_end(subject: Subject) -> None:
 def _turns(subject: Subject) -> int:
     """How many turns an episode may have; those of step agents end with the host's room for tokens."""
     own = getattr(read_options(subject.info, subject.cls, subject.options), "max_turns", None)
-    bound = subject.max_turns or (own if isinstance(own, int) else None)
-    return bound or (OWN_LOOP_TURNS if "agent_run" in subject.hooks else sessions.MAX_TOKENS)
+    bound = OWN_LOOP_TURNS if "agent_run" in subject.hooks else sessions.MAX_TOKENS
+    return own if isinstance(own, int) and own else bound
 
 
 @check_running("agent_step", "agent_run")

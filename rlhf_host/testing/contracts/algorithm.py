@@ -12,8 +12,7 @@ from rlhf_host.records.tensors import Experience
 from rlhf_host.testing.contracts import batches
 from rlhf_host.testing.contracts.batches import is_finite, make_batch, make_groups
 from rlhf_host.testing.contracts.common import differ
-from rlhf_host.testing.contracts.subject import Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Subject, check, expect
 
 SIZES = (4, 4, 4)
 
@@ -84,7 +83,7 @@ def advantages_of_single_samples(subject: Subject) -> None:
     batch = make_batch(subject, make_groups((3, 1, 4)))
     advantages = _advantages(subject, batch, shaped=False)["advantages"]
     expect(is_finite(advantages, batch.action_mask), "a group of one sample makes advantages that are not finite")
-    if _group_relative(subject):
+    if subject.needs.min_group_size > 1:
         alone = advantages[3][batch.loss_mask[3]]
         expect(not alone.any(), "a sample without siblings stays in the loss with an advantage; use F.with_siblings")
 
@@ -96,7 +95,7 @@ def advantages_of_equal_rewards(subject: Subject) -> None:
     batch = make_batch(subject, make_groups((8, 8, 8), rewards=lambda group, sample: levels[group]))
     advantages = _advantages(subject, batch, shaped=False)["advantages"]
     expect(is_finite(advantages, batch.action_mask), "equal rewards make advantages that are not finite")
-    if _group_relative(subject):
+    if subject.needs.min_group_size > 1:
         largest = max(advantages[batch.loss_mask].abs().tolist(), default=0.0)
         expect(largest == 0.0, f"equal rewards in every group give advantages up to {largest:g}, expected exactly 0")
 
@@ -153,7 +152,3 @@ def advantages_leave_the_batch_alone(subject: Subject) -> None:
     subject.manager().one("compute_advantages", experience=batch)
     for name in batch.__dataclass_fields__:
         expect(not differ(getattr(batch, name), getattr(before, name)), f"it changes experience.{name}; work on a copy")
-
-
-def _group_relative(subject: Subject) -> bool:
-    return subject.needs.min_group_size > 1 if subject.group_relative is None else subject.group_relative

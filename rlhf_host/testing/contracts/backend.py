@@ -22,8 +22,7 @@ from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.tensors import Batch
 from rlhf_host.testing.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
-from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, check, expect
 from rlhf_host.training.reduction import Denominators
 from rlhf_host.training.role import Role, rows_of
 from rlhf_host.training.worker import Worker
@@ -50,7 +49,7 @@ class Trained:
             raise Unusable("served", f"it trains no tiny model in one process: {error}") from error
         assert self.role.backend is not None
         self.backend = self.role.backend
-        self.worker = Worker({"actor": self.role}, manager_of(algo=Reinforce(Reinforce.Options())), train, NEEDS, ranks)
+        self.worker = Worker({"actor": self.role}, manager_of(algo=Reinforce()), train, NEEDS, ranks)
 
     def update(self, rows: Batch | None = None) -> dict[str, float]:
         """The metrics of one update."""

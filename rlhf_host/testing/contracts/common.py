@@ -13,8 +13,7 @@ from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import options_model, read_options
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 
 HEAVY = ("torch", "transformers", "vllm", "ray", "deepspeed")
 """What listing plugins and help pages must not wait for."""

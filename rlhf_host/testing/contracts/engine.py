@@ -22,8 +22,7 @@ from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.testing.contracts import generators
 from rlhf_host.testing.contracts.generators import PROMPTS, close_shared, shared
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 from rlhf_host.testing.contracts.traces import leaves_nothing
 from rlhf_host.testing.models import SYMBOLS, write_tiny_model
 

@@ -19,8 +19,7 @@ from rlhf_host.records.needs import Adjust, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.testing.contracts.batches import close, in_order, is_finite, make_batch, make_groups, noise, spoil, widen
 from rlhf_host.testing.contracts.session import METRICS
-from rlhf_host.testing.contracts.subject import Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Subject, check, expect
 from rlhf_host.testing.contracts.training import training_batch
 from rlhf_host.training.checkpoints import plain_state
 

@@ -20,8 +20,7 @@ from rlhf_host.records.needs import Needs
 from rlhf_host.testing.calls import Calls
 from rlhf_host.testing.contracts.common import differ
 from rlhf_host.testing.contracts.session import running
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 from rlhf_host.testing.contracts.traces import leaves_nothing
 from rlhf_host.testing.engines import ModuleEngine, module_source
 from rlhf_host.training.checkpoints import plain_state

@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhf_host.models.passes import evaluation
 from rlhf_host.protocols import Use
 from rlhf_host.testing.contracts import kernel_cases
 from rlhf_host.testing.contracts.common import differ
 from rlhf_host.testing.contracts.kernel_cases import CLOSE, DEVICE, Case, Purpose, change_weights, hidden_states, served
-from rlhf_host.testing.contracts.subject import Subject, Unusable, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Subject, Unusable, check, expect
 
 PURPOSES: tuple[Purpose, Purpose] = ("train", "sample")
 
@@ -183,16 +182,14 @@ def keywords_are_the_models(subject: Subject) -> None:
 
 @contextlib.contextmanager
 def _checkpointing(module: Any) -> Iterator[None]:
-    """Gradient checkpointing, where the module has it; dropout stays off."""
-    if not getattr(module, "supports_gradient_checkpointing", False):
+    """Gradient checkpointing, where the module has it."""
+    if getattr(module, "supports_gradient_checkpointing", False):
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+        with evaluation(module):
+            yield
+        module.gradient_checkpointing_disable()
+    else:
         yield
-        return
-    module.gradient_checkpointing_enable({"use_reentrant": False})
-    for layer in module.modules():
-        layer.training = isinstance(layer, GradientCheckpointingLayer)
-    yield
-    module.gradient_checkpointing_disable()
-    module.eval()
 
 
 WAYS: dict[str, Callable[[Any], contextlib.AbstractContextManager[Any]]] = {

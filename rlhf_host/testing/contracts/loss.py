@@ -12,8 +12,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.tensors import Experience, LossTerm, Metric
 from rlhf_host.testing.contracts import training
 from rlhf_host.testing.contracts.batches import close, is_finite, noise, spoil, widen
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 from rlhf_host.testing.contracts.training import Updated, trainable, training_batch, update
 from rlhf_host.training.reduction import Denominators, Reducer
 

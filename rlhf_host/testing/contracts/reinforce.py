@@ -14,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from rlhf_host import Advantages, Batch, Experience, LossTerm, Needs, Outputs, RoleNeed, __version__, hookimpl
 from rlhf_host.config.schema import RoleConfig
@@ -32,11 +31,8 @@ NAME = "contract_reinforce"
 class Reinforce:
     """``-A·log π`` per token, with the reward for an advantage."""
 
-    class Options(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-
-    def __init__(self, options: Options):
-        self.options = options
+    def __init__(self, options: Any = None):
+        pass
 
     @hookimpl
     def needs(self) -> Needs:

@@ -25,8 +25,7 @@ from rlhf_host.records.episodes import Segment, Task, Trajectory
 from rlhf_host.testing.contracts import generators
 from rlhf_host.testing.contracts.generators import PROMPTS, close_shared, shared
 from rlhf_host.testing.contracts.reinforce import NAME, actor, batch, installed, manager_of
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 from rlhf_host.testing.contracts.traces import leaves_nothing
 from rlhf_host.training.assemble import runtime_plugin, runtime_start, start_runtime
 from rlhf_host.training.role_handles import completions

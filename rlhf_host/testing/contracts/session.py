@@ -19,8 +19,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Episode, Generation, SampleKey, Sampling, Segment, Task, Trajectory
 from rlhf_host.records.needs import Outcome, RunContext, ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
-from rlhf_host.testing.contracts.subject import Broken, Subject
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
 

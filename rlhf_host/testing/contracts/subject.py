@@ -1,4 +1,4 @@
-"""The plugin under contract: found, loaded and built as a run would, with what its checks may be told."""
+"""The plugin under contract, found, loaded and built as a run would; and what a check of it is."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ class Subject:
         kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker``, ``weight_sync`` or ``kernels``.
         name: as ``--algo NAME`` would have it; ``distribution:name`` where two provide it.
         options: as a run would give them.
-        group_relative: equal rewards in a group must give advantages of 0; ``None``: when it needs groups of two or more.
         tasks: what rewards judge against and agents play.
         texts: what the policy says to them.
-        max_turns: bound on an agent's turns; ``None``: its option of that name, else 64.
         deadline_s: bound on one call of ``score`` and on one episode.
         models: what kernels are tried on, by name, each a function that makes one; default: tiny ones of several families.
         placement: of a runtime that takes one, as ``--placement`` would have it.
@@ -54,10 +52,8 @@ class Subject:
     kind: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    group_relative: bool | None = None
     tasks: Sequence[Task] = ()
     texts: Sequence[str] = ()
-    max_turns: int | None = None
     deadline_s: float = 60.0
     models: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     placement: Sequence[str] = ()
@@ -141,3 +137,29 @@ def expect(condition: Any, message: str) -> None:
     """Raises ``Broken`` with ``message`` unless ``condition``."""
     if not condition:
         raise Broken(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule: ``rule`` in words. ``hooks``: it applies to plugins that implement one of these; ``stage``: the building step
+    whose failure it reports."""
+
+    name: str
+    rule: str
+    function: Callable[[Subject], None]
+    hooks: tuple[str, ...] = ()
+    stage: str | None = None
+
+
+CHECKS: list[Check] = []
+"""Every check, in the order of definition."""
+
+
+def check(*hooks: str, stage: str | None = None) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """Mark a function as a check with its name, whose rule is its docstring, of plugins with one of ``hooks`` (none: of all)."""
+
+    def add(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
+        CHECKS.append(Check(function.__name__, " ".join((function.__doc__ or "").split()), function, hooks, stage))
+        return function
+
+    return add

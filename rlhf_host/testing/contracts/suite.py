@@ -9,19 +9,7 @@ from typing import Any
 
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PROTOCOLS
-from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One rule: ``rule`` in words. ``hooks``: it applies to plugins that implement one of these; ``stage``: the building step
-    whose failure it reports."""
-
-    name: str
-    rule: str
-    function: Callable[[Subject], None]
-    hooks: tuple[str, ...] = ()
-    stage: str | None = None
+from rlhf_host.testing.contracts.subject import CHECKS, Broken, Check, Subject, Unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +24,8 @@ class CheckResult:
 LIBRARIES = {"hypothesis": "testing", "peft": "peft", "pytest": "testing"}
 """What checks need beside the host → the host's extra that installs it."""
 
-CHECKS: list[Check] = []
-"""Every check, in the order of definition."""
-
 HOOKED = ("common", "hooked", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync")
 """Modules with the checks of plugins that have hooks. Those of another kind have the common ones and a module of its name."""
-
-
-def check(*hooks: str, stage: str | None = None) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Mark a function as a check with its name, whose rule is its docstring, of plugins with one of ``hooks`` (none: of all)."""
-
-    def add(function: Callable[[Subject], None]) -> Callable[[Subject], None]:
-        CHECKS.append(Check(function.__name__, " ".join((function.__doc__ or "").split()), function, hooks, stage))
-        return function
-
-    return add
 
 
 def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS)) -> list[Check]:
@@ -126,7 +101,7 @@ def _suite(kind: str, about: str) -> Callable[..., type]:
     return contract
 
 
-algorithm_contract = _suite("algo", "``group_relative``: equal rewards in a group give advantages of exactly 0.")
+algorithm_contract = _suite("algo", "Where it needs groups of two or more, equal rewards must give advantages of exactly 0.")
 reward_contract = _suite("reward", "``tasks`` (with the ground truths it knows) and ``texts`` are what it judges.")
 agent_contract = _suite("agent", "``tasks`` is what it plays and ``texts`` what the policy says, one after the other.")
 extension_contract = _suite("extension", "The checks are those of the hooks it has.")

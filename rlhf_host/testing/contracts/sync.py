@@ -12,8 +12,7 @@ from torch import nn
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.testing.contracts.session import Session, check_running, running
-from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, Unusable, check, expect
 from rlhf_host.testing.engines import ModuleEngine, module_source
 
 

@@ -16,8 +16,7 @@ from rlhf_host.errors import UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Task
 from rlhf_host.testing.contracts.session import tokenizer
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 
 MOST = 1000
 """Tasks read of a split; sources may go on for ever."""

@@ -15,8 +15,7 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
 from rlhf_host.records.needs import Outcome
 from rlhf_host.testing.contracts.session import Session, answer_of, running
-from rlhf_host.testing.contracts.subject import Broken, Subject, expect
-from rlhf_host.testing.contracts.suite import check
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 
 HOOKS = ("log_metrics", "log_trajectories")
 
