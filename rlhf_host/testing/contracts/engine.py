@@ -120,9 +120,6 @@ def _broken_off(buckets: Buckets) -> Iterator[Bucket]:
     raise ConnectionError("the trainer is gone")
 
 
-# --- sampling -----------------------------------------------------------------------------------
-
-
 @check()
 def traits_say_what_the_engine_does(subject: Subject) -> None:
     """Traits are the same at each look. Without ``waves`` no request waits for others; with ``debug`` no thread is started."""
@@ -228,9 +225,6 @@ def sleeping_is_undone(subject: Subject) -> None:
     expect(rig.sample() == before, "after sleep and wake the same requests get other completions")
 
 
-# --- weights ------------------------------------------------------------------------------------
-
-
 @check()
 def loads_replace_the_weights(subject: Subject) -> None:
     """After ``Loader.load`` the engine has the version, samples from the new weights, and has forgotten prompts of the old ones."""
@@ -276,9 +270,6 @@ def without_weights_it_refuses(subject: Subject) -> None:
         rig.load(9)
         rig.expect_the_models(9, "after a whole load")
     rig.close()
-
-
-# --- the end ------------------------------------------------------------------------------------
 
 
 @check()

@@ -45,9 +45,6 @@ def _expect_garbage_ignored(call: Callable[[Experience], Any], batch: Experience
         expect(same, f"{hook}: NaN at padding and observations changes the result; torch.where(mask, x, 0) first")
 
 
-# --- filters ------------------------------------------------------------------------------------
-
-
 def _groups() -> list[Group]:
     """All solved, none solved, mixed, without scores, one sample alone, cut by length."""
     known: list[list[Any]] = [[1.0] * 4, [0.0] * 4, [0.0, 1.0, 1.0, 0.0], [None] * 4, [1.0], [0.5, 0.2, 0.9]]
@@ -81,9 +78,6 @@ def keep_group_goes_by_the_group(subject: Subject) -> None:
         turned = dataclasses.replace(group, trajectories=group.trajectories[::-1])
         expect(manager.one("keep_group", group=turned) == first, "keep_group depends on the order of the trajectories")
         expect(manager.one("keep_group", group=group) == first, "keep_group gives another verdict the second time")
-
-
-# --- rewards and masks --------------------------------------------------------------------------
 
 
 def _call(subject: Subject, hook: str, batch: Experience) -> Any:
@@ -153,9 +147,6 @@ def _check_rows(hook: str, results: str) -> None:
 _check_rows("transform_rewards", "transformed_rewards")
 _check_rows("shape_rewards", "shaped_rewards")
 _check_rows("loss_masks", "loss_masks")
-
-
-# --- corrections --------------------------------------------------------------------------------
 
 
 def _correction_batch(subject: Subject) -> Experience:
@@ -229,9 +220,6 @@ def importance_weights_ignore_masked_garbage(subject: Subject) -> None:
     _expect_garbage_ignored(partial(_weights, subject), batch, "importance_weights")
     dirty = _weights(subject, widen(spoil(batch), 3, fill=float("nan")))
     expect(is_finite(dirty), "importance_weights: NaN outside the mask comes out again; it spoils gradients")
-
-
-# --- what is drawn, what workers see, what follows a step -----------------------------------------
 
 
 @check("draw_tasks")

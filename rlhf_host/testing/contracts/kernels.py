@@ -25,9 +25,6 @@ from rlhf_host.testing.contracts.subject import Subject, Unusable, check, expect
 PURPOSES: tuple[Purpose, Purpose] = ("train", "sample")
 
 
-# --- what is suited, and left alone -------------------------------------------------------------
-
-
 @check()
 def unsuited_computes_nothing(subject: Subject) -> None:
     """``unsuited`` gives ``None`` or a few words, the same each time, and computes nothing: it is asked before every trial."""
@@ -92,9 +89,6 @@ def _snapshot(model: nn.Module) -> dict[str, Any]:
         held[f"transformers.{registry.__name__}"] = dict(registry._global_mapping)
     settings = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
     return held | {"torch's default type, threads or gradient mode": settings, "torch's random state": torch.get_rng_state()}
-
-
-# --- modules ------------------------------------------------------------------------------------
 
 
 @check()
@@ -233,7 +227,7 @@ def even_passes_keep_names_and_order(subject: Subject) -> None:
         expect(same, f"{case.name}: the twin's parameters have other names or another order")
         expect(all(a is b for (_, a), (_, b) in zip(own, twins, strict=True)), f"{case.name}: a name means another parameter")
         own_orders, orders = (
-            [_order_of_gradients(laid_out, module) for laid_out in case.layouts()] for module in (case.model, case.twin)
+            [_order_of_gradients(one, module) for one in case.layouts()] for module in (case.model, case.twin)
         )
         even = orders[0] == orders[-1] or own_orders[0] != own_orders[-1]
         expect(even, f"{case.name}: the order in which gradients come depends on the layout")
@@ -269,9 +263,6 @@ def adapters_are_switched_in_both(subject: Subject) -> None:
                 case.compare(hidden_states, f"adapters {'on' if on else 'off'}")
 
 
-# --- decoders -----------------------------------------------------------------------------------
-
-
 @check()
 def decoders_sample_from_the_model(subject: Subject) -> None:
     """A decoder's logits are those of the model's full pass over each row, closely: of prompts that rows share, of rows that leave,
@@ -292,10 +283,8 @@ def decoders_follow_refresh(subject: Subject) -> None:
             case.model.get_output_embeddings().weight.data.zero_()
             case.twin.refresh()
             uniform = case.twin.step(last)
-        expect(
-            kernel_cases.distance(uniform, torch.zeros_like(uniform), float(first.norm())) <= CLOSE,
-            f"{case.name}: the old head is in use",
-        )
+        gap = kernel_cases.distance(uniform, torch.zeros_like(uniform), float(first.norm()))
+        expect(gap <= CLOSE, f"{case.name}: the old head is in use")
         change_weights(case.model)
         case.twin.refresh()
         case.compare(partial(_decode, leaving=False), "after a change of the weights")

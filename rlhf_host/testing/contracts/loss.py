@@ -15,6 +15,7 @@ from rlhf_host.testing.contracts.batches import close, is_finite, noise, spoil, 
 from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 from rlhf_host.testing.contracts.training import Updated, trainable, training_batch, update
 from rlhf_host.training.reduction import Denominators, Reducer
+from rlhf_host.training.update import ask
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess")
 
@@ -41,7 +42,7 @@ def loss_items_are_well_formed(subject: Subject) -> None:
     for name, manager, role, batch in _cases(subject):
         part = batch.select(range(len(batch)))
         outputs = training.Bigram()(trainable(subject)[role], part, subject.needs.outputs)
-        for item in training.loss_items(manager, role, outputs, part):
+        for _, item in ask(manager, "compute_loss", part, role=role, outputs=outputs):
             if isinstance(item, Metric):
                 _metric_is_well_formed(f"{name}metric {item.name!r}", item)
             else:
@@ -77,10 +78,8 @@ def loss_is_pure(subject: Subject) -> None:
     batch = training_batch(subject, controller)
     for role in trainable(subject):
         first, *others = (update(subject, manager, role, batch) for manager in (controller, subject.manager(), controller))
-        expect(
-            all(_agree(first, other) for other in others),
-            f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra",
-        )
+        message = f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra"
+        expect(all(_agree(first, other) for other in others), message)
 
 
 @check("compute_loss")
@@ -165,7 +164,8 @@ def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experienc
     assert outputs.logprobs is not None
     outputs.logprobs = outputs.logprobs.detach().requires_grad_()
     reducer = Reducer(Denominators.of(batch))
-    terms = [item for item in training.loss_items(manager, "actor", outputs, part) if isinstance(item, LossTerm)]
+    items = ask(manager, "compute_loss", part, role="actor", outputs=outputs)
+    terms = [item for _, item in items if isinstance(item, LossTerm)]
     expect(terms, "compute_loss gives no loss term for the actor")
     total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
     return training.gradients_of(total, [outputs.logprobs])[0]

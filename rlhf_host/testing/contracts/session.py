@@ -202,14 +202,10 @@ def running(
 ) -> Iterator[Session]:
     """A run of a fresh instance, or of ``manager``'s: from ``run_started`` to ``run_finished``."""
     roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
-    resumed = resume_step is not None
-    context = RunContext(
-        RunConfig().model_dump(), tokenizer(), run_dir, 0, roles, resumed=resumed, resume_step=resume_step or 0
-    )
-    with (
-        contextlib.closing(manager or subject.manager()) as manager,
-        contextlib.closing(LoopThread(subject.deadline_s)) as loop,
-    ):
+    resumed, settings = resume_step is not None, RunConfig().model_dump()
+    context = RunContext(settings, tokenizer(), run_dir, 0, roles, resumed=resumed, resume_step=resume_step or 0)
+    closing = contextlib.closing
+    with closing(manager or subject.manager()) as manager, closing(LoopThread(subject.deadline_s)) as loop:
         session = Session(subject, manager, roles, loop)
         session.call("run_started", context=context)
         try:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError
-from rlhf_host.plugins.manager import HookFailed, PluginManager
+from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group
 from rlhf_host.records.needs import Output
-from rlhf_host.records.tensors import Batch, Distribution, Experience, LossTerm, Metric, Outputs
+from rlhf_host.records.tensors import Batch, Distribution, Experience, Metric, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_of, is_finite, make_batch, make_groups, noise
-from rlhf_host.testing.contracts.subject import Broken, Subject
+from rlhf_host.testing.contracts.subject import Subject
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced
 from rlhf_host.training.update import ask
@@ -128,14 +127,11 @@ def update(
         if spoiled:
             _spoil(outputs, part)
         corrections = correction_weights(manager, outputs, part, gates_only=False)
-        for item in loss_items(manager, role, outputs, part):
+        for _, item in ask(manager, "compute_loss", part, role=role, outputs=outputs):
             if isinstance(item, Metric):
                 metrics.add([item])
-                continue
-            try:
+            else:
                 total = total + reducer.reduce(item, rows, corrections, subject.info.name)
-            except ValueError as error:
-                raise Broken(str(error)) from error
     return Updated(total.detach(), gradients_of(total, model.parameters), metrics.result())
 
 
@@ -144,16 +140,6 @@ def gradients_of(total: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     if not total.requires_grad:
         return [torch.zeros_like(parameter) for parameter in parameters]
     return list(torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True))
-
-
-def loss_items(manager: PluginManager, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-    """What ``compute_loss`` gives. Raises ``Broken`` where the host could not use it."""
-    try:
-        return [item for _, item in ask(manager, "compute_loss", batch, role=role, outputs=outputs)]
-    except HookFailed:
-        raise
-    except RunError as error:
-        raise Broken(str(error)) from error
 
 
 def _spoil(outputs: Outputs, batch: Batch) -> None:
