@@ -155,16 +155,16 @@ def spoil(batch: Experience) -> Experience:
 def without_observations(batch: Experience) -> Experience:
     """A copy in which every row has only its action tokens, moved to the left."""
     order = torch.argsort((~batch.action_mask).to(torch.int8), dim=1, stable=True)
-    kept = torch.gather(batch.action_mask, 1, order)
+    mask = torch.gather(batch.action_mask, 1, order)
 
     def compact(name: str, value: Tensor) -> Tensor:
-        if value.shape != kept.shape:
+        if value.shape != mask.shape:
             return value
         empty = torch.tensor(-1 if name == "turn_ids" else 0, dtype=value.dtype)
-        return torch.where(kept, torch.gather(value, 1, order), empty)
+        return torch.where(mask, torch.gather(value, 1, order), empty)
 
     short = batch.map(compact)
-    short.completion_mask = kept
+    short.completion_mask = mask
     return short
 
 

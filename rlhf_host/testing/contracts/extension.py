@@ -32,8 +32,8 @@ def _batch(subject: Subject) -> Experience:
 
 
 def _expect_tensor(value: Any, shape: torch.Size, hook: str) -> None:
-    given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    expect(isinstance(value, Tensor) and value.shape == shape, f"{hook} gave {given}, expected a tensor {list(shape)}")
+    what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    expect(isinstance(value, Tensor) and value.shape == shape, f"{hook} gave {what}, expected a tensor {list(shape)}")
 
 
 def _expect_garbage_ignored(call: Callable[[Experience], Any], batch: Experience, hook: str) -> None:

@@ -108,8 +108,8 @@ class Subject:
     @cached_property
     def needs(self) -> Needs:
         """What the plugin says it needs under these options; nothing where it does not say."""
-        found = self.manager().one("needs")
-        return found if isinstance(found, Needs) else Needs()
+        needs = self.manager().one("needs")
+        return needs if isinstance(needs, Needs) else Needs()
 
     @cached_property
     def choices(self) -> list[dict[str, Any]]:
