@@ -180,4 +180,4 @@ def test_what_cannot_be_replayed_is_refused(replay, saved, rlhf_here):
     assert "no such file or directory; did you mean 'saved.jsonl'?" in replay("save.jsonl", "--algo", "rloo", code=2)
     assert "--rows few: how many trajectories to show" in replay(saved, "--algo", "rloo", "--rows", "few", code=2)
     assert "no such flag" in replay(saved, "--algo", "rloo", "--trian.steps", "3", code=2)
-    assert "there is such a file already" in replay(saved, "--algo", "rloo", "--output", saved, code=2)
+    assert "this file already exists" in replay(saved, "--algo", "rloo", "--output", saved, code=2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from rlhf_host import Batch, Forbid, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
@@ -25,11 +25,7 @@ AGAIN = Forbid(
 )
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Interval(_Options):
+class _Interval(BaseModel, extra="forbid"):
     @model_validator(mode="after")
     def _ordered(self) -> _Interval:
         low, high = self.bounds
@@ -113,7 +109,7 @@ class SequenceTruncate(_Bounding):
     """``min(exp(Σ_t log w), C)`` on every token of the sequence (Liu et al., "When Speed Kills Stability: Demystifying RL Collapse
     from the Training-Inference Mismatch", 2025, there Seq-TIS)."""
 
-    class Options(_Options):
+    class Options(BaseModel, extra="forbid"):
         cap: float = Field(2.0, gt=0, description="largest weight of a sequence")
 
     @hookimpl
@@ -177,11 +173,9 @@ class OffPolicyMask:
     """0 where ``A < 0`` and ``mean_t(log μ − log π) > δ`` over the sequence, π being the current policy; else 1
     (DeepSeek-V3.2, arXiv:2512.02556, section 3.1, off-policy sequence masking)."""
 
-    class Options(_Options):
+    class Options(BaseModel, extra="forbid"):
         delta: float = Field(
-            0.1,
-            ge=0,
-            description="largest difference from the sampler, in nats per token, for sequences with negative advantage",
+            0.1, ge=0, description="largest difference from the sampler where the advantage is negative, in nats per token"
         )
 
     def __init__(self, options: Options):
