@@ -158,6 +158,8 @@ def _problem(flag: Flag, path: Path, names: Names, control: Collection[str]) -> 
     known = [*known_flags(), *control, *(plugin.replace("_", "-") + dot + rest for plugin in names.plugins)]
     if inside := [other for other in known if other.startswith(f"{name}.")]:
         return f"{flag.text} is a section: set its keys, such as --{inside[0]}"
+    if rest and (option_flag := names.option_flag(head, rest)) is not None:
+        return f"{flag.text}: no such flag; the options of {head!r} are set with {option_flag}"
     if head == "roles" and len(path) > 2 and path[1] not in ROLES:
         known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
     return f"{flag.text}: no such flag{near_matches(f'--{name}', [f'--{other}' for other in known])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -76,6 +77,14 @@ class Names:
         if name is None:
             return (key,), None
         return ("with", name) if self.plugins[name] == "extension" else ("runtime",), name
+
+    @staticmethod
+    def option_flag(plugin: str, option: str) -> str | None:
+        """How an option is set of an installed plugin whose name is no key: ``--algo.clip-eps`` for ``--grpo.clip-eps``."""
+        names = {info.kind: info.name for info in discover() if info.name.replace("_", "-") == plugin}
+        single = (f"--{key}.{option}" for key, kind in SINGLE.items() if kind in names)
+        many = (f"--{key}.{names[kind]}.{option}" for key, kind in MANY.items() if kind in names)
+        return next(chain(single, many), None)
 
 
 # --- the schema by path -------------------------------------------------------------------------

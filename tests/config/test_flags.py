@@ -118,6 +118,11 @@ def test_eval_rewards_are_their_own():
         (["--actor.lrr", "1"], "--actor.lrr: no such flag; did you mean '--actor.lr'"),
         (["--roles.helper.modle", "1"], "--roles.helper.modle: no such flag; did you mean '--roles.helper.model'"),
         (["--rewrd", "length"], "--rewrd: no such flag; did you mean '--reward'"),
+        (
+            ["--console.width", "80"],
+            "--console.width: no such flag; the options of 'console' are set with --tracker.console.width",
+        ),
+        (["--transformers.x", "1"], "--transformers.x: no such flag; the options of 'transformers' are set with --engine.x"),
         (["--rollout", "4"], "--rollout is a section: set its keys, such as --rollout.n"),
         (["--rollout.n"], "--rollout.n needs a value"),
         (["--name"], "--name needs a value"),

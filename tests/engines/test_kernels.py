@@ -97,6 +97,13 @@ def test_auto_takes_those_that_are_installed_with_their_libraries(monkeypatch):
         kernels_to_try(PluginChoice(name="cpus"))
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_options_of_kernels_that_nobody_named_are_refused(rlhf, choice):
+    flags = ["train", "--algo", "rloo", "--reward", "math_verifier", "--kernels", choice, "--kernels.window", "8", "--dry-run"]
+    message = f"--kernels.window: only kernels chosen by name (--kernels NAME) take options, not '{choice}'"
+    assert message in rlhf.run(*flags, code=2).stderr
+
+
 def test_a_run_learns_the_same_with_kernels_and_names_them(rlhf, small_run, tmp_path):
     flags = [flag for flag in small_run if flag not in ("--kernels", "none")]
     losses = {}
