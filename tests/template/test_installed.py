@@ -140,5 +140,5 @@ def test_with_its_entry_point_broken_a_plugin_fails_its_own_tests_and_uninstalle
         assert not [name for name in tests.failed if "test_behaviour" in name], "what it does is as it was"
     trial.environment.pip("uninstall", "--quiet", "--yes", *(path.name for path in trial.projects().values()))
     assert trial.listed() == {}
-    left = [path for path in trial.environment.home.rglob("*trial*") if "__pycache__" not in path.parts]
+    left = [path for path in trial.environment.home.rglob("*plugin?trial*") if "__pycache__" not in path.parts]
     assert left == [], sys.version
