@@ -65,24 +65,9 @@ class Trial:
     def test(self, code: int, select: str = "test") -> dict[str, Outcome]:
         """Run the projects' own tests that ``select`` names."""
         report = self.folder / "report.xml"
-        self.environment(
-            *(
-                "python",
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "--import-mode=importlib",
-                "--junitxml",
-                report,
-                "-k",
-                select,
-            ),
-            *(path / "tests" for path in self.projects().values()),
-            cwd=self.folder,
-            code=code,
-        )
+        options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--junitxml", report, "-k", select)
+        projects = (path / "tests" for path in self.projects().values())
+        self.environment("python", "-m", "pytest", *options, *projects, cwd=self.folder, code=code)
         found = {kind: Outcome() for kind in KINDS}
         for case in ElementTree.parse(report).iter("testcase"):
             place = f"{case.get('classname')}.{case.get('name')}"
