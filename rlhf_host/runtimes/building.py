@@ -178,11 +178,7 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
             model = save_for_engine(load_model(role), tokenizer, Path(directory), with_weights=setup.version >= 0)
         return plugin.start(
             EngineStart(
-                model=model,
-                tokenizer=tokenizer,
-                version=setup.version,
-                compute=compute,
-                kernels=tried_kernels(setup.kernels),
+                model=model, tokenizer=tokenizer, version=setup.version, compute=compute, kernels=tried_kernels(setup.kernels)
             )
         )
 

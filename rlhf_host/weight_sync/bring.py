@@ -65,7 +65,7 @@ class Bring:
             _, proofs = self._proofs.get(id(engine), (engine, 0))
             if proofs >= verified_syncs(self.verify, moved=not target.in_place) or engine.version != version:
                 continue
-            late = all(engine is not one for one in self._first or ())
+            late = all(engine is not first for first in self._first or ())
             try:
                 gap = await self._compare([target] * (PROBES if late else 1), version)
             except LostError:
