@@ -73,8 +73,6 @@ class VLLMEngine:
             return False
         return self._failure is not None or (self.multiprocess and self.llm.engine_core.resources.engine_dead)
 
-    # --- on the event loop ------------------------------------------------------------------------
-
     def expect(self, count: int) -> None:
         """Batching is continuous: nothing waits for others."""
 
@@ -125,13 +123,6 @@ class VLLMEngine:
         self._threads.close()
         await asyncio.to_thread(self._thread.join)
 
-    @property
-    def in_flight(self) -> int:
-        """Requests that are not answered yet."""
-        return len(self._running)
-
-    # --- between the callers' threads and the engine's --------------------------------------------
-
     def _post(self, action: Callable[[], None]) -> None:
         with self._condition:
             self._check_alive()
@@ -167,8 +158,6 @@ class VLLMEngine:
             raise RunError("engine vllm has no weights of this run: a sync has to bring them before it generates")
         if self.asleep:
             raise RunError("engine vllm is asleep: wake() it before it generates")
-
-    # --- the engine's thread ----------------------------------------------------------------------
 
     def _work(self, start: EngineStart, started: Future[None]) -> None:
         try:
@@ -206,10 +195,9 @@ class VLLMEngine:
         self.exact = settings.dtype == torch.float32
         self.loader = WeightLoader(self, device)
 
-    def _take_actions(self) -> list[Callable[[], None]]:
+    def _take_actions(self) -> deque[Callable[[], None]]:
         with self._condition:
-            actions = list(self._actions)
-            self._actions.clear()
+            actions, self._actions = self._actions, deque()
         return actions
 
     def _step(self) -> None:
@@ -250,8 +238,6 @@ class VLLMEngine:
             self.llm.engine_core.shutdown()
         del self.llm
         self._scratch.close()
-
-    # --- weights, in the engine's thread ----------------------------------------------------------
 
     def _load(self, buckets: Buckets, version: int) -> None:
         if self.asleep:

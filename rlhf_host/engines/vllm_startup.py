@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from rlhf_host.engines.requests import end_tokens
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.errors import UserError
+from rlhf_host.models import loading
 from rlhf_host.protocols import NO_WEIGHTS
 
 log = logging.getLogger(__name__)
@@ -213,7 +214,5 @@ def parameter_names(config: Any) -> set[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error that says something."""
-    text = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """The first line that says something; of pydantic's errors, of the first of them."""
+    return loading.first_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)
