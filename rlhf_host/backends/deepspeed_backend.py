@@ -186,14 +186,10 @@ class DeepSpeedBackend:
         return loaded
 
     def save_model(self, directory: Path) -> None:
-        if not self._in_pieces:
-            if self._first:
-                self.model.save_pretrained(directory)  # type: ignore[operator]
-            return
-        whole: dict[str, Tensor] = {}
-        for bucket in self.weights(2**28):
-            if self._first:
-                whole |= {name: tensor.cpu() for name, tensor in bucket}
+        whole: dict[str, Tensor] | None = None
+        if self.options.zero_stage == 3 or self.options.autotp_size > 1:  # in pieces
+            buckets = self.weights(2**28)
+            whole = {name: tensor.cpu() for bucket in buckets for name, tensor in bucket if self._first}
         if self._first:
             self.model.save_pretrained(directory, state_dict=whole)  # type: ignore[operator]
 
@@ -223,10 +219,6 @@ class DeepSpeedBackend:
     def _first(self) -> bool:
         """Whether this process writes for all; with AutoTP there are several of rank 0."""
         return dist.get_rank() == 0
-
-    @property
-    def _in_pieces(self) -> bool:
-        return self.options.zero_stage == 3 or self.options.autotp_size > 1
 
     def offload(self) -> None:
         """Move weights and optimizer state to CPU memory until ``reload``, but for what is there already."""

@@ -55,5 +55,5 @@ class DevicePhases:
             self._engines.wake()
 
     def _everywhere(self, method: str) -> None:
-        calls = [(reference, group.name) for group in self._groups for reference in group.call(method)]
+        calls = [(reference, group.name) for group in self._groups for reference in group.call("of_backends", method)]
         wait_all([reference for reference, _ in calls], *(name for _, name in calls))
