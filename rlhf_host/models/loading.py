@@ -89,14 +89,11 @@ def context_length(model: Any) -> int:
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """The role's tokenizer, from ``tokenizer`` or else from beside the model. Where no token pads, eos does."""
     source = find_model(role.tokenizer or role.model, weights=False)
+    options = _options(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
+    if role.tokenizer:
+        del options["revision"]  # is the model's
     with quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.path,
-            revision=None if source.local or role.tokenizer else role.revision,
-            trust_remote_code=role.trust_remote_code,
-            local_files_only=source.local or not _hub_answers(),
-            **({"gguf_file": source.gguf} if source.gguf else {}),
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer

@@ -362,7 +362,6 @@ class Passes:
         return self._through(line, lambda states: {"states": states[places]})["states"]
 
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
-        """For no rows at all."""
         zeros = torch.zeros(tuple(shape), device=self.device)
         if self.scalar is not None:
             return Outputs(values=zeros if "values" in outputs else None, scores=zeros.sum(-1) if "scores" in outputs else None)

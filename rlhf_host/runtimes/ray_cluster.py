@@ -57,13 +57,13 @@ class RayCluster:
         atexit.register(self.stop)
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
-            if self.settings.address is not None:
+            if self.settings.address is None:
+                self._make(ray, quiet)
+                self.is_own = True
+            else:
                 _require_answer(self.settings.address)
                 with _as_user_error(f"cannot join the Ray cluster {self.settings.address} (token: RAY_AUTH_TOKEN)"):
                     ray.init(address=self.settings.address, **quiet)  # type: ignore[arg-type]
-                return
-            self._make(ray, quiet)
-            self.is_own = True
         except BaseException:
             self.stop()
             raise
