@@ -112,8 +112,7 @@ class DeepSpeedBackend:
 
     @property
     def _shape(self) -> dict[str, Any]:
-        chosen = {name: getattr(self.options, name) for name in ("zero_stage", "precision", "autotp_size")}
-        return {**chosen, "ranks": self.ranks.size}
+        return self.options.model_dump(include={"zero_stage", "precision", "autotp_size"}) | {"ranks": self.ranks.size}
 
     def save(self, directory: Path) -> None:
         """DeepSpeed's own checkpoint, a file per rank."""

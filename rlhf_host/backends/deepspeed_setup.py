@@ -18,21 +18,13 @@ from rlhf_host.protocols import Ranks
 
 def configuration(options: DeepSpeed.Options, role: RoleConfig) -> dict[str, Any]:
     """DeepSpeed's configuration. One row per micro-batch stands for all: batches are counted and weighed by the host."""
-    zero: dict[str, Any] = {
-        "stage": options.zero_stage,
-        "reduce_bucket_size": options.reduce_bucket_size,
-        "allgather_bucket_size": options.allgather_bucket_size,
-    }
+    zero = {"stage": options.zero_stage} | options.model_dump(include={"reduce_bucket_size", "allgather_bucket_size"})
     if options.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
     if options.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": options.allgather_bucket_size,
-            "stage3_param_persistence_threshold": options.param_persistence_threshold,
-            "zero_quantized_weights": options.zero_quantized_weights,
-            "zero_quantized_gradients": options.zero_quantized_gradients,
-            "zero_hpz_partition_size": options.zero_hpz_partition_size,
-        }
+        zero |= options.model_dump(include={"zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size"})
+        zero["stage3_prefetch_bucket_size"] = options.allgather_bucket_size
+        zero["stage3_param_persistence_threshold"] = options.param_persistence_threshold
         if options.offload_param == "cpu":
             zero["offload_param"] = {"device": "cpu"}
     settings: dict[str, Any] = {

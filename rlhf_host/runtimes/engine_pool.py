@@ -8,10 +8,9 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.engines.requests import Request
+from rlhf_host.engines.requests import Call, Request
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineTraits
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
@@ -24,14 +23,6 @@ QUIET_S = 0.05
 """Engines that work in waves get requests when all that may come are there, or no new one came for so long."""
 AHEAD = 2
 """An engine gets so many times what it decodes together, so that it never waits for more; the rest goes to whoever is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A ticket's content."""
-
-    request: Request
-    future: asyncio.Future[Generation]
 
 
 class EnginePool:
@@ -88,7 +79,7 @@ class EnginePool:
             raise RunError("no engine is left")
         if self.version < 0:
             raise RunError("the engines have no weights of this run yet: sync them first")
-        call = _Call(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
+        call = Call(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
         # A key ends in the sample and its turn: the rest is the task's.
         ticket = Ticket(next(self._numbers), key[:-2], len(token_ids) + sampling.max_new_tokens, call)
         self._queue.arrived.append(ticket)
