@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
 from rlhf_host.engines.requests import Request, check_request, end_tokens
@@ -154,7 +155,11 @@ class EmbeddedEngine:
             decoder.start(groups.to(home), longest - 1)
 
         sampler = Sampler([row.sampling for row in rows], device)
-        stops, limits = self._stop_table(rows, device), torch.tensor(limit_list, device=device)
+        ends = [torch.tensor([*self._eos, *row.sampling.stop_token_ids], dtype=torch.int64) for row in rows]
+        stops, limits = (
+            pad_sequence(ends, batch_first=True, padding_value=-1).to(device),
+            torch.tensor(limit_list, device=device),
+        )
         texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
         tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
         logprobs = torch.zeros(len(rows), longest, device=device)
@@ -213,12 +218,6 @@ class EmbeddedEngine:
         if self._fresh is not decoder:
             decoder.refresh()
             self._fresh = decoder
-
-    def _stop_table(self, rows: Sequence[Request], device: torch.device) -> Tensor:
-        """``[B, S]`` token ids that end each row, padded with -1."""
-        ids = [sorted(self._eos | set(row.sampling.stop_token_ids)) for row in rows]
-        width = max(1, *map(len, ids))
-        return torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids], device=device)
 
     def _text_stops(
         self, texts: dict[int, tuple[str, ...]], places: list[int], alive: Tensor, tokens: Tensor, step: int

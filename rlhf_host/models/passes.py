@@ -237,8 +237,7 @@ class Passes:
             score, places = Head(self.scalar), {"values": line.predicts, "scores": line.last}
             wanted = {name: states.index_select(0, at) for name, at in places.items() if name in outputs}
             return {name: score(hidden, torch.float32).squeeze(-1) for name, hidden in wanted.items()}
-        hidden, results = states.index_select(0, line.predicts), {}
-        targets = line.targets
+        hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
         if others:
             columns = [targets.unsqueeze(-1), *(topk.ids.to(self.device)[line.mask] for topk in others.values())]
             targets = torch.cat(columns, -1)
