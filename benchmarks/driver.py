@@ -136,7 +136,7 @@ def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
         engines = [ray.remote(Engine).options(num_cpus=1, max_concurrency=10_000).remote(answers) for _ in range(count)]
         arguments = (None, 1, None)
         pool = EnginePool([(str(number), engine, arguments) for number, engine in enumerate(engines)], EngineTraits())
-        pool.start(ray.get([engine.start.remote(*arguments) for engine in engines]))
+        pool.lives.start(ray.get([engine.start.remote(*arguments) for engine in engines]))
         pool.synced(0)
         ranks = [ray.remote(Rank).options(num_cpus=1).remote() for _ in range(RANKS)]
         yield pool, RemoteTrainer([WorkerGroup("actor", ranks, ("actor",), ("actor",))], unit_rows=False).update

@@ -48,8 +48,7 @@ class DeepSpeed:
         zero_quantized_weights: bool = Field(False, description="ZeRO++: gather weights in 8 bits (stage 3)")
         zero_quantized_gradients: bool = Field(False, description="ZeRO++: reduce gradients in 4 bits between nodes (stage 3)")
         zero_hpz_partition_size: PositiveInt = Field(
-            1,
-            description="ZeRO++: number of ranks that together keep a second copy of the weights (stage 3)",
+            1, description="ZeRO++: number of ranks that together keep a second copy of the weights (stage 3)"
         )
         autotp_size: PositiveInt = Field(
             1,

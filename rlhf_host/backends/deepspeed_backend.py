@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
 from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, refuse
-from rlhf_host.backends.torch_backend import decayed_groups, learning_rate
-from rlhf_host.backends.weights import in_buckets, named_weights
+from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
+from rlhf_host.backends.weights import in_buckets, named_weights, pieces
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors
 
@@ -71,8 +71,6 @@ class DeepSpeedBackend:
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam if on_cpu else deepspeed.ops.adam.FusedAdam
         return kind(groups, **settings, **({"adamw_mode": True} if on_cpu else {"adam_w_mode": True}))
 
-    # --- steps ------------------------------------------------------------------------------------
-
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
@@ -82,7 +80,8 @@ class DeepSpeedBackend:
         rate = learning_rate(self.role, self.updates, self.total_updates, self.lr)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        norm = self._plain_norm() if self.options.zero_stage == 0 else None
+        # At stage 0 DeepSpeed neither reports the norm nor looks at it.
+        norm = float(gradient_norm(self.parameters)) if self.options.zero_stage == 0 else None
         if norm is not None and not math.isfinite(norm):
             self.discard()
             return StepResult(norm, rate, applied=False)
@@ -95,11 +94,6 @@ class DeepSpeedBackend:
         self.updates += applied
         return StepResult(norm, rate, applied=applied)
 
-    def _plain_norm(self) -> float:
-        """At stage 0 DeepSpeed neither reports the norm nor looks at it."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
-
     def discard(self) -> None:
         """As DeepSpeed does itself after an overflow, but without touching the loss scale."""
         optimizer = self.engine.optimizer
@@ -111,17 +105,14 @@ class DeepSpeedBackend:
             optimizer._pre_step()
         elif hasattr(optimizer, "averaged_gradients"):  # not with bf16 at stage 1, which has an optimizer of its own
             optimizer.micro_step_id = -1
-            for kept in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
-                kept.update(dict.fromkeys(kept))
+            for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+                gradients.update(dict.fromkeys(gradients))
         if self.options.offload_optimizer == "cpu":
             optimizer.reset_cpu_buffers()
 
-    # --- state ------------------------------------------------------------------------------------
-
     @property
     def _shape(self) -> dict[str, Any]:
-        chosen = {name: getattr(self.options, name) for name in ("zero_stage", "precision", "autotp_size")}
-        return {**chosen, "ranks": self.ranks.size}
+        return self.options.model_dump(include={"zero_stage", "precision", "autotp_size"}) | {"ranks": self.ranks.size}
 
     def save(self, directory: Path) -> None:
         """DeepSpeed's own checkpoint, a file per rank."""
@@ -143,7 +134,7 @@ class DeepSpeedBackend:
                     f"{directory} was written with {name} {saved.get(name)}, this run has {self._shape[name]}: resume with the same"
                 )
         optimizer = self.engine.optimizer
-        kept = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         try:
             with data_only():
                 if saved == self._shape or self.options.zero_stage == 0:
@@ -155,8 +146,8 @@ class DeepSpeedBackend:
         if path is None:
             raise RunError(f"DeepSpeed found no checkpoint in {directory}")
         # What this run's configuration says, not the one that wrote the checkpoint.
-        for group, settings in zip(optimizer.param_groups, kept, strict=True):
-            group.update(settings)
+        for group, own in zip(optimizer.param_groups, settings, strict=True):
+            group.update(own)
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self.role.max_grad_norm
         self.updates = int(state["updates"])
@@ -169,24 +160,24 @@ class DeepSpeedBackend:
         return ["precision", "autotp_size"] if alike else ["zero_stage", "precision", "autotp_size"]
 
     def _load_converted(self, directory: Path) -> tuple[Any, Any]:
-        made = directory / ".universal"
+        converted = directory / ".universal"
         problem: str | None = None
         if self.ranks.rank == 0:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(converted, ignore_errors=True)
             try:
-                convert(directory / TAG, made / TAG)
+                convert(directory / TAG, converted / TAG)
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
         if problem := self.ranks.gather(problem)[0]:
             raise RunError(f"{directory} cannot be made fit for {self.ranks.size} ranks: {problem}")
         self.engine._config.load_universal_checkpoint = True
         try:
-            loaded = self.engine.load_checkpoint(str(made), tag=TAG)
+            loaded = self.engine.load_checkpoint(str(converted), tag=TAG)
         finally:
             self.engine._config.load_universal_checkpoint = False
             self.ranks.gather(None)
             if self.ranks.rank == 0:
-                shutil.rmtree(made, ignore_errors=True)
+                shutil.rmtree(converted, ignore_errors=True)
         # Stage 3 gives all groups one and the same counter, which every group's step then advances.
         for state in self.engine.optimizer.optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
@@ -194,14 +185,10 @@ class DeepSpeedBackend:
         return loaded
 
     def save_model(self, directory: Path) -> None:
-        if not self._in_pieces:
-            if self._first:
-                self.model.save_pretrained(directory)  # type: ignore[operator]
-            return
-        whole: dict[str, Tensor] = {}
-        for bucket in self.weights(2**28):
-            if self._first:
-                whole |= {name: tensor.cpu() for name, tensor in bucket}
+        whole: dict[str, Tensor] | None = None
+        if self.options.zero_stage == 3 or self.options.autotp_size > 1:  # in pieces
+            buckets = self.weights(2**28)
+            whole = {name: tensor.cpu() for bucket in buckets for name, tensor in bucket if self._first}
         if self._first:
             self.model.save_pretrained(directory, state_dict=whole)  # type: ignore[operator]
 
@@ -217,14 +204,13 @@ class DeepSpeedBackend:
         """Stage 3: only rank 0 keeps what all of them fetch."""
         import deepspeed
 
-        for names, parameters in _buckets(self.model, bucket_bytes):
+        names: dict[Any, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        for parameters in pieces(names, lambda parameter: parameter.ds_numel * parameter.element_size(), bucket_bytes):
             with deepspeed.zero.GatheredParameters(parameters):
-                bucket: Bucket = []
-                for parameter, known_as in zip(parameters, names, strict=True):
-                    if self._first:
-                        copy = parameter.detach().clone()
-                        bucket += [(name, copy) for name in known_as]
-            yield bucket
+                copies = [parameter.detach().clone() for parameter in parameters] if self._first else []
+            yield [(name, copy) for parameter, copy in zip(parameters, copies, strict=False) for name in names[parameter]]
         if buffers := _buffers(self.model):
             yield buffers if self._first else []
 
@@ -232,12 +218,6 @@ class DeepSpeedBackend:
     def _first(self) -> bool:
         """Whether this process writes for all; with AutoTP there are several of rank 0."""
         return dist.get_rank() == 0
-
-    @property
-    def _in_pieces(self) -> bool:
-        return self.options.zero_stage == 3 or self.options.autotp_size > 1
-
-    # --- sharing a device -------------------------------------------------------------------------
 
     def offload(self) -> None:
         """Move weights and optimizer state to CPU memory until ``reload``, but for what is there already."""
@@ -273,9 +253,6 @@ class DeepSpeedBackend:
             flat.data = flat.data.to(device)
         for state in optimizer.optimizer.state.values():
             state.update({key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)})
-
-
-# --- passes -------------------------------------------------------------------------------------
 
 
 class _Passes(nn.Module):
@@ -317,8 +294,8 @@ def _inside(module: nn.Module, compute: Callable[..., Tensors], *inputs: Tensor)
 
 
 def _buffers(model: nn.Module) -> Bucket:
-    kept = dict(model.named_buffers(remove_duplicate=False))
-    return [(name, tensor) for name, tensor in named_weights(model) if name in kept]
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    return [(name, tensor) for name, tensor in named_weights(model) if name in buffers]
 
 
 def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -331,23 +308,3 @@ def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             copies = [(name, parameter.detach().clone()) for name, parameter in own.items()]
         yield from copies
     yield from _buffers(model)
-
-
-def _buckets(model: nn.Module, bucket_bytes: int) -> Iterator[tuple[list[list[str]], list[Any]]]:
-    """Partitioned parameters in pieces of about ``bucket_bytes`` when whole, each parameter once under all its names."""
-    names: dict[int, list[str]] = {}
-    parameters: dict[int, Any] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-        parameters[id(parameter)] = parameter
-    bucket: list[int] = []
-    held = 0
-    for key, parameter in parameters.items():
-        size = parameter.ds_numel * parameter.element_size()
-        if bucket and held + size > bucket_bytes:
-            yield [names[k] for k in bucket], [parameters[k] for k in bucket]
-            bucket, held = [], 0
-        bucket.append(key)
-        held += size
-    if bucket:
-        yield [names[k] for k in bucket], [parameters[k] for k in bucket]

@@ -18,24 +18,16 @@ from rlhf_host.protocols import Ranks
 
 def configuration(options: DeepSpeed.Options, role: RoleConfig) -> dict[str, Any]:
     """DeepSpeed's configuration. One row per micro-batch stands for all: batches are counted and weighed by the host."""
-    zero: dict[str, Any] = {
-        "stage": options.zero_stage,
-        "reduce_bucket_size": options.reduce_bucket_size,
-        "allgather_bucket_size": options.allgather_bucket_size,
-    }
+    zero = {"stage": options.zero_stage} | options.model_dump(include={"reduce_bucket_size", "allgather_bucket_size"})
     if options.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
     if options.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": options.allgather_bucket_size,
-            "stage3_param_persistence_threshold": options.param_persistence_threshold,
-            "zero_quantized_weights": options.zero_quantized_weights,
-            "zero_quantized_gradients": options.zero_quantized_gradients,
-            "zero_hpz_partition_size": options.zero_hpz_partition_size,
-        }
+        zero |= options.model_dump(include={"zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size"})
+        zero["stage3_prefetch_bucket_size"] = options.allgather_bucket_size
+        zero["stage3_param_persistence_threshold"] = options.param_persistence_threshold
         if options.offload_param == "cpu":
             zero["offload_param"] = {"device": "cpu"}
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": role.max_grad_norm,
@@ -45,14 +37,14 @@ def configuration(options: DeepSpeed.Options, role: RoleConfig) -> dict[str, Any
         "zero_force_ds_cpu_optimizer": False,
     }
     if options.precision == "bf16":
-        made["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
     elif options.precision == "fp16":
-        made["fp16"] = {"enabled": True}
+        settings["fp16"] = {"enabled": True}
     if options.precision != "fp32":
-        made["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if options.autotp_size > 1:
-        made["tensor_parallel"] = {"autotp_size": options.autotp_size}
-    return _merged(made, options.extra)
+        settings["tensor_parallel"] = {"autotp_size": options.autotp_size}
+    return _merged(settings, options.extra)
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +106,7 @@ def library(device: torch.device) -> Any:
     # A kernel for inference on CPUs, which takes minutes to compile at the first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated", category=FutureWarning)
-    found = deepspeed.accelerator.get_accelerator().device_name()
-    if found != device.type:
-        raise UserError(f"DeepSpeed runs on {found} in this process (DS_ACCELERATOR), but the model is on {device.type}")
+    accelerator = deepspeed.accelerator.get_accelerator().device_name()
+    if accelerator != device.type:
+        raise UserError(f"DeepSpeed runs on {accelerator} in this process (DS_ACCELERATOR), but the model is on {device.type}")
     return deepspeed

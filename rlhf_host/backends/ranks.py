@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_host.backends.weights import pieces
+
 BUCKET_BYTES = 2**26
 """Gradients are summed in flat pieces of about this size."""
 
@@ -51,29 +53,16 @@ class Ranks:
         """Every process's value, in rank order."""
         if self.processes == 1:
             return [value]
-        found: list[Any] = [None] * self.processes
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        values: list[Any] = [None] * self.processes
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def sum_(self, tensors: list[Tensor]) -> None:
         """Replace each tensor by its sum over processes."""
         if self.processes == 1:
             return
-        bucket: list[Tensor] = []
-        held = 0
-        for tensor in tensors:
-            bucket.append(tensor)
-            held += tensor.numel() * tensor.element_size()
-            if held >= BUCKET_BYTES:
-                self._sum(bucket)
-                bucket, held = [], 0
-        if bucket:
-            self._sum(bucket)
-
-    def _sum(self, bucket: list[Tensor]) -> None:
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-        dist.all_reduce(flat, group=self._group)
-        begin = 0
-        for tensor in bucket:
-            tensor.copy_(flat[begin : begin + tensor.numel()].view_as(tensor))
-            begin += tensor.numel()
+        for bucket in pieces(tensors, lambda tensor: tensor.nbytes, BUCKET_BYTES):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.all_reduce(flat, group=self._group)
+            for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(total.view_as(tensor))

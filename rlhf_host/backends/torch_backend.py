@@ -36,6 +36,12 @@ def decayed_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[
     return [group for group in groups if group["params"]]
 
 
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Of all gradients together, before clipping."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+
+
 class TorchBackend:
     """``start.model`` has trainable parameters in fp32: bf16 weights would swallow small updates."""
 
@@ -52,8 +58,7 @@ class TorchBackend:
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         return compute(*inputs)
 
-    def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        return compute(*inputs)
+    run_head = run_pass
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         loss.backward()
@@ -62,8 +67,7 @@ class TorchBackend:
         """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
         rate = learning_rate(self.role, self.updates, self.total_updates, self.lr)
         self._sum_gradients()
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm_tensor = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        norm_tensor = gradient_norm(self.parameters)
         norm = float(norm_tensor)
         if not math.isfinite(norm):
             self.discard()
@@ -101,10 +105,10 @@ class TorchBackend:
         if not (path := directory / "optimizer.pt").exists():
             raise UserError(f"{directory} was not written by the torch backend: resume with the backend it was started with")
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        kept = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
-            group.update(settings)  # what this run's configuration says, not the one that wrote the checkpoint
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)  # what this run's configuration says, not the one that wrote the checkpoint
         self.updates = int(state["updates"])
 
     def save_model(self, directory: Path) -> None:

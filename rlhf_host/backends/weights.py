@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from rlhf_host.protocols import Bucket
 
+T = TypeVar("T")
+
 
 def named_weights(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and persistent buffers by every name they have: a tied head is named too, or an engine keeps its old one."""
     names = set(model.state_dict())
-    found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    return [(name, tensor.detach()) for name, tensor in found.items() if name in names]
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return [(name, tensor.detach()) for name, tensor in tensors.items() if name in names]
 
 
 def in_buckets(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Bucket]:
     """Pieces of about ``bucket_bytes``, each of one tensor at least."""
-    bucket: Bucket = []
-    held = 0
-    for name, tensor in weights:
-        size = tensor.numel() * tensor.element_size()
-        if bucket and held + size > bucket_bytes:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append((name, tensor))
-        held += size
-    if bucket:
-        yield bucket
+    return pieces(weights, lambda weight: weight[1].nbytes, bucket_bytes)
+
+
+def pieces(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """The items in lists of sizes up to ``limit``; one that is larger has a list of its own."""
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if piece and total + size > limit:
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += size
+    if piece:
+        yield piece

@@ -141,25 +141,22 @@ class PlainDecoder:
         torch.clear_autocast_cache()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        self._cache = RowCache([len(prompt) for prompt in prompts], self._device)
+        cache = self._cache = RowCache([len(prompt) for prompt in prompts], self._device)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         logits: Tensor | None = None
         while order:
-            count = max(1, PREFILL_TOKENS // len(prompts[order[0]]))
-            places, order = torch.tensor(order[:count], device=self._device), order[count:]
-            part = self._prefill(places, [prompts[i] for i in places.tolist()])
-            logits = part.new_empty(len(prompts), part.shape[-1]) if logits is None else logits
-            logits[places] = part
+            width = len(prompts[order[0]])
+            count = max(1, PREFILL_TOKENS // width)
+            part, order = order[:count], order[count:]
+            cache.places = places = torch.tensor(part, device=self._device)
+            ids = torch.tensor([[*prompts[i], *[0] * (width - len(prompts[i]))] for i in part], device=self._device)
+            hidden = self._decoder(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+            last = hidden[torch.arange(len(part), device=self._device), cache.lengths[places] - 1]
+            part_logits = self.head(last, self._autocast)
+            logits = part_logits.new_empty(len(prompts), part_logits.shape[-1]) if logits is None else logits
+            logits[places] = part_logits
         assert logits is not None
         return logits
-
-    def _prefill(self, places: Tensor, prompts: Sequence[Sequence[int]]) -> Tensor:
-        self._cache.places = places
-        width = len(prompts[0])
-        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=self._device)
-        hidden = self._decoder(input_ids=ids, past_key_values=self._cache, use_cache=True).last_hidden_state
-        last = self._cache.lengths[places] - 1
-        return self.head(hidden[torch.arange(len(places), device=self._device), last], self._autocast)
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         self._cache.start(prompt_of_row, longest)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
 from rlhf_host.engines.requests import Request, check_request, end_tokens
@@ -21,7 +22,7 @@ from rlhf_host.models.loading import context_length
 from rlhf_host.models.passes import evaluation
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
-from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
+from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
 class EmbeddedEngine:
@@ -56,8 +57,6 @@ class EmbeddedEngine:
         autocast = torch.bfloat16 if on else None
         return Use(purpose="sample", device=weight.device, dtype=weight.dtype, autocast=autocast)
 
-    # The async face.
-
     def expect(self, count: int) -> None:
         self._waves.expect(count)
 
@@ -84,8 +83,6 @@ class EmbeddedEngine:
         self._threads.close()
         await self._waves.close()
 
-    # The work.
-
     def _load(self, buckets: Buckets, version: int) -> None:
         """Copy into the module by name, between two batches, then hold ``version``; called from a thread beside."""
         self._compute.submit(lambda: self._replace_weights(buckets, version)).result()
@@ -106,7 +103,7 @@ class EmbeddedEngine:
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
         self._require_weights()
         started, use = time.perf_counter(), self._use
-        longest = max(len(one.token_ids) + self._limit(one) for one in requests)
+        longest = max(len(request.token_ids) + self._limit(request) for request in requests)
         autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
         try:
             decoder = self._kernels.decoder(self.model, use, longest)
@@ -120,16 +117,11 @@ class EmbeddedEngine:
     def _batches(self, requests: list[Request], ragged: bool) -> Iterable[list[int]]:
         """Split by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, where padding is
         not to be had). A prompt counts once however many rows share it."""
-        order = range(len(requests))
-        kinds = [list(order)]
-        if not ragged:
-            kinds = [
-                [i for i in order if len(requests[i].token_ids) == n] for n in sorted({len(r.token_ids) for r in requests})
-            ]
-        for indices in kinds:
+        lengths = [0 if ragged else len(request.token_ids) for request in requests]
+        for length in sorted(set(lengths)):
             batch: list[int] = []
             tokens, prompts = 0, set[tuple[int, ...]]()
-            for i in indices:
+            for i in (i for i, own_length in enumerate(lengths) if own_length == length):
                 prompt = requests[i].token_ids
                 own = self._limit(requests[i]) + (0 if prompt in prompts else len(prompt))
                 full = self.options.max_batch_tokens is not None and tokens + own > self.options.max_batch_tokens
@@ -145,9 +137,7 @@ class EmbeddedEngine:
 
     def _decode(self, decoder: Decoder, requests: list[Request], indices: list[int], finish: Finish, dropped: Dropped) -> bool:
         """One batch from prefill to the last row. False when nobody waits for the rest."""
-        prompts: dict[tuple[int, ...], int] = {}
-        for i in indices:
-            prompts.setdefault(requests[i].token_ids, len(prompts))
+        prompts = {prompt: n for n, prompt in enumerate(dict.fromkeys(requests[i].token_ids for i in indices))}
         indices = sorted(indices, key=lambda i: prompts[requests[i].token_ids])
         rows = [requests[i] for i in indices]
         number = {i: row for row, i in enumerate(indices)}
@@ -165,7 +155,11 @@ class EmbeddedEngine:
             decoder.start(groups.to(home), longest - 1)
 
         sampler = Sampler([row.sampling for row in rows], device)
-        stops, limits = self._stop_table(rows, device), torch.tensor(limit_list, device=device)
+        ends = [torch.tensor([*self._eos, *row.sampling.stop_token_ids], dtype=torch.int64) for row in rows]
+        stops, limits = (
+            pad_sequence(ends, batch_first=True, padding_value=-1).to(device),
+            torch.tensor(limit_list, device=device),
+        )
         texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
         tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
         logprobs = torch.zeros(len(rows), longest, device=device)
@@ -194,20 +188,11 @@ class EmbeddedEngine:
             if gone is True:
                 return False
             if bool(ended.any()):
-                positions = ended.nonzero()[:, 0]
-                reasons = stopped[positions].tolist()
-                finished = here[positions]
-                drawn_rows = zip(
-                    finished.tolist(),
-                    reasons,
-                    tokens[finished, : step + 1].tolist(),
-                    logprobs[finished, : step + 1].tolist(),
-                    strict=True,
-                )
+                finished = here[ended]
+                columns = (finished, stopped[ended], tokens[finished, : step + 1], logprobs[finished, : step + 1])
                 results = []
-                for row, stop, ids, values in drawn_rows:
-                    reason: FinishReason = "stop" if stop else "length"
-                    results.append((indices[row], Generation(ids, values, list(versions), reason)))
+                for row, stop, ids, values in zip(*(column.tolist() for column in columns), strict=True):
+                    results.append((indices[row], Generation(ids, values, list(versions), "stop" if stop else "length")))
                 finish(results)
                 alive &= ~ended
             if gone:
@@ -233,12 +218,6 @@ class EmbeddedEngine:
         if self._fresh is not decoder:
             decoder.refresh()
             self._fresh = decoder
-
-    def _stop_table(self, rows: Sequence[Request], device: torch.device) -> Tensor:
-        """``[B, S]`` token ids that end each row, padded with -1."""
-        ids = [sorted(self._eos | set(row.sampling.stop_token_ids)) for row in rows]
-        width = max(1, *map(len, ids))
-        return torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids], device=device)
 
     def _text_stops(
         self, texts: dict[int, tuple[str, ...]], places: list[int], alive: Tensor, tokens: Tensor, step: int

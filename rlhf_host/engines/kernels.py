@@ -172,8 +172,8 @@ class _WholeRows:
         if self.head is not None:
             hidden = decoder_of(self.model)(input_ids=ids, use_cache=False).last_hidden_state[0, -count:]
             return self.head(hidden, self.use.autocast)
-        kept = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
-        return self.model(input_ids=ids, use_cache=False, **kept).logits[0, -count:]
+        last = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        return self.model(input_ids=ids, use_cache=False, **last).logits[0, -count:]
 
 
 def _states(module: nn.Module, layout: Layout) -> Tensor:

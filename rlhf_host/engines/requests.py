@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host.errors import UserError
-from rlhf_host.records.episodes import SampleKey, Sampling
+from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,14 @@ class Request:
     token_ids: tuple[int, ...]
     sampling: Sampling
     key: SampleKey
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request and who waits for it."""
+
+    request: Request
+    future: asyncio.Future[Generation]
 
 
 def check_request(

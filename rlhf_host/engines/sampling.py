@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_host.records.episodes import Sampling
@@ -83,15 +84,15 @@ class Sampler:
                 last = torch.where(self.top_k > 0, self.top_k, size).clamp(max=width) - 1
                 threshold = ordered.gather(1, last[:, None])
             if self.some_top_p:
-                kept = ordered.double().masked_fill_(ordered < threshold, 0.0)
-                mass = kept.cumsum(-1)
+                remaining = ordered.double().masked_fill_(ordered < threshold, 0.0)
+                mass = remaining.cumsum(-1)
                 total = mass[:, -1:] if self.largest_k else weights.sum(-1, keepdim=True, dtype=torch.float64)
                 wanted = self.top_p[:, None] * total
                 if width < size and not self.largest_k and bool((mass[:, -1:] < wanted).any()):
                     ordered = weights.sort(descending=True).values
-                    kept = ordered.double()
-                    mass = kept.cumsum(-1)
-                count = (mass - kept < wanted).sum(-1, keepdim=True).clamp(min=1)
+                    remaining = ordered.double()
+                    mass = remaining.cumsum(-1)
+                count = (mass - remaining < wanted).sum(-1, keepdim=True).clamp(min=1)
                 nucleus = ordered.gather(1, count - 1)
                 threshold = torch.where(self.top_p[:, None] < 1, torch.maximum(threshold, nucleus), threshold)
         if self.some_min_p:
@@ -108,7 +109,7 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     rows, size = weights.shape
     if size <= WHOLE:
         return _scan(weights.double(), uniforms, None)
-    blocks = weights[:, : size - size % BLOCK].view(rows, -1, BLOCK) if size % BLOCK == 0 else _padded(weights)
+    blocks = (weights if size % BLOCK == 0 else F.pad(weights, (0, -size % BLOCK))).view(rows, -1, BLOCK)
     sums = blocks.sum(-1).double()
     block, total = _scan(sums, uniforms, None)
     before = sums.cumsum(-1).gather(1, block[:, None])[:, 0] - sums.gather(1, block[:, None])[:, 0]
@@ -124,8 +125,3 @@ def _scan(weights: Tensor, uniforms: Tensor, target: Tensor | None) -> tuple[Ten
     wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulated, wanted[:, None], right=True)[:, 0]
     return index.clamp(max=weights.shape[-1] - 1), total
-
-
-def _padded(weights: Tensor) -> Tensor:
-    rows, size = weights.shape
-    return torch.nn.functional.pad(weights, (0, -size % BLOCK)).view(rows, -1, BLOCK)

@@ -73,8 +73,6 @@ class VLLMEngine:
             return False
         return self._failure is not None or (self.multiprocess and self.llm.engine_core.resources.engine_dead)
 
-    # --- on the event loop ------------------------------------------------------------------------
-
     def expect(self, count: int) -> None:
         """Batching is continuous: nothing waits for others."""
 
@@ -125,13 +123,6 @@ class VLLMEngine:
         self._threads.close()
         await asyncio.to_thread(self._thread.join)
 
-    @property
-    def in_flight(self) -> int:
-        """Requests that are not answered yet."""
-        return len(self._running)
-
-    # --- between the callers' threads and the engine's --------------------------------------------
-
     def _post(self, action: Callable[[], None]) -> None:
         with self._condition:
             self._check_alive()
@@ -168,8 +159,6 @@ class VLLMEngine:
         if self.asleep:
             raise RunError("engine vllm is asleep: wake() it before it generates")
 
-    # --- the engine's thread ----------------------------------------------------------------------
-
     def _work(self, start: EngineStart, started: Future[None]) -> None:
         try:
             self._start(start)
@@ -203,13 +192,12 @@ class VLLMEngine:
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
         self._config, self._vocabulary = settings.hf_config, int(settings.get_vocab_size())
         self.context_length: int = settings.max_model_len
-        self.exact = settings.dtype == torch.float32
+        self.exact, self._can_sleep = settings.dtype == torch.float32, settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
 
-    def _take_actions(self) -> list[Callable[[], None]]:
+    def _take_actions(self) -> deque[Callable[[], None]]:
         with self._condition:
-            actions = list(self._actions)
-            self._actions.clear()
+            actions, self._actions = self._actions, deque()
         return actions
 
     def _step(self) -> None:
@@ -251,8 +239,6 @@ class VLLMEngine:
         del self.llm
         self._scratch.close()
 
-    # --- weights, in the engine's thread ----------------------------------------------------------
-
     def _load(self, buckets: Buckets, version: int) -> None:
         if self.asleep:
             raise RunError("engine vllm is asleep: wake() it before weights come")
@@ -260,14 +246,14 @@ class VLLMEngine:
         names: set[str] = set()
         with self._paused():
             try:
-                self._rpc("begin_weights")
+                self.llm.collective_rpc("begin_weights")
                 try:
                     for bucket in buckets:
                         names.update(name for name, _ in bucket)
                         if bucket:
                             self._send(bucket)
                 finally:
-                    self._rpc("end_weights")
+                    self.llm.collective_rpc("end_weights")
                 self._check_complete(names)
             except Exception as error:
                 reason = f"engine vllm has no usable weights: loading version {version} failed ({first_line(error)})"
@@ -278,14 +264,14 @@ class VLLMEngine:
 
     def _send(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
         if not self.multiprocess:
-            self._rpc("load_bucket", bucket)
+            self.llm.collective_rpc("load_bucket", args=(bucket,))
             return
         from safetensors.torch import save_file
 
         path = os.path.join(self._scratch.path, "bucket.safetensors")
         # A tied weight comes twice, which a file may not hold: the copy is its own.
         save_file({name: tensor.detach().cpu().clone() for name, tensor in bucket}, path)
-        self._rpc("load_bucket_file", path)
+        self.llm.collective_rpc("load_bucket_file", args=(path,))
         os.unlink(path)
 
     def _check_complete(self, names: set[str]) -> None:
@@ -318,9 +304,6 @@ class VLLMEngine:
         finally:
             core.call_utility("resume_scheduler")
 
-    def _rpc(self, method: str, *arguments: Any) -> None:
-        self.llm.collective_rpc(method, args=arguments)
-
     def _sleep(self) -> None:
         if self._running:
             raise RunError(f"engine vllm cannot sleep with {len(self._running)} requests in flight")
@@ -332,10 +315,6 @@ class VLLMEngine:
         if self.asleep and self._can_sleep:
             self.llm.wake_up()
         self.asleep = False
-
-    @property
-    def _can_sleep(self) -> bool:
-        return self.llm.vllm_config.model_config.enable_sleep_mode
 
 
 class WeightLoader:

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from rlhf_host.engines.requests import end_tokens
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.errors import UserError
+from rlhf_host.models import loading
 from rlhf_host.protocols import NO_WEIGHTS
 
 log = logging.getLogger(__name__)
@@ -105,17 +106,19 @@ def in_processes(options: Vllm.Options) -> bool:
 
 def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, Any]:
     multiprocess = in_processes(options)
-    own = {
+    names = {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "gpu_memory_utilization",
+        "max_num_seqs",
+        "enable_prefix_caching",
+    }
+    own = options.model_dump(include=names) | {
         "load_format": "dummy" if version <= NO_WEIGHTS else "auto",
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "pipeline_parallel_size": options.pipeline_parallel_size,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None),
         "max_model_len": options.max_model_len or -1,
-        "max_num_seqs": options.max_num_seqs,
         "dtype": "float32" if options.dtype == "auto" and on_cpu else options.dtype,
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
-        "enable_prefix_caching": options.enable_prefix_caching,
         "enable_sleep_mode": options.sleep and not on_cpu,
         # After temperature, top-k, top-p and min-p: the distribution the token was drawn from.
         "logprobs_mode": "processed_logprobs",
@@ -213,7 +216,5 @@ def parameter_names(config: Any) -> set[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error that says something."""
-    text = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """The first line that says something; of pydantic's errors, of the first of them."""
+    return loading.first_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from rlhf_host.engines.requests import Request
+from rlhf_host.engines.requests import Call, Request
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Compute
 from rlhf_host.records.episodes import Generation
@@ -18,12 +17,6 @@ Finish = Callable[[Sequence[tuple[int, Generation]]], object]
 """Told of requests, by their index, as they finish."""
 Dropped = Callable[[], bool | set[int]]
 """Which requests nobody waits for any more; ``True``: none matters, stop."""
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    request: Request
-    future: asyncio.Future[Generation]
 
 
 class Waves:
@@ -35,8 +28,8 @@ class Waves:
 
     def __init__(self, run: Callable[[list[Request], Finish, Dropped], None], compute: Compute, max_wait_s: float):
         self._run, self._compute, self._max_wait_s = run, compute, max_wait_s
-        self._waiting: list[_Call] = []
-        self._running: list[_Call] = []
+        self._waiting: list[Call] = []
+        self._running: list[Call] = []
         self._news = asyncio.Event()
         self._news_at = 0.0
         self._expected = 0
@@ -50,7 +43,7 @@ class Waves:
     async def submit(self, request: Request) -> Generation:
         if self._closed:
             raise RunError("the engine is closed")
-        call = _Call(request, asyncio.get_running_loop().create_future())
+        call = Call(request, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self._news_at = time.monotonic()
         self._news.set()
@@ -76,7 +69,7 @@ class Waves:
     async def _serve(self) -> None:
         """Run waves until nobody waits."""
         while self._waiting:
-            await self._all_there()
+            await self._wait_for_requests()
             if self._closed:
                 return
             calls = self._running = sorted(self._waiting, key=lambda call: (call.request.key, call.request.token_ids))
@@ -92,7 +85,7 @@ class Waves:
             self._running = []
             self._news_at = time.monotonic()
 
-    async def _all_there(self) -> None:
+    async def _wait_for_requests(self) -> None:
         """Wait for as many requests as may come, or until none came for a while."""
         while not self._closed:
             self._news.clear()
@@ -103,16 +96,16 @@ class Waves:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), patience)
 
-    def _dropped(self, calls: list[_Call]) -> bool | set[int]:
+    def _dropped(self, calls: list[Call]) -> bool | set[int]:
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}
 
 
-def _resolve(calls: Sequence[_Call], finished: Sequence[tuple[int, Generation]]) -> None:
+def _resolve(calls: Sequence[Call], finished: Sequence[tuple[int, Generation]]) -> None:
     for index, generation in finished:
         if not calls[index].future.done():
             calls[index].future.set_result(generation)
 
 
-def _reject(call: _Call, error: Exception) -> None:
+def _reject(call: Call, error: Exception) -> None:
     if not call.future.done():
         call.future.set_exception(error)

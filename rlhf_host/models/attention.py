@@ -40,15 +40,11 @@ def attend(
         warnings.warn(f"sdpa leaves out the softcap of {type(module).__name__}: set attn_implementation to eager", stacklevel=2)
     if shared_rows is not None:
         return _attend_rows(module, query, key, value, attention_mask, shared_rows, **kwargs), None
-    if query.shape[2] == 1 and query.shape[1] > key.shape[1] and _is_plain(attention_mask, kwargs):
+    same = attention_mask is None or attention_mask.shape[1:3] == (1, 1)  # for all heads
+    plain = same and not kwargs.get("dropout") and kwargs.get("position_bias") is None
+    if query.shape[2] == 1 and query.shape[1] > key.shape[1] and plain:
         return _attend_once(query, key, value, attention_mask, kwargs.get("scaling")), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-
-def _is_plain(mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether all heads see the same, and nothing is added to the scores."""
-    same = mask is None or mask.shape[1:3] == (1, 1)
-    return same and not options.get("dropout") and options.get("position_bias") is None
 
 
 def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:

@@ -10,6 +10,7 @@ the gradients of its completions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,6 +133,13 @@ def without_last(
     predicts[is_last] = layout.last[sizes > 0]
     predicts[~is_last] = layout.predicts
     return replace(layout, predicts=predicts)
+
+
+def all_places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
+    """``predicts`` and ``last`` over the hidden states of all layouts, one after the other."""
+    starts = itertools.accumulate((layout.input_ids.numel() for layout in layouts), initial=0)
+    places = [(layout.predicts + start, layout.last + start) for layout, start in zip(layouts, starts, strict=False)]
+    return torch.cat([predicts for predicts, _ in places]), torch.cat([last for _, last in places])
 
 
 def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None) -> list[int]:

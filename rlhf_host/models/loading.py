@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import os
 import socket
@@ -88,14 +89,11 @@ def context_length(model: Any) -> int:
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """The role's tokenizer, from ``tokenizer`` or else from beside the model. Where no token pads, eos does."""
     source = find_model(role.tokenizer or role.model, weights=False)
+    options = _options(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
+    if role.tokenizer:
+        del options["revision"]  # is the model's
     with quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.path,
-            revision=None if source.local or role.tokenizer else role.revision,
-            trust_remote_code=role.trust_remote_code,
-            local_files_only=source.local or not _hub_answers(),
-            **({"gguf_file": source.gguf} if source.gguf else {}),
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
@@ -111,7 +109,8 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"{name} is a file, but not a GGUF file: give the model's directory")
-        _require_gguf(name)
+        if importlib.util.find_spec("gguf") is None:
+            raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'")
         return Source(str(path.parent), local=True, gguf=path.name)
     if path.is_dir():
         _check_directory(path, weights)
@@ -148,7 +147,7 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"device {name!r} cannot be used here ({_first_line(error)}): use auto, cpu, cuda, cuda:N or mps"
+            f"device {name!r} cannot be used here ({first_line(error)}): use auto, cpu, cuda, cuda:N or mps"
         ) from error
     return device
 
@@ -189,10 +188,7 @@ def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
 
 def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
     options = _options(source, role)
-    scalar = {"num_labels": 1} if head == "scalar" else {}
-    # A head of another size is reported with what is missing below, in words of our own.
-    sizes = {"ignore_mismatched_sizes": True} if head == "scalar" else {}
-    config = AutoConfig.from_pretrained(source.path, **options, **scalar)
+    config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
     model, info = _model_class(head, config).from_pretrained(
         source.path,
         config=config,
@@ -200,8 +196,8 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         attn_implementation=_attention(role, config),
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=head == "scalar",  # reported with what is missing below, in words of our own
         **options,
-        **sizes,
     )
     missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if head == "scalar" and "score.weight" in missing:
@@ -223,9 +219,9 @@ def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> 
     if head == "scalar":
         config.num_labels = 1
     dtype = _dtype(role, trainable)
-    made = _model_class(head, config)
-    make = getattr(made, "from_config", None) or made._from_config
-    model = make(config, attn_implementation=_attention(role, config))
+    model_class = _model_class(head, config)
+    from_config = getattr(model_class, "from_config", None) or model_class._from_config
+    model = from_config(config, attn_implementation=_attention(role, config))
     model.load_state_dict(quantized.state_dict(), strict=head == "lm")
     if head == "scalar":
         _new_head(model, role, trainable)
@@ -287,15 +283,8 @@ def _check_directory(path: Path, weights: bool) -> None:
         raise UserError(f"{path} has no config.json: {hint}")
     if weights and not any(name.endswith(".safetensors") for name in files):
         pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in files)
-        found = "only pickled weights, which can run code when loaded: convert them to" if pickled else "no weights: it needs"
-        raise UserError(f"{path} has {found} .safetensors files")
-
-
-def _require_gguf(name: str) -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'") from error
+        problem = "only pickled weights, which can run code when loaded: convert them to" if pickled else "no weights: it needs"
+        raise UserError(f"{path} has {problem} .safetensors files")
 
 
 def _cached(name: str) -> bool:
@@ -324,16 +313,17 @@ def _hub_answers() -> bool:
 
 
 @contextlib.contextmanager
-def _as_user_error(what: str) -> Iterator[None]:
+def _as_user_error(problem: str) -> Iterator[None]:
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"{what}: {_first_line(error)}") from error
+        raise UserError(f"{problem}: {first_line(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: object) -> str:
+    """The first line of an error that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

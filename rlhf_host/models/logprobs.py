@@ -46,7 +46,7 @@ def token_logprobs(
     Returns:
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
-    plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens, with_entropy, entropy_grad)
+    plan = _plan(hidden, weight, compute_dtype, chunk_tokens, temperature, scale, softcap, with_entropy, entropy_grad)
     columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, columns, plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
@@ -66,7 +66,7 @@ def top_logprobs(
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` largest of the same log-probabilities at each place, and their tokens: ``[N, k]`` each, the largest first."""
-    plan = _plan(hidden, weight, temperature, scale, softcap, compute_dtype, chunk_tokens)
+    plan = _plan(hidden, weight, compute_dtype, chunk_tokens, temperature, scale, softcap)
     logprobs = torch.empty((len(hidden), k), dtype=plan.result, device=hidden.device)
     ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -92,14 +92,14 @@ def logprobs_of_logits(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    temperature: float
-    scale: float
-    softcap: float | None
     matmul: torch.dtype
     result: torch.dtype
     chunk: int
-    with_entropy: bool
-    entropy_grad: bool
+    temperature: float
+    scale: float
+    softcap: float | None
+    with_entropy: bool = False
+    entropy_grad: bool = False
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """``[n, V]`` log-probabilities, and the softcap's derivative where there is one."""
@@ -113,21 +113,10 @@ class _Plan:
         return every, slope.square_().neg_().add_(1.0)
 
 
-def _plan(
-    hidden: Tensor,
-    weight: Tensor,
-    temperature: float,
-    scale: float,
-    softcap: float | None,
-    compute_dtype: torch.dtype | None,
-    chunk: int | None,
-    with_entropy: bool = False,
-    entropy_grad: bool = False,
-) -> _Plan:
+def _plan(hidden: Tensor, weight: Tensor, compute_dtype: torch.dtype | None, chunk: int | None, *settings: Any) -> _Plan:
     matmul = compute_dtype or hidden.dtype
     chunk = chunk or max(1, CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"] // weight.shape[0])
-    result = torch.promote_types(matmul, torch.float32)
-    return _Plan(temperature, scale, softcap, matmul, result, chunk, with_entropy, entropy_grad)
+    return _Plan(matmul, torch.promote_types(matmul, torch.float32), chunk, *settings)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -138,7 +127,7 @@ class _TokenLogprobs(torch.autograd.Function):
         count = hidden.shape[0]
         logprobs = torch.zeros(targets.shape, dtype=plan.result, device=hidden.device)
         entropy = torch.zeros(count, dtype=plan.result, device=hidden.device)
-        kept: tuple[Tensor | None, ...] = (None, None)
+        saved: tuple[Tensor | None, ...] = (None, None)
         with torch.autocast(hidden.device.type, enabled=False):
             w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
             for begin in range(0, count, plan.chunk):
@@ -148,8 +137,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 if plan.with_entropy:
                     entropy[part] = every.exp().mul_(every).sum(-1).neg_()
                 if count <= plan.chunk:
-                    kept = (every, slope)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
+                    saved = (every, slope)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *saved)
         ctx.plan = plan
         if not plan.entropy_grad:
             ctx.mark_non_differentiable(entropy)
@@ -158,7 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy, kept, kept_slope = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy, saved, saved_slope = ctx.saved_tensors
         plan: _Plan = ctx.plan
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -168,11 +157,11 @@ class _TokenLogprobs(torch.autograd.Function):
             w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
             for begin in range(0, hidden.shape[0], plan.chunk):
                 part = slice(begin, begin + plan.chunk)
-                every, slope = plan.log_softmax(hidden[part], w, b) if kept is None else (kept, kept_slope)
+                every, slope = plan.log_softmax(hidden[part], w, b) if saved is None else (saved, saved_slope)
                 g = grad_logprobs[part]
                 total = g.sum(1, keepdim=True)
                 # d logp(y)/dz = 1[y] − p, and dH/dz = −p (log p + H), for z = logits / temperature.
-                grad = every.exp() if plan.entropy_grad or kept is not None else every.exp_()
+                grad = every.exp() if plan.entropy_grad or saved is not None else every.exp_()
                 if plan.entropy_grad:
                     grad.mul_((every + entropy[part, None]).mul_(grad_entropy[part, None]).add_(total)).neg_()
                 else:

@@ -16,9 +16,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
-from rlhf_host.models.heads import decoder_of, find_head, scalar_head
+from rlhf_host.models.heads import Head, decoder_of, find_head, scalar_head
 from rlhf_host.models.layouts import (
     Layout,
+    all_places,
     padded_layout,
     padded_tokens,
     shared_layout,
@@ -119,8 +120,6 @@ class Passes:
         """Weights are whole only where the backend runs a pass; from now on every pass goes there, once, whatever its outputs."""
         self._backend, self._ranks = backend, ranks
 
-    # --- layouts ----------------------------------------------------------------------------------
-
     def prepare(self, longest: int) -> None:
         """Be ready for rows of up to ``longest`` tokens: try the layouts on such rows, where that was not done yet.
 
@@ -175,34 +174,6 @@ class Passes:
             return True
         return shared_tokens(prompt_ids, lengths, sharing) <= WORTHWHILE * padded_tokens(prompt_ids, lengths)
 
-    def _lay_out(
-        self,
-        prompt_ids: Sequence[Sequence[int]],
-        completions: Tensor,
-        lengths: Sequence[int],
-        sharing: Sequence[int],
-        whole: bool,
-    ) -> tuple[nn.Module, list[Layout]]:
-        """What computes, and the inputs it gets one after the other. ``whole``: each row's last token too."""
-        assert self._verdict is not None
-        whole = whole or self.one_by_one  # where a row's length matters
-        held = lengths if whole else [max(0, length - 1) for length in lengths]
-        make: Callable[..., Layout] = padded_layout
-        compute = self._verdict.padded
-        if self._shares(prompt_ids, held, sharing):
-            make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
-        if compute is not None:
-            rows = [(prompt_ids, completions, lengths)]
-        else:
-            parts = completions.split(list(lengths))
-            rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
-        layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
-        if self.device.type != "cpu":
-            layouts = [to_device(layout, self.device) for layout in layouts]
-        return compute or self.model, layouts
-
-    # --- a pass -----------------------------------------------------------------------------------
-
     def forward(
         self,
         prompt_ids: Sequence[Sequence[int]],
@@ -237,61 +208,47 @@ class Passes:
         """
         others = others or {}
         vocabulary = self.model.config.get_text_config().vocab_size
-        if unknown := [role for role, one in others.items() if one.ids.numel() and int(one.ids.max()) >= vocabulary]:
+        if unknown := [role for role, topk in others.items() if topk.ids.numel() and int(topk.ids.max()) >= vocabulary]:
             raise UserError(
                 f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
             )
         line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, "scores" in outputs)
         if line is None:
             return self._nothing(outputs, completion_ids.shape)
-        if self._backend is None:
-            results = self._outputs(line, self._states(line), temperature, outputs, entropy_grad, others)
-        else:
-            results = self._through(
-                line,
-                partial(
-                    self._outputs, line, temperature=temperature, outputs=outputs, entropy_grad=entropy_grad, others=others
-                ),
-            )
+        read = partial(self._outputs, line, temperature, outputs, entropy_grad, others)
+        results = read(self._states(line)) if self._backend is None else self._through(line, read)
         results = {name: value if name == "scores" else _spread(value, line.mask) for name, value in results.items()}
-        distributions = {role: Distribution(one.logprobs, results.pop(f"of {role}"), one.ids) for role, one in others.items()}
+        distributions = {
+            role: Distribution(topk.logprobs, results.pop(f"of {role}"), topk.ids) for role, topk in others.items()
+        }
         return Outputs(**results, others=distributions)
 
     def _outputs(
         self,
         line: _Line,
-        states: Tensor,
         temperature: float,
         outputs: frozenset[str],
         entropy_grad: bool,
         others: Mapping[str, TopK],
+        states: Tensor,
     ) -> Tensors:
         """``[C, ...]`` of every completion token, and ``scores [B]``, from hidden states, or logits where no head is known."""
-        hidden, results = states.index_select(0, line.predicts), {}
         if self.scalar is not None:
-            last = states.index_select(0, line.last)
-            values = {"values": _scalars(self.scalar, hidden)} if "values" in outputs else {}
-            return values | ({"scores": _scalars(self.scalar, last)} if "scores" in outputs else {})
-        targets, with_entropy = line.targets, "entropy" in outputs
+            score, places = Head(self.scalar), {"values": line.predicts, "scores": line.last}
+            wanted = {name: states.index_select(0, at) for name, at in places.items() if name in outputs}
+            return {name: score(hidden, torch.float32).squeeze(-1) for name, hidden in wanted.items()}
+        hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
         if others:
-            columns = [targets.unsqueeze(-1), *(one.ids.to(self.device)[line.mask] for one in others.values())]
+            columns = [targets.unsqueeze(-1), *(topk.ids.to(self.device)[line.mask] for topk in others.values())]
             targets = torch.cat(columns, -1)
         if outputs & {"logprobs", "entropy"}:
+            settings: dict[str, Any] = {"with_entropy": "entropy" in outputs, "entropy_grad": entropy_grad}
             if (head := self.head) is None:
-                logprobs, entropy = logprobs_of_logits(hidden, targets, temperature, with_entropy, entropy_grad)
+                logprobs, entropy = logprobs_of_logits(hidden, targets, temperature, **settings)
             else:
-                logprobs, entropy = token_logprobs(
-                    hidden,
-                    head.linear.weight,
-                    head.linear.bias,
-                    targets,
-                    temperature,
-                    scale=head.scale,
-                    softcap=head.softcap,
-                    compute_dtype=self.autocast,
-                    with_entropy=with_entropy,
-                    entropy_grad=entropy_grad,
-                )
+                settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
+                weight, bias = head.linear.weight, head.linear.bias
+                logprobs, entropy = token_logprobs(hidden, weight, bias, targets, temperature, **settings)
             results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
         if others:
             logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
@@ -314,15 +271,13 @@ class Passes:
         """The ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as ``forward``."""
         if k > (vocabulary := self.model.config.get_text_config().vocab_size):
             raise UserError(f"the {k} likeliest tokens are wanted of a model that has {vocabulary}: ask for fewer")
-
         line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, whole=False)
         if line is None:
             empty = completion_ids.new_zeros((*completion_ids.shape, k))
             return TopK(empty.float(), empty)
-        predicts = line.predicts
 
         def likeliest(states: Tensor) -> Tensors:
-            hidden = states.index_select(0, predicts)
+            hidden = states.index_select(0, line.predicts)
             if (head := self.head) is None:
                 logprobs, ids = F.log_softmax(hidden.float() / temperature, dim=-1).topk(k)
             else:
@@ -343,7 +298,7 @@ class Passes:
         temperature: float,
         whole: bool,
     ) -> _Line | None:
-        """The rows as the model gets them; ``None`` without rows. ``whole``: each row's last token too."""
+        """The rows in the layout that computes least; ``None`` without rows. ``whole``: each row's last token too."""
         if temperature <= 0:
             raise UserError(
                 f"temperature {temperature:g} has no log-probabilities to train on: set rollout.temperature above 0"
@@ -357,10 +312,23 @@ class Passes:
         longest = max(len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True))
         if longest > self._prepared_for:
             self.prepare(longest)
+        assert self._verdict is not None
         sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
         completions = completion_ids.cpu()[mask]
-        compute, layouts = self._lay_out(prompt_ids, completions, lengths, sharing, whole)
-        return _Line(compute, layouts, *_places(layouts), mask.to(self.device), completions.to(self.device))
+        whole = whole or self.one_by_one  # where a row's length matters
+        make: Callable[..., Layout] = padded_layout
+        compute = self._verdict.padded
+        if self._shares(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing):
+            make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
+        rows = [(prompt_ids, completions, lengths)]
+        if compute is None:
+            parts = completions.split(lengths)
+            rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
+        layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
+        if self.device.type != "cpu":
+            layouts = [to_device(layout, self.device) for layout in layouts]
+        mask, completions = mask.to(self.device), completions.to(self.device)
+        return _Line(compute or self.model, layouts, *all_places(layouts), mask, completions)
 
     def _states(self, line: _Line) -> Tensor:
         """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
@@ -376,8 +344,8 @@ class Passes:
                     f"kernels failed in a pass after they had passed the trial: {type(error).__name__}: {error};"
                     " go on without them: --resume RUN_DIR --kernels none"
                 ) from error
-        parts = [(one.logits if bare else one.last_hidden_state).flatten(0, 1) for one in passes]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        states = [(output.logits if bare else output.last_hidden_state).flatten(0, 1) for output in passes]
+        return torch.cat(states) if len(states) > 1 else states[0]
 
     def _through(self, line: _Line, read: Callable[[Tensor], Tensors]) -> Tensors:
         """``read`` of the hidden states, where weights may be whole only inside the backend's pass."""
@@ -393,7 +361,6 @@ class Passes:
         return self._through(line, lambda states: {"states": states[places]})["states"]
 
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
-        """For no rows at all."""
         zeros = torch.zeros(tuple(shape), device=self.device)
         if self.scalar is not None:
             return Outputs(values=zeros if "values" in outputs else None, scores=zeros.sum(-1) if "scores" in outputs else None)
@@ -417,25 +384,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             layer.training = False
 
 
-def _places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
-    """``predicts`` and ``last`` over the hidden states of all layouts, one after the other."""
-    if len(layouts) == 1:
-        return layouts[0].predicts, layouts[0].last
-    starts = [0]
-    for layout in layouts:
-        starts.append(starts[-1] + layout.input_ids.numel())
-    predicts = [layout.predicts + start for layout, start in zip(layouts, starts, strict=False)]
-    return torch.cat(predicts), torch.cat([layout.last + start for layout, start in zip(layouts, starts, strict=False)])
-
-
-def _scalars(score: nn.Linear, hidden: Tensor) -> Tensor:
-    bias = None if score.bias is None else score.bias.float()
-    return F.linear(hidden.float(), score.weight.float(), bias).squeeze(-1)
-
-
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
     """``[C, ...]`` → ``[B, T, ...]``, zeros elsewhere."""
-    if values.shape[0] == mask.numel():
-        return values.view(*mask.shape, *values.shape[1:])
-    rows, columns = mask.nonzero(as_tuple=True)
-    return values.new_zeros(*mask.shape, *values.shape[1:]).index_put((rows, columns), values)
+    shape = (*mask.shape, *values.shape[1:])
+    return values.view(shape) if len(values) == mask.numel() else values.new_zeros(shape).index_put((mask,), values)

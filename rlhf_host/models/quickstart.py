@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, split_problems
+from rlhf_host.directories import flush
 from rlhf_host.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 VERSION = 2
 """Part of the cached directory's name: goes up with every change to what is built."""
@@ -171,19 +172,18 @@ def _build(directory: Path, recipe: Recipe, progress: bool) -> None:
     note = json.dumps({"recipe": asdict(recipe), "measured": measured}, indent=2)
     (directory / "pretraining.json").write_text(note + "\n", encoding="utf-8")
     for path in directory.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        flush(path)
 
 
-def _encode(problems: list[tuple[str, str]], tokenizer: object) -> tuple[Tensor, Tensor]:
+def _encode(problems: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
     """Token ids ``[N, L]`` int64 of prompt, answer and end, right-padded, and where the answer and end are, ``[N, L]`` bool."""
-    prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]  # type: ignore[operator]
-    labels = tokenizer([label for _, label in problems])["input_ids"]  # type: ignore[operator]
+    prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]
+    labels = tokenizer([label for _, label in problems])["input_ids"]
     length = max(len(prompt) + len(label) + 1 for prompt, label in zip(prompts, labels, strict=True))
-    tokens = torch.full((len(problems), length), tokenizer.pad_token_id)  # type: ignore[attr-defined]
+    tokens = torch.full((len(problems), length), tokenizer.pad_token_id)
     answers = torch.zeros(len(problems), length, dtype=torch.bool)
     for row, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
-        ids = [*prompt, *label, tokenizer.eos_token_id]  # type: ignore[attr-defined]
+        ids = [*prompt, *label, tokenizer.eos_token_id]
         tokens[row, : len(ids)] = torch.tensor(ids)
         answers[row, len(prompt) : len(ids)] = True
     return tokens, answers

@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlhf_host.errors import UserError
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
-from rlhf_host.models.loading import context_length
+from rlhf_host.models.loading import context_length, first_line
 
 EXACT = 1e-4
 """Largest relative distance of a position's hidden state, where everything is computed in 32 bits."""
@@ -96,9 +96,12 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     length = min(length, context_length(model))
     sample = Sample.of(length, config)
     try:
-        expected = _expected(partial(hidden, model), sample)
+        rows = [hidden(model, layout) for layout in sample.alone()]
     except FAILURES as error:
-        raise UserError(f"{name} does not run over plain rows of tokens: {type(error).__name__}: {_line(error)}") from error
+        raise UserError(
+            f"{name} does not run over plain rows of tokens: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    expected = torch.cat([row[:-1] for row in rows] + [row[-1:] for row in rows])
     if not bool(torch.isfinite(expected).all()):
         return Verdict(None, twin)  # weights that have diverged tell nothing; the loss will say so
     modules = list(dict.fromkeys((twin, model)))
@@ -115,7 +118,7 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
             try:
                 gap = distance(hidden(module, make()), expected, exact)
             except FAILURES as error:
-                problems.append(f"{who} does not take the {layout} layout: {_line(error)}")
+                problems.append(f"{who} does not take the {layout} layout: {first_line(error)}")
                 continue
             tolerance = EXACT if exact else 3 * max(padded_gap, ROUGH / 3) if layout == "shared" else ROUGH
             if gap <= tolerance:
@@ -130,11 +133,6 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     elif with_shared and chosen["shared"] is None:
         problems.append(f"a group's prompt is computed for every completion of {name}")
     return Verdict(chosen.get("shared"), chosen["padded"], tuple(problems))
-
-
-def _expected(hidden: Callable[[Layout], Tensor], sample: Sample) -> Tensor:
-    rows = [hidden(layout) for layout in sample.alone()]
-    return torch.cat([row[:-1] for row in rows] + [row[-1:] for row in rows])
 
 
 def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -> bool:
@@ -160,7 +158,7 @@ def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: 
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     parts = layers[:1] + layers[-1:] if layers else [model]
-    parameters = list(dict.fromkeys(one for part in parts for one in part.parameters() if one.requires_grad))
+    parameters = list(dict.fromkeys(weight for part in parts for weight in part.parameters() if weight.requires_grad))
     if not parameters:
         return None
     sample = Sample.of(length, model.config.get_text_config())  # type: ignore[operator,union-attr]
@@ -184,9 +182,5 @@ def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
     """Equal while the model holds the same parameters, on the same device, in the same types, in as many modules."""
-    parameters = ((id(one), one.device, one.dtype, one.requires_grad) for one in model.parameters())
+    parameters = ((id(weight), weight.device, weight.dtype, weight.requires_grad) for weight in model.parameters())
     return (sum(1 for _ in model.modules()), *itertools.chain(parameters))
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -136,14 +136,13 @@ class Roles:
 
 def check_state(directory: Path, needs: Needs) -> None:
     """Raises ``UserError`` when a checkpoint's roles are not those this run trains."""
-    saved, trained = (sorted(names) for names in ((path.name for path in directory.iterdir()), trained_roles(needs)))
+    saved, trained = (
+        sorted(path.name for path in directory.iterdir()),
+        sorted(need.name for need in needs.roles if need.trainable),
+    )
     if saved != trained:
         then, now = ", ".join(saved), ", ".join(trained)
         raise UserError(f"the checkpoint trains {then}, this run {now}: resume with the algorithm it was started with")
-
-
-def trained_roles(needs: Needs) -> list[str]:
-    return [need.name for need in needs.roles if need.trainable]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +177,7 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
             model = save_for_engine(load_model(role), tokenizer, Path(directory), with_weights=setup.version >= 0)
         return plugin.start(
             EngineStart(
-                model=model,
-                tokenizer=tokenizer,
-                version=setup.version,
-                compute=compute,
-                kernels=tried_kernels(setup.kernels),
+                model=model, tokenizer=tokenizer, version=setup.version, compute=compute, kernels=tried_kernels(setup.kernels)
             )
         )
 

@@ -34,26 +34,24 @@ class DevicePhases:
         with self._lock:
             with contextlib.suppress(RunError):
                 self._engines.sleep()
-            if self._away and trainable:
-                self._everywhere("reload")
-                self._away = False
+            if trainable:
+                self._move("reload", away=False)
 
     def sample(self) -> None:
         """Before engines compute."""
         with self._lock:
-            if not self._away:
-                self._everywhere("offload")
-                self._away = True
+            self._move("offload", away=True)
             self._engines.wake()
 
     def both(self) -> None:
         """Before weights travel: both are there."""
         with self._lock:
-            if self._away:
-                self._everywhere("reload")
-                self._away = False
+            self._move("reload", away=False)
             self._engines.wake()
 
-    def _everywhere(self, method: str) -> None:
-        calls = [(reference, group.name) for group in self._groups for reference in group.call(method)]
+    def _move(self, method: str, *, away: bool) -> None:
+        if self._away == away:
+            return
+        calls = [(reference, group.name) for group in self._groups for reference in group.call("of_backends", method)]
         wait_all([reference for reference, _ in calls], *(name for _, name in calls))
+        self._away = away

@@ -75,9 +75,9 @@ class Dispatcher:
     def _place(self) -> None:
         groups: dict[Hashable, list[Ticket]] = {}
         for ticket in self.arrived:
-            home = self._homes.get(ticket.group)
             if ticket.dropped:
                 continue
+            home = self._homes.get(ticket.group)
             if home is not None and home.open:
                 home.waiting.append(ticket)
                 home.tokens += ticket.tokens
@@ -93,7 +93,7 @@ class Dispatcher:
             able = [lane for lane in self.lanes if lane.open and lane.room > 0]
             if not able:
                 return
-            lane = min(able, key=lambda one: one.tokens)
+            lane = min(able, key=lambda lane: lane.tokens)
             group, tickets = self._free.popleft()
             tickets = [ticket for ticket in tickets if not ticket.dropped]
             if not tickets:

@@ -8,12 +8,11 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.engines.requests import Request
+from rlhf_host.engines.requests import Call, Request
 from rlhf_host.errors import RunError
-from rlhf_host.protocols import EngineTraits, SyncTarget
+from rlhf_host.protocols import EngineTraits
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
 from rlhf_host.runtimes.engine_revival import EngineLives, RemoteEngine, Seat, is_lost
@@ -26,14 +25,6 @@ AHEAD = 2
 """An engine gets so many times what it decodes together, so that it never waits for more; the rest goes to whoever is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A ticket's content."""
-
-    request: Request
-    future: asyncio.Future[Generation]
-
-
 class EnginePool:
     """``protocols.Generator`` over several.
 
@@ -41,7 +32,7 @@ class EnginePool:
     of one turn of the event loop travels in one call. An engine that dies is started again (``EngineLives``); meanwhile the others
     take over what it had not answered, and a request is answered once, whoever does it.
 
-    Call everything but ``start``, ``sleep`` and ``wake`` on the run's event loop.
+    Call everything but ``lives.start``, ``sleep`` and ``wake`` on the run's event loop.
     """
 
     def __init__(self, actors: Sequence[tuple[str, Any, tuple[Any, ...]]], traits: EngineTraits, *, wait_s: float = 60.0):
@@ -71,13 +62,6 @@ class EnginePool:
         self.before_sampling: Callable[[], None] = self.wake
         """Called in a thread before requests go to engines that sleep; wakes them."""
 
-    # --- what the run sees ------------------------------------------------------------------------
-
-    @property
-    def targets(self) -> list[SyncTarget]:
-        """The engines that are up, as weight sync sees them; another list of other objects after each that was started again."""
-        return self.lives.targets
-
     @property
     def busy_s(self) -> float:
         """Seconds in which something was being generated."""
@@ -95,7 +79,7 @@ class EnginePool:
             raise RunError("no engine is left")
         if self.version < 0:
             raise RunError("the engines have no weights of this run yet: sync them first")
-        call = _Call(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
+        call = Call(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
         # A key ends in the sample and its turn: the rest is the task's.
         ticket = Ticket(next(self._numbers), key[:-2], len(token_ids) + sampling.max_new_tokens, call)
         self._queue.arrived.append(ticket)
@@ -115,10 +99,6 @@ class EnginePool:
                 seat.state = "serving" if seat.engine.version == version else "unsynced"
                 seat.lane.open = seat.state == "serving"
         self._dispatch()
-
-    def start(self, infos: Iterable[EngineInfo]) -> None:
-        """The engines are up; ``infos`` in the order of the actors."""
-        self.lives.start(infos)
 
     def sleep(self) -> None:
         """Have the engines give their memory back until the next request.
@@ -155,10 +135,8 @@ class EnginePool:
             task.cancel()
         self._fail_all(RunError("the engines were closed while requests were pending"))
         with contextlib.suppress(Exception):
-            closing = (_result(seat.actor.close.remote()) for seat in self.lives.up)
+            closing = (seat.actor.close.remote() for seat in self.lives.up)
             await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), 10.0)
-
-    # --- requests ---------------------------------------------------------------------------------
 
     def _dispatch_soon(self, delay: float = 0.0) -> None:
         # Tasks started together all ask in one turn of the loop: only then is it seen who gets what.
@@ -278,8 +256,6 @@ class EnginePool:
                 ticket.content.future.set_exception(error)
         self._note_rest()
 
-    # --- engines that die -------------------------------------------------------------------------
-
     def _give_to_others(self, seat: Seat) -> int:
         count = self._queue.close(seat.lane)
         self._note_rest()
@@ -291,7 +267,3 @@ class EnginePool:
             self.synced(self.version)
         elif self.resync is not None:
             await self.resync()
-
-
-async def _result(reference: Any) -> Any:
-    return await reference

@@ -109,6 +109,7 @@ class EngineLives:
 
     @property
     def targets(self) -> list[SyncTarget]:
+        """The engines that are up, as weight sync sees them; other objects after each that was started again."""
         return [SyncTarget(seat.name, seat.engine) for seat in self.up if seat.engine is not None]
 
     @property
@@ -116,6 +117,7 @@ class EngineLives:
         return [seat for seat in self.seats if seat.engine is not None]
 
     def start(self, infos: Iterable[EngineInfo]) -> None:
+        """The engines are up; ``infos`` in the order of the seats."""
         for seat, info in zip(self.seats, infos, strict=True):
             self._begin_life(seat, info)
 

@@ -37,12 +37,8 @@ class Block:
         return self.devices * (self.nodes or 1)
 
     @property
-    def name(self) -> str:
-        return "+".join(self.roles)
-
-    @property
-    def size(self) -> str:
-        return f"{self.nodes}x{self.devices}" if self.nodes else str(self.devices)
+    def text(self) -> str:
+        return f"{'+'.join(self.roles)}={f'{self.nodes}x' if self.nodes else ''}{self.devices}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +127,9 @@ def _parse_block(text: str) -> Block:
         elif word in STRATEGIES and strategy is None:
             strategy = STRATEGIES[word]
         else:
-            near = (
-                near_matches(word, (*KINDS, *STRATEGIES)) or f"; after ':' come {', '.join((*KINDS, *STRATEGIES))}, one of each"
-            )
-            raise UserError(f"placement {text!r}: {word!r} is not understood{near}")
+            words = (*KINDS, *STRATEGIES)
+            hint = near_matches(word, words) or f"; after ':' come {', '.join(words)}, one of each"
+            raise UserError(f"placement {text!r}: {word!r} is not understood{hint}")
     return Block(roles, int(match["devices"]), nodes, kind, strategy)
 
 
@@ -156,12 +151,10 @@ def plan_places(
         for role in block.roles:
             if role not in wanted and role not in ROLES:
                 known = sorted({*wanted, *ROLES})
-                raise UserError(
-                    f"placement {block.name}={block.size}: no chosen plugin knows the role {role!r}{near_matches(role, known)}"
-                )
+                raise UserError(f"placement {block.text}: no chosen plugin knows the role {role!r}{near_matches(role, known)}")
         if not any(role in wanted for role in block.roles):
             raise UserError(
-                f"placement {block.name}={block.size}: no chosen plugin needs {' or '.join(block.roles)}; leave it out"
+                f"placement {block.text}: no chosen plugin needs {' or '.join(block.roles)}; leave it out"
                 f" (this run has {', '.join(wanted)})"
             )
     named = {role for block in blocks for role in block.roles}
@@ -181,13 +174,11 @@ def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engin
     if block.total % unit or (block.nodes and block.devices % unit):
         where = f"{block.devices} on each node" if block.nodes else f"{block.total}"
         raise UserError(
-            f"placement {block.name}={block.size}: an engine takes {unit} devices (tensor × pipeline parallel), and"
+            f"placement {block.text}: an engine takes {unit} devices (tensor × pipeline parallel), and"
             f" {where} do not divide by {unit}; ask for a multiple of {unit}"
         )
-    if block.nodes:
-        bundles: tuple[int, ...] = (block.devices,) * block.nodes
-    else:
-        bundles = (unit,) * (block.total // unit)  # an engine's devices must be on one node
+    # An engine's devices must be on one node.
+    bundles = (block.devices,) * block.nodes if block.nodes else (unit,) * (block.total // unit)
     strategy = block.strategy or ("STRICT_SPREAD" if block.nodes and block.nodes > 1 else "PACK")
     engines = tuple(tuple(range(begin, begin + unit)) for begin in range(0, block.total, unit)) if rollout else ()
     held = tuple(role for role in wanted if role in here and role != ROLLOUT)
@@ -244,9 +235,9 @@ def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> 
         if room < count:
             unit = f"{place.kind.upper()}s" if size > 1 else place.kind.upper()
             held = ", ".join(f"{node.name} {node.has(place.kind)}" for node in nodes)
-            what = "different nodes with" if apart else "bundles on one node of" if together else "bundles of"
+            bundles = "different nodes with" if apart else "bundles on one node of" if together else "bundles of"
             return (
-                f"the placement of {place.name} needs {count} {what} {size} {unit}, and the cluster has room for {room}"
+                f"the placement of {place.name} needs {count} {bundles} {size} {unit}, and the cluster has room for {room}"
                 f" ({held}): ask for less, or {remedy}"
             )
     return None

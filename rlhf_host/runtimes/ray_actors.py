@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Answer = tuple[int, Generation | Exception]
 """A request's number and what came of it."""
-
-
 WATCH_S = 1.0
 """Between looks whether an engine's own processes live."""
 
@@ -128,32 +126,15 @@ class WorkerActor:
         return update, worker.compute_s - before
 
     @_plainly
-    def run(self, function: str, arguments: Mapping[str, Any]) -> Any:
-        """``"package.module:function"(weights, **arguments)``."""
-        return self.roles.run(function, arguments)
+    def of_roles(self, method: str, *arguments: Any) -> Any:
+        """What a method of ``Roles`` gives: ``run``, ``save_role``, ``save_state`` or ``load_state``."""
+        return getattr(self.roles, method)(*arguments)
 
     @_plainly
-    def save_role(self, name: str, directory: str) -> None:
-        self.roles.save_role(name, directory)
-
-    @_plainly
-    def save_state(self, directory: str) -> None:
-        self.roles.save_state(directory)
-
-    @_plainly
-    def load_state(self, directory: str) -> None:
-        self.roles.load_state(directory)
-
-    @_plainly
-    def offload(self) -> None:
-        """Move what only training needs off the device, where the backend can."""
+    def of_backends(self, method: str) -> None:
+        """``offload`` or ``reload`` every trained role."""
         for backend in self.roles.backends.values():
-            backend.offload()
-
-    @_plainly
-    def reload(self) -> None:
-        for backend in self.roles.backends.values():
-            backend.reload()
+            getattr(backend, method)()
 
 
 async def _leave_with(engine: Any) -> None:

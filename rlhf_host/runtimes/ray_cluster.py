@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class RayCluster:
 
     def __init__(self, settings: Ray.Options):
         self.settings = settings
-        self.made = False
+        self.is_own = False
         self._directory: Path | None = None
         self._environment: dict[str, str | None] = {}
         self._groups: list[Any] = []
@@ -57,20 +57,21 @@ class RayCluster:
         atexit.register(self.stop)
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
-            if self.settings.address is not None:
+            if self.settings.address is None:
+                self._make(ray, quiet)
+                self.is_own = True
+            else:
                 _require_answer(self.settings.address)
                 with _as_user_error(f"cannot join the Ray cluster {self.settings.address} (token: RAY_AUTH_TOKEN)"):
                     ray.init(address=self.settings.address, **quiet)  # type: ignore[arg-type]
-                return
-            self._make(ray, quiet)
-            self.made = True
         except BaseException:
             self.stop()
             raise
 
     def _make(self, ray: Any, quiet: dict[str, Any]) -> None:
-        parent = self.settings.temp_dir or _short_directory()
-        if len(os.fsencode(parent)) + len("/rlhf-ray-00000000") > SOCKET_ROOM:
+        directory = tempfile.gettempdir()
+        parent = self.settings.temp_dir or (directory if _is_short(directory) else "/tmp")
+        if not _is_short(parent):
             raise UserError(f"ray.temp_dir {parent} is too long for the sockets beneath it: give one such as /tmp")
         Path(parent).mkdir(parents=True, exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix="rlhf-ray-", dir=parent))
@@ -96,13 +97,13 @@ class RayCluster:
         """The machines alive, with all their CPUs and GPUs."""
         import ray
 
-        found = [
+        nodes = [
             Node(node["NodeManagerHostname"], int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
             for node in ray.nodes()
             if node["Alive"]
             for resources in [node["Resources"]]
         ]
-        return sorted(found, key=lambda node: node.name)
+        return sorted(nodes, key=lambda node: node.name)
 
     def reserve(self, places: Sequence[Place]) -> list[Any]:
         """A placement group for every place.
@@ -114,7 +115,8 @@ class RayCluster:
         from ray.util.placement_group import placement_group
 
         for place in places:
-            bundles = [_bundle(place, size) for size in place.bundles]
+            units = ("CPU", "GPU") if place.kind == "gpu" else ("CPU",)
+            bundles = [dict.fromkeys(units, float(size)) for size in place.bundles]
             self._groups.append(placement_group(bundles, strategy=place.strategy, name=f"rlhf {place.name}"))
         waiting = [group.ready() for group in self._groups]
         _, late = ray.wait(waiting, num_returns=len(waiting), timeout=self.settings.wait_s)
@@ -154,26 +156,27 @@ class RayCluster:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
         self._restore_environment()
-        if self.made:
+        if self.is_own:
             _reread_environment()
         atexit.unregister(self.stop)
 
     def _set_environment(self) -> None:
         self._environment["PYTHONBREAKPOINT"] = os.environ.get("PYTHONBREAKPOINT")  # Ray puts its own debugger there
-        for name, value in {**_ENVIRONMENT, "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": None, "RAY_ADDRESS": None}.items():
-            self._environment[name] = os.environ.get(name)
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        own = {**_ENVIRONMENT, "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": None, "RAY_ADDRESS": None}
+        self._environment |= {name: os.environ.get(name) for name in own}
+        _set_environment(own)
 
     def _restore_environment(self) -> None:
-        for name, value in self._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_environment(self._environment)
         self._environment = {}
+
+
+def _set_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _reread_environment() -> None:
@@ -190,10 +193,6 @@ def _reread_environment() -> None:
         raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _bundle(place: Place, size: int) -> dict[str, float]:
-    return {"CPU": size, "GPU": size} if place.kind == "gpu" else {"CPU": size}
-
-
 def _require_answer(address: str) -> None:
     """Raises ``UserError`` where nobody listens at ``HOST:PORT``: Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
@@ -207,17 +206,16 @@ def _require_answer(address: str) -> None:
         ) from error
 
 
-def _short_directory() -> str:
-    given = tempfile.gettempdir()
-    return given if len(os.fsencode(given)) + len("/rlhf-ray-00000000") <= SOCKET_ROOM else "/tmp"
+def _is_short(directory: str) -> bool:
+    return len(os.fsencode(directory)) + len("/rlhf-ray-00000000") <= SOCKET_ROOM
 
 
 @contextlib.contextmanager
-def _as_user_error(what: str) -> Iterator[None]:
+def _as_user_error(problem: str) -> Iterator[None]:
     try:
         yield
     except (UserError, RunError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{what}: {type(error).__name__}: {reason[:500]}") from error
+        raise UserError(f"{problem}: {type(error).__name__}: {reason[:500]}") from error

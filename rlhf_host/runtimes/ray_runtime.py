@@ -49,7 +49,7 @@ class RayRuntime:
             nodes = self.cluster.nodes()
             kind: Kind = "gpu" if any(node.gpu for node in nodes) else "cpu"
             places = plan(kind)
-            remedy = "set --ray.num-cpus to count more" if self.cluster.made and kind == "cpu" else "join a larger cluster"
+            remedy = "set --ray.num-cpus to count more" if self.cluster.is_own and kind == "cpu" else "join a larger cluster"
             if (problem := shortage(places, nodes, remedy=remedy)) is not None:
                 raise UserError(problem)
             self._start(start, places, self.cluster.reserve(places), parts)
@@ -85,7 +85,10 @@ class RayRuntime:
         loading = []
         for group, setup, looks, gpu in groups:
             first = wait_all(looks[:1], group.name, within_s=START_S)[0]
-            each = [(setup, rank, group.size, first["address"], first["port"], group.parts, gpu) for rank in range(group.size)]
+            each = [
+                (setup, rank, len(group.actors), first["address"], first["port"], group.parts, gpu)
+                for rank in range(len(group.actors))
+            ]
             loading.append((group, group.call_each("start", each)))
         answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
         lengths = {name: length for own, _ in answers for name, length in own.items()}
@@ -95,7 +98,7 @@ class RayRuntime:
         self.context_lengths = {**lengths, "actor": shortest}
         self.engine = EnginePool(engines, self._engine_traits, wait_s=self._options.wait_s)
         self.engine.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
-        self.engine.start(infos)
+        self.engine.lives.start(infos)
         self.engine.resync = self._resync
         if engine_setup.version != NO_WEIGHTS:
             self.engine.synced(engine_setup.version)
@@ -110,12 +113,10 @@ class RayRuntime:
         self._lock = asyncio.Lock()
         self._version = NO_WEIGHTS
 
-    # --- weights ----------------------------------------------------------------------------------
-
     @property
     def targets(self) -> list[SyncTarget]:
         """The engines that are up."""
-        return self.engine.targets
+        return self.engine.lives.targets
 
     async def sync(self, version: int) -> None:
         """Bring the actor's weights to the engines as ``version``. An engine that dies meanwhile gets them when it is back."""
@@ -149,8 +150,6 @@ class RayRuntime:
                     raise
         self.engine.synced(self._version)
 
-    # --- what is kept -----------------------------------------------------------------------------
-
     def save_role(self, name: str, directory: Path) -> None:
         self._everywhere([self.trainer.by_role[name]], "save_role", name, str(directory.absolute()))
         self._tokenizer.save_pretrained(directory)
@@ -165,7 +164,7 @@ class RayRuntime:
     @staticmethod
     def _everywhere(groups: Sequence[WorkerGroup], method: str, *arguments: str) -> None:
         for group in groups:
-            wait_all(group.call(method, *arguments), group.name)
+            wait_all(group.call("of_roles", method, *arguments), group.name)
 
     async def close(self) -> None:
         try:
@@ -192,7 +191,7 @@ class RemoteSource:
         """``"package.module:function"(weights, **arguments)`` on every rank; the first failure is raised at once."""
         import ray
 
-        waiting = [asyncio.ensure_future(_wait(reference)) for reference in self.group.call("run", function, arguments)]
+        waiting = [asyncio.ensure_future(reference) for reference in self.group.call("of_roles", "run", function, arguments)]
         try:
             return list(await asyncio.gather(*waiting))
         except ray.exceptions.RayError as error:
@@ -209,23 +208,13 @@ def _actor(cls: type, place: Place, group: Any, device: int, devices: int, setti
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    engine = cls is EngineActor
     options: dict[str, Any] = {
         "num_cpus": devices,
         "num_gpus": devices if place.kind == "gpu" else 0,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            placement_group=group,
-            placement_group_bundle_index=place.bundle_of(device),
-            placement_group_capture_child_tasks=True,
-        ),
-        "max_restarts": settings.max_restarts if engine else 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, place.bundle_of(device), True),
     }
-    if engine:
-        options["max_concurrency"] = 10_000
+    if cls is EngineActor:
+        options |= {"max_restarts": settings.max_restarts, "max_concurrency": 10_000}
     if settings.runtime_env:
         options["runtime_env"] = dict(settings.runtime_env)
     return ray.remote(cls).options(**options).remote()
-
-
-async def _wait(reference: Any) -> Any:
-    return await reference

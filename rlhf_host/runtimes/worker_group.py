@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +15,9 @@ from torch import Tensor
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.protocols import Update
 from rlhf_host.records.tensors import Batch, TopK
-from rlhf_host.runtimes.batch_shards import Shard, deal_rows, make_shard
+from rlhf_host.runtimes.batch_shards import deal_rows, make_shard
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.worker import place
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -33,17 +33,13 @@ class WorkerGroup:
     _order: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def size(self) -> int:
-        return len(self.actors)
-
-    @property
     def ranks(self) -> int:
         """Among how many the rows of a batch are dealt out."""
-        return self.size // self.parts
+        return len(self.actors) // self.parts
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """References to every process's answer to the same call."""
-        return self.call_each(method, [arguments] * self.size)
+        return self.call_each(method, [arguments] * len(self.actors))
 
     def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         # Calls may be collective: all processes must get two threads' calls in the same order.
@@ -86,11 +82,11 @@ class RemoteTrainer:
         group = self.by_role[role]
         if self.before is not None:
             self.before(role in group.trainable)
-        shards = _Shards(batch, self.unit_rows)
-        calls = [(method, role, arguments, reference) for reference in shards.references(group.ranks)]
+        rows_of_ranks, shards = self._deal(batch, group.ranks)
+        calls = [(method, role, arguments, shard) for shard in shards]
         answers = wait_all(group.call_ranks("compute", calls), group.name)
         self.compute_s += max(seconds for _, seconds in answers)
-        for rows, (parts, _) in zip(shards.rows(group.ranks), answers[:: group.parts], strict=True):
+        for rows, (parts, _) in zip(rows_of_ranks, answers[:: group.parts], strict=True):
             for result, part in zip(results, parts, strict=True):
                 if rows:
                     place(result, rows, torch.tensor(part))
@@ -104,17 +100,17 @@ class RemoteTrainer:
         """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
         import ray
 
-        shards = _Shards(batch, self.unit_rows)
+        deal = functools.cache(partial(self._deal, batch))
         whole = ray.put(Denominators.of(batch))
         with self.still:
             self.ahead = True
         if self.before is not None:
             self.before(True)
         references = [
-            group.call_ranks("update", [(ref, whole, sampled_now) for ref in shards.references(group.ranks)])
+            group.call_ranks("update", [(shard, whole, sampled_now) for shard in deal(group.ranks)[1]])
             for group in self.trained
         ]
-        names = [group.name for group in self.trained for _ in range(group.size)]
+        names = [group.name for group in self.trained for _ in group.actors]
         answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
         self.compute_s += max((seconds for _, seconds in answers), default=0.0)
         whole_update = Update(Metrics())
@@ -123,28 +119,12 @@ class RemoteTrainer:
             whole_update.refused = whole_update.refused or update.refused
         return whole_update
 
-
-class _Shards:
-    """A batch's shards, put into the object store once per number of ranks."""
-
-    def __init__(self, batch: Batch, unit_rows: bool):
-        self._batch, self._unit_rows = batch, unit_rows
-        self._by_count: dict[int, tuple[list[list[int]], list[Any]]] = {}
-
-    def references(self, count: int) -> list[Any]:
-        return self._for(count)[1]
-
-    def rows(self, count: int) -> list[list[int]]:
-        return self._for(count)[0]
-
-    def _for(self, count: int) -> tuple[list[list[int]], list[Any]]:
+    def _deal(self, batch: Batch, ranks: int) -> tuple[list[list[int]], list[Any]]:
+        """Each rank's rows, by their places in the batch and as a reference to its shard in the object store."""
         import ray
 
-        if count not in self._by_count:
-            rows = deal_rows(self._batch, count, unit_rows=self._unit_rows)
-            shards: Iterable[Shard] = (make_shard(self._batch, own) for own in rows)
-            self._by_count[count] = rows, [ray.put(shard) for shard in shards]
-        return self._by_count[count]
+        rows = deal_rows(batch, ranks, unit_rows=self.unit_rows)
+        return rows, [ray.put(make_shard(batch, own)) for own in rows]
 
 
 def wait_all(references: Sequence[Any], *names: str, within_s: float | None = None) -> list[Any]:
@@ -182,8 +162,8 @@ def plain_error(error: Exception, who: str) -> Exception:
         return RunError(f"{who} failed: {type(cause).__name__}: {' '.join(str(cause).split())}")
     if type(error).__name__ == "ActorUnavailableError":
         return LostError(f"{who} is lost (its process or its machine does not answer)")
-    said = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason known"]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason known"]
     # Where a process could not even be made, its own traceback follows, and the reason is the last line.
-    made = not any(word in said[0] for word in ("creation task", "runtime environment", "runtime_env"))
-    reason = said[0 if made else -1].rstrip(".")
+    no_process = any(word in lines[0] for word in ("creation task", "runtime environment", "runtime_env"))
+    reason = lines[-1 if no_process else 0].rstrip(".")
     return LostError(f"{who} is lost ({type(error).__name__}: {reason})")

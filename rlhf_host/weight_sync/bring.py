@@ -65,9 +65,12 @@ class Bring:
             _, proofs = self._proofs.get(id(engine), (engine, 0))
             if proofs >= verified_syncs(self.verify, moved=not target.in_place) or engine.version != version:
                 continue
-            late = all(engine is not one for one in self._first or ())
+            late = all(engine is not first for first in self._first or ())
+            prompt = probe_prompt(self.tokenizer, self.context_length)
+            settings = {"temperature": self.temperature, "tolerance": RUN_TOLERANCE if self.exact else ROUGH_TOLERANCE}
+            assert self.logprobs is not None
             try:
-                gap = await self._compare([target] * (PROBES if late else 1), version)
+                gap = await verify_sync([target] * (PROBES if late else 1), self.logprobs, version, prompt, **settings)
             except LostError:
                 raise
             except RunError as error:
@@ -77,25 +80,10 @@ class Bring:
                 engine.version = NO_WEIGHTS  # whatever it says of itself
                 continue
             if late and not proofs:
-                log.warning(
-                    "engine %s has the weights of version %d (log-probabilities of a probe within %.1g of the trainer's)",
-                    target.name,
-                    version,
-                    gap,
-                )
+                proof = "log-probabilities of a probe within %.1g of the trainer's"
+                log.warning(f"engine %s has the weights of version %d ({proof})", target.name, version, gap)
             self._proofs[id(engine)] = engine, proofs + 1
         if failed and all(target.engine.version != version for target in targets):
             raise next(iter(failed.values()))
         for name, problem in failed.items():
             log.error("engine %s is up again, but cannot serve: %s", name, problem)
-
-    async def _compare(self, targets: Sequence[SyncTarget], version: int) -> float:
-        assert self.logprobs is not None
-        return await verify_sync(
-            targets,
-            self.logprobs,
-            version,
-            probe_prompt(self.tokenizer, self.context_length),
-            temperature=self.temperature,
-            tolerance=RUN_TOLERANCE if self.exact else ROUGH_TOLERANCE,
-        )

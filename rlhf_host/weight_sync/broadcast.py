@@ -22,17 +22,16 @@ class Broadcast(ConnectedSync):
             "auto", description="auto: nccl if trainer and engines are all on different GPUs, else gloo"
         )
         address: str | None = Field(
-            None,
-            description="address the trainer listens on; default: loopback on one machine, else its network address",
+            None, description="address the trainer listens on; default: loopback on one machine, else its network address"
         )
 
-    def choose(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def choose(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         backend = self.options.backend
         if backend == "auto":
-            gpus = [one["gpu"] for one in found]
+            gpus = [end["gpu"] for end in ends]
             backend = "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
-        return {"backend": backend, "size": 1 + sum(engine["size"] for engine in found[1:])}
+        return {"backend": backend, "size": 1 + sum(engine["size"] for engine in ends[1:])}
 
-    def address(self, found: Sequence[Mapping[str, Any]]) -> str | None:
-        here = len({one["machine"] for one in found}) == 1
-        return self.options.address or (LOOPBACK if here else None)
+    def address(self, ends: Sequence[Mapping[str, Any]]) -> str | None:
+        one_machine = len({end["machine"] for end in ends}) == 1
+        return self.options.address or (LOOPBACK if one_machine else None)

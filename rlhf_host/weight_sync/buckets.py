@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
-from rlhf_host.protocols import Bucket
+from rlhf_host.protocols import Bucket, Buckets, Weights
 
 ALIGNMENT = 64
 
@@ -55,9 +56,9 @@ class Layout:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -72,6 +73,17 @@ def _cast(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
     return wanted if wanted is not None and own.is_floating_point else own
 
 
+@contextmanager
+def gathered(weights: Weights, bucket_bytes: int) -> Iterator[Buckets]:
+    """The weights' buckets, gone through to the end whatever happens here: gathering is collective, and other ranks go on."""
+    buckets = weights.buckets(bucket_bytes)
+    try:
+        yield buckets
+    finally:
+        for _ in buckets:
+            pass
+
+
 def renamed(buckets: Iterable[Bucket], names: Mapping[str, str]) -> Iterator[Bucket]:
     """Weights under the names an engine has: a key of ``names`` is a whole name, or a prefix that ends in a dot; the longest fits.
 
@@ -82,7 +94,7 @@ def renamed(buckets: Iterable[Bucket], names: Mapping[str, str]) -> Iterator[Buc
         yield from buckets
         return
     prefixes = sorted((key for key in names if key.endswith(".")), key=len, reverse=True)
-    given: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for bucket in buckets:
         out: Bucket = []
         for name, tensor in bucket:
@@ -90,7 +102,7 @@ def renamed(buckets: Iterable[Bucket], names: Mapping[str, str]) -> Iterator[Buc
             if new is None:
                 prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
                 new = name if prefix is None else names[prefix] + name.removeprefix(prefix)
-            if given.setdefault(new, name) != name:
-                raise RunError(f"rename gives {given[new]} and {name} the same name, {new}")
+            if sources.setdefault(new, name) != name:
+                raise RunError(f"rename gives {sources[new]} and {name} the same name, {new}")
             out.append((new, tensor))
         yield out

@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_host.protocols import SyncTarget, WeightSource
 from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync
 
-MEETING = "rlhf_host.weight_sync.rendezvous"
+RENDEZVOUS = "rlhf_host.weight_sync.rendezvous"
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 5.0
 """How long an end may take to leave: who is dead cannot answer, and need not."""
@@ -30,11 +30,11 @@ class ConnectedSync(RemoteSync):
         self._place: tuple[str, int] | None = None
         self._number = 0
 
-    def choose(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def choose(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What both sides need to know to join, from what ``describe`` said of the trainer (first) and the engines."""
         raise NotImplementedError
 
-    def address(self, found: Sequence[Mapping[str, Any]]) -> str | None:
+    def address(self, ends: Sequence[Mapping[str, Any]]) -> str | None:
         return LOOPBACK
 
     async def transfer(self, source: WeightSource, targets: Sequence[SyncTarget], version: int) -> None:
@@ -50,15 +50,15 @@ class ConnectedSync(RemoteSync):
         await self.together(f"version {version}", jobs)
 
     async def _connect(self, source: WeightSource, targets: Sequence[SyncTarget]) -> None:
-        jobs = {target.name: target.engine.run(f"{MEETING}:describe") for target in targets}
-        told = await self.together("connecting", {TRAINER: source.run(f"{MEETING}:describe")} | jobs)
-        found = [told[TRAINER][0], *(told[target.name] for target in targets)]
-        timeout_s, shared = self.options.timeout_s, self.choose(found)
-        listening = source.run(f"{MEETING}:listen", address=self.address(found), timeout_s=timeout_s)
+        jobs = {target.name: target.engine.run(f"{RENDEZVOUS}:describe") for target in targets}
+        answers = await self.together("connecting", {TRAINER: source.run(f"{RENDEZVOUS}:describe")} | jobs)
+        ends = [answers[TRAINER][0], *(answers[target.name] for target in targets)]
+        timeout_s, shared = self.options.timeout_s, self.choose(ends)
+        listening = source.run(f"{RENDEZVOUS}:listen", address=self.address(ends), timeout_s=timeout_s)
         host, port = (await self.together("connecting", {TRAINER: listening}))[TRAINER][0]
         self._place = (host, port)
         jobs, first = {TRAINER: source.run(f"{self.module}:join_sender", timeout_s=timeout_s, **shared)}, 0
-        for target, engine in zip(targets, found[1:], strict=True):
+        for target, engine in zip(targets, ends[1:], strict=True):
             jobs[target.name] = target.engine.run(
                 f"{self.module}:join_receiver", host=host, port=port, first=first, timeout_s=timeout_s, **shared
             )
@@ -74,9 +74,8 @@ class ConnectedSync(RemoteSync):
             from rlhf_host.weight_sync.rendezvous import stop_waiting
 
             await asyncio.to_thread(stop_waiting, *place)
-        there = f"{MEETING}:leave"
-        leaving = [asyncio.ensure_future(trainer.run(there))]
-        leaving += [asyncio.ensure_future(target.engine.run(there)) for target in members]
+        ends = (trainer, *(target.engine for target in members))
+        leaving = [asyncio.ensure_future(end.run(f"{RENDEZVOUS}:leave")) for end in ends]
         await asyncio.wait(leaving, timeout=LEAVE_S)
         for task in leaving:
             if not task.done():

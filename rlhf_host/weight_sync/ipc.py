@@ -19,12 +19,12 @@ class IPC(ConnectedSync):
     class Options(SyncOptions):
         pass
 
-    def choose(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        trainer = found[0]
-        for target, engine in zip(self._members, found[1:], strict=True):
+    def choose(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        trainer, *engines = ends
+        for target, engine in zip(self._members, engines, strict=True):
             if engine["machine"] != trainer["machine"]:
                 raise UserError(
                     f"engine {target.name} is not on the trainer's machine, and ipc shares memory: use --sync broadcast"
                 )
-        cuda = all(one["device"] == "cuda" for one in found)
-        return {"cuda": cuda, "receivers": sum(engine["size"] for engine in found[1:])}
+        cuda = all(end["device"] == "cuda" for end in ends)
+        return {"cuda": cuda, "receivers": sum(engine["size"] for engine in engines)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -14,9 +13,9 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
+from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, gathered, renamed
 from rlhf_host.weight_sync.remote_sync import OtherEndGone
-from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, outward_address
+from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, leaving_on_failure, outward_address
 
 
 class Group:
@@ -80,23 +79,15 @@ def join_receiver(loader: Loader, host: str, port: int, first: int, size: int, b
     loader.state[LINK] = Group(store, rank, size, address, backend, loader.device, timeout_s)
 
 
-def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> int:
-    """Broadcast all weights once; how many bytes that was."""
-    buckets = weights.buckets(bucket_bytes)
-    try:
+def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
+    """Broadcast all weights once."""
+    with gathered(weights, bucket_bytes) as buckets, leaving_on_failure(weights.state, "the trainer"):
         if weights.rank == 0:
-            return _send(weights.state[LINK], renamed(buckets, rename), None if dtype is None else dtype_of(dtype))
-    except BaseException as error:
-        _fail(weights.state, "the trainer", error)
-        raise
-    finally:
-        for _ in buckets:  # gathering is collective: the other ranks go on to the end
-            pass
-    return 0
+            _send(weights.state[LINK], renamed(buckets, rename), None if dtype is None else dtype_of(dtype))
 
 
-def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> int:
-    sent = count = 0
+def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
+    count = 0
     with group.on_device():
         for bucket in buckets:
             layout = Layout.of(bucket, dtype)
@@ -108,7 +99,7 @@ def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) ->
             buffer = group.buffer(layout)
             layout.pack(bucket, buffer)
             group.broadcast(buffer)
-            count, sent = count + 1, sent + layout.bytes
+            count += 1
         if not group.complete:
             group.board.put("layouts", count)
             group.complete = True
@@ -116,7 +107,6 @@ def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) ->
             raise RunError("fewer weights than at the first sync")
         if group.device.type == "cuda":
             torch.cuda.synchronize()
-    return sent
 
 
 def receive(loader: Loader, number: int, version: int) -> None:
@@ -124,12 +114,8 @@ def receive(loader: Loader, number: int, version: int) -> None:
     group = loader.state.get(LINK)
     if not isinstance(group, Group):
         raise RunError("it is not in the group: it was started anew, and has to be connected again")
-    try:
-        with group.on_device():
-            loader.load(_arriving(group), version)
-    except BaseException as error:
-        _fail(loader.state, f"engine {loader.engine}", error)
-        raise
+    with leaving_on_failure(loader.state, f"engine {loader.engine}"), group.on_device():
+        loader.load(_arriving(group), version)
 
 
 def _arriving(group: Group) -> Iterator[Bucket]:
@@ -148,12 +134,3 @@ def _arriving(group: Group) -> Iterator[Bucket]:
         group.broadcast(buffer)
         yield layout.views(buffer)
         count += 1
-
-
-def _fail(state: dict[str, Any], who: str, error: BaseException) -> None:
-    """Tell those who poll, and leave: an open connection would keep those who wait in a broadcast until the deadline."""
-    group = state.pop(LINK, None)
-    if isinstance(group, Group):
-        group.board.fail(who, error)
-        del group._group
-        gc.collect()

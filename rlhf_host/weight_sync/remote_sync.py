@@ -101,32 +101,31 @@ class RemoteSync:
         engine, held = self._held.get(target.name, (None, -1))
         return engine is target.engine and held == version == target.engine.version
 
-    async def together(self, what: str, jobs: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+    async def together(self, stage: str, jobs: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
         """As the function of this name, with this plugin and its deadline."""
-        return await together(f"weight sync {self.name}: {what}", jobs, self.options.timeout_s)
+        return await together(f"weight sync {self.name}: {stage}", jobs, self.options.timeout_s)
 
 
-async def together(what: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
+async def together(stage: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
     """Await all jobs, named by who does them.
 
     Raises:
-        RunError: ``what`` failed, who failed and how; or who was not done after ``timeout_s``.
+        RunError: ``stage`` failed, who failed and how; or who was not done after ``timeout_s``.
     """
     tasks = {name: asyncio.ensure_future(job) for name, job in jobs.items()}
     try:
         await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-        failed = _failures(tasks)
-        if failed:
-            waiting = [task for task in tasks.values() if not task.done()]
-            if waiting:
-                await asyncio.wait(waiting, timeout=GRACE_S)
+        if _failures(tasks):
+            await asyncio.wait(tasks.values(), timeout=GRACE_S)
             failed = _failures(tasks)
             shown = [name for name, error in failed.items() if not isinstance(error, OtherEndGone)] or list(failed)
-            said = "; ".join(f"{_who(name)}: {_text(failed[name])}" for name in shown)
-            raise RunError(f"{what} failed: {said}") from failed[shown[0]]
+            reasons = "; ".join(f"{_who(name)}: {_text(failed[name])}" for name in shown)
+            raise RunError(f"{stage} failed: {reasons}") from failed[shown[0]]
         late = [_who(name) for name, task in tasks.items() if not task.done()]
         if late:
-            raise RunError(f"{what} was not done after {timeout_s:g} s: still waiting for {', '.join(late)} (--sync.timeout-s)")
+            raise RunError(
+                f"{stage} was not done after {timeout_s:g} s: still waiting for {', '.join(late)} (--sync.timeout-s)"
+            )
         return {name: task.result() for name, task in tasks.items()}
     finally:
         for task in tasks.values():

@@ -7,6 +7,7 @@ import gc
 import json
 import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def listen(weights: Any, address: str | None, timeout_s: float) -> tuple[str, in
     """Run at the trainer: rank 0 opens the meeting place and says where it is."""
     if weights.rank:
         return None
-    store, host, port = open_store(address, timeout_s)
+    host = address or outward_address("192.0.2.1")
+    # Left to itself the store listens on all interfaces.
+    listener = socket.create_server((host, 0), family=socket.AF_INET, backlog=128)
+    port, timeout = listener.getsockname()[1], timedelta(seconds=timeout_s)
+    store = TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach())
     weights.state[LINK] = (store, host)
     return host, port
 
@@ -46,15 +51,18 @@ def leave(end: Any) -> None:
     gc.collect()
 
 
-def open_store(address: str | None, timeout_s: float) -> tuple[TCPStore, str, int]:
-    """A store that listens on ``address`` alone, at a free port. (Left to itself ``TCPStore`` listens on all interfaces.)"""
-    host = address or outward_address("192.0.2.1")
-    listener = socket.create_server((host, 0), family=socket.AF_INET, backlog=128)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        host, port, None, True, timedelta(seconds=timeout_s), wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    return store, host, port
+@contextlib.contextmanager
+def leaving_on_failure(state: dict[str, Any], who: str) -> Iterator[None]:
+    """Tell those who poll what failed here, and give up the connection."""
+    try:
+        yield
+    except BaseException as error:
+        link = state.pop(LINK, None)
+        if hasattr(link, "board"):
+            link.board.fail(who, error)
+            vars(link).clear()  # an open group would keep those who wait in a broadcast until the deadline
+            gc.collect()
+        raise
 
 
 def join_store(host: str, port: int, timeout_s: float) -> TCPStore:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, renamed
-from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store
+from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, gathered, renamed
+from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, leaving_on_failure
 
 SLOTS = 2
 """Buffers: the trainer packs one bucket while the engines load the other."""
@@ -77,9 +77,6 @@ class DeviceMemory:
         raise RunError(f"the trainer's GPU {ticket['gpu']} is not visible here: use --sync broadcast")
 
 
-# --- both ends ------------------------------------------------------------------------------------
-
-
 class Sender:
     """The trainer's side: a board to say what lies where, and the memory."""
 
@@ -89,11 +86,11 @@ class Sender:
 
     def memory(self, slot: int, size: int) -> HostMemory | DeviceMemory:
         """Of ``size`` bytes at least. What it replaces stays mapped wherever it is in use."""
-        found = self._memory.get(slot)
-        if found is None or found.tensor.numel() < size:
-            made = DeviceMemory(size, self.receivers, self.device) if self.cuda else HostMemory(max(1, size), self.receivers)
-            self._memory[slot] = found = made
-        return found
+        memory = self._memory.get(slot)
+        if memory is None or memory.tensor.numel() < size:
+            memory = DeviceMemory(size, self.receivers, self.device) if self.cuda else HostMemory(max(1, size), self.receivers)
+            self._memory[slot] = memory
+        return memory
 
 
 class Receiver:
@@ -121,23 +118,15 @@ def join_receiver(loader: Loader, host: str, port: int, first: int, cuda: bool, 
     loader.state[LINK] = Receiver(board, cuda, first + loader.rank, loader.device)
 
 
-def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> int:
-    """Lay out all weights once; how many bytes that was."""
-    buckets = weights.buckets(bucket_bytes)
-    try:
+def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
+    """Lay out all weights once."""
+    with gathered(weights, bucket_bytes) as buckets, leaving_on_failure(weights.state, "the trainer"):
         if weights.rank == 0:
-            return _send(weights.state[LINK], number, renamed(buckets, rename), None if dtype is None else dtype_of(dtype))
-    except BaseException as error:
-        _fail(weights.state, "the trainer", error)
-        raise
-    finally:
-        for _ in buckets:  # gathering is collective: the other ranks go on to the end
-            pass
-    return 0
+            _send(weights.state[LINK], number, renamed(buckets, rename), None if dtype is None else dtype_of(dtype))
 
 
-def _send(sender: Sender, number: int, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> int:
-    board, count, sent = sender.board, 0, 0
+def _send(sender: Sender, number: int, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
+    board, count = sender.board, 0
     for bucket in buckets:
         layout = Layout.of(bucket, dtype)
         if count >= SLOTS:
@@ -147,11 +136,10 @@ def _send(sender: Sender, number: int, buckets: Iterator[Bucket], dtype: torch.d
         if sender.cuda:
             torch.cuda.synchronize(sender.device)
         board.put(f"bucket/{number}/{count}", {"tickets": memory.tickets, "layout": layout.to_plain()})
-        count, sent = count + 1, sent + layout.bytes
+        count += 1
     board.put(f"end/{number}", count)
     for index in range(max(0, count - SLOTS), count):
         _await_readers(sender, number, index)
-    return sent
 
 
 def _await_readers(sender: Sender, number: int, index: int) -> None:
@@ -166,11 +154,8 @@ def receive(loader: Loader, number: int, version: int) -> None:
     receiver = loader.state.get(LINK)
     if not isinstance(receiver, Receiver):
         raise RunError("it is not connected: it was started anew, and has to be connected again")
-    try:
+    with leaving_on_failure(loader.state, f"engine {loader.engine}"):
         loader.load(_arriving(receiver, number), version)
-    except BaseException as error:
-        _fail(loader.state, f"engine {loader.engine}", error)
-        raise
 
 
 def _arriving(receiver: Receiver, number: int) -> Iterator[Bucket]:
@@ -179,16 +164,10 @@ def _arriving(receiver: Receiver, number: int) -> Iterator[Bucket]:
         key = board.wait(f"bucket/{number}/{count}", f"end/{number}")
         if key.startswith("end") and board.read(key) == count:
             return
-        found = board.read(f"bucket/{number}/{count}")
-        memory = receiver.memory(count % SLOTS, found["tickets"][receiver.rank])
-        yield Layout.from_plain(found["layout"]).views(memory)
+        bucket = board.read(f"bucket/{number}/{count}")
+        memory = receiver.memory(count % SLOTS, bucket["tickets"][receiver.rank])
+        yield Layout.from_plain(bucket["layout"]).views(memory)
         if receiver.cuda:
             torch.cuda.synchronize(receiver.device)
         board.put(f"read/{number}/{count}/{receiver.rank}", True)
         count += 1
-
-
-def _fail(state: dict[str, Any], who: str, error: BaseException) -> None:
-    link = state.pop(LINK, None)
-    if isinstance(link, Sender | Receiver):
-        link.board.fail(who, error)

@@ -70,17 +70,17 @@ async def verify_sync(
     asked = (target.engine.generate(prompt, sampling, (0, 0, 0, 0, 0, i, version)) for i, target in enumerate(targets))
     answers: list[Generation | BaseException] = await asyncio.gather(*asked, return_exceptions=True)
     targets = [target for target, answer in zip(targets, answers, strict=True) if not isinstance(answer, LostError)]
-    said: list[Generation] = []
+    generations: list[Generation] = []
     for answer in answers:
         if isinstance(answer, Generation):
-            said.append(answer)
+            generations.append(answer)
         elif not isinstance(answer, LostError):
             raise answer
-    if not said:
+    if not generations:
         return 0.0
-    expected = await logprobs([_trajectory(prompt, generation) for generation in said])
+    expected = await logprobs([_trajectory(prompt, generation) for generation in generations])
     largest = 0.0
-    for target, generation, trained in zip(targets, said, expected, strict=True):
+    for target, generation, trained in zip(targets, generations, expected, strict=True):
         if set(generation.versions) != {version}:
             raise RunError(
                 f"engine {target.name} samples under version {sorted(set(generation.versions))} after the sync of version {version}"

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf_host.directories import flush, remove_directory
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, cast, dtype_of, renamed
+from rlhf_host.weight_sync.buckets import Bucket, cast, dtype_of, gathered, renamed
 
 INDEX = "model.safetensors.index.json"
 _VERSION = re.compile(r"version-(\d{6,})")
@@ -32,17 +32,16 @@ def versions(directory: str) -> list[int]:
 
 def write(
     weights: Weights, directory: str, version: int, keep: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]
-) -> int:
-    """Write all weights, a shard per bucket; how many bytes that was."""
-    buckets = weights.buckets(bucket_bytes)
-    try:
+) -> None:
+    """Write all weights, a shard per bucket."""
+    with gathered(weights, bucket_bytes) as buckets:
         if weights.rank:
-            return 0
+            return
         path = version_directory(directory, version)
         aside = path.with_name(f".{path.name}.partial")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        size = _write_shards(aside, renamed(buckets, rename), dtype, version)
+        _write_shards(aside, renamed(buckets, rename), dtype, version)
         if path.exists():  # another run's
             remove_directory(path)
         aside.rename(path)
@@ -50,13 +49,9 @@ def write(
         for old in versions(directory)[:-keep]:
             if old < version:
                 remove_directory(version_directory(directory, old))
-        return size
-    finally:
-        for _ in buckets:  # gathering is collective: the other ranks go on to the end
-            pass
 
 
-def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: str | None, version: int) -> int:
+def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: str | None, version: int) -> None:
     where: dict[str, str] = {}
     size = 0
     for number, bucket in enumerate(buckets):
@@ -65,23 +60,22 @@ def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: str | None,
         save_file(whole, directory / name, metadata={"format": "pt"})
         flush(directory / name)
         where.update(dict.fromkeys(whole, name))
-        size += sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
+        size += sum(tensor.nbytes for tensor in whole.values())
     index = {"metadata": {"total_size": size, "version": version}, "weight_map": where}
     (directory / INDEX).write_text(json.dumps(index, indent=1))
     flush(directory / INDEX)
     flush(directory)
-    return size
 
 
 def _apart(bucket: Bucket) -> dict[str, Tensor]:
     """safetensors takes neither tied weights nor strided ones."""
     seen: set[int] = set()
-    found = {}
+    tensors = {}
     for name, tensor in bucket:
         place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in seen else tensor.contiguous()
+        tensors[name] = tensor.clone() if place in seen else tensor.contiguous()
         seen.add(place)
-    return found
+    return tensors
 
 
 def read(loader: Loader, directory: str, version: int) -> None:

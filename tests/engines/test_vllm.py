@@ -422,7 +422,7 @@ def test_cancelling_aborts_the_request_and_nothing_else(rig):
         jobs = [asyncio.create_task(rig.engine.generate([3, 4, i + 5], Sampling(300), (i,))) for i in range(8)]
         while rig.engine.busy_s == begun:
             await asyncio.sleep(0.01)
-        assert rig.engine.in_flight == 8
+        assert len(rig.engine._running) == 8
         for job in jobs[:6]:
             job.cancel()
         results = await asyncio.gather(*jobs, return_exceptions=True)
@@ -431,7 +431,7 @@ def test_cancelling_aborts_the_request_and_nothing_else(rig):
     results = asyncio.run(main())
     assert all(isinstance(result, asyncio.CancelledError) for result in results[:6])
     assert [len(result.token_ids) for result in results[6:]] == [300, 300]
-    assert rig.engine.in_flight == 0
+    assert len(rig.engine._running) == 0
     assert mismatch(rig.model, [[3, 4, 11]], [results[6]]) <= 1e-4
 
 
@@ -466,7 +466,7 @@ def test_asleep_it_refuses_until_it_wakes(rig):
 def test_it_does_not_sleep_under_requests(rig):
     async def main():
         job = asyncio.create_task(rig.engine.generate([3, 4], Sampling(400), (1,)))
-        while not rig.engine.in_flight:
+        while not rig.engine._running:
             await asyncio.sleep(0.01)
         with pytest.raises(RunError, match="cannot sleep with 1 requests in flight"):
             await rig.engine.sleep()
@@ -481,7 +481,7 @@ def test_closing_fails_what_is_pending(rig):
 
     async def main():
         job = asyncio.create_task(rig.engine.generate([3, 4], Sampling(400), (1,)))
-        while not rig.engine.in_flight:
+        while not rig.engine._running:
             await asyncio.sleep(0.01)
         await rig.engine.close()
         with pytest.raises(RunError, match="closed while requests were pending"):

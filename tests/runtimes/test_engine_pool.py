@@ -77,7 +77,7 @@ def pool_of(*engines: Gated, actor_class: type[EngineActor] = EngineActor, **set
         actors.append(actor_class())
         actors[-1].engine = engine
     pool = EnginePool([(str(i), Here(actor), (None, 0, None)) for i, actor in enumerate(actors)], TRAITS, **settings)
-    pool.start(EngineInfo(actor.life, 0, None, True, 0) for actor in actors)
+    pool.lives.start(EngineInfo(actor.life, 0, None, True, 0) for actor in actors)
     pool.synced(0)
     return pool
 
@@ -146,7 +146,7 @@ async def test_without_any_machine_for_the_last_engine_the_run_ends(monkeypatch,
     pool.lives.homeless = lambda name: True
     tasks = ask(pool, groups=2, n=1)
     await asyncio.sleep(0.01)
-    first, second = (target.engine for target in pool.targets)
+    first, second = (target.engine for target in pool.lives.targets)
     pool.lives.report_lost(first)
     while "the run goes on with 1 of 2 until one joins" not in caplog.text:
         await asyncio.sleep(0.001)

@@ -238,7 +238,7 @@ async def back(started, version):
     """Until both engines serve ``version``, with nothing of a revival left to do: here the event loop stops between awaits, and a
     sync that stops with it keeps updates waiting."""
     engine = started.runtime.engine
-    while [target.engine.version for target in engine.targets] != [version, version]:
+    while [target.engine.version for target in engine.lives.targets] != [version, version]:
         await asyncio.sleep(0.1)
     await asyncio.gather(*(seat.revival for seat in engine.lives.seats if seat.revival is not None))
 
