@@ -13,8 +13,8 @@ from typing import Any
 from importlib_metadata import Distribution
 from packaging.requirements import InvalidRequirement, Requirement
 
-from rlhf_host.cli.child import ChildFailed, answers
 from rlhf_host.cli.findings import Finding, usable_cores
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import HOST, normalised
 from rlhf_host.plugins.requirements import OTHER_BUILDS, installed_distributions
 
@@ -71,9 +71,9 @@ def library(name: str, installed: Mapping[str, Distribution], deadline_s: float)
     try:
         (facts,) = answers(f"{__name__}:_probe", {"name": name}, deadline_s)
     except ChildFailed as failure:
-        status: Any = "warning" if "longer" in str(failure) else "problem"
+        status: Any = "warning" if failure.timed_out else "problem"
         detail = f"{version}: importing it {failure}"
-        yield Finding(LIBRARIES, name, status, detail, (failure.trace.splitlines() or [""])[-1])
+        yield Finding(LIBRARIES, name, status, detail, (failure.tail.splitlines() or [""])[-1])
         return
     if "error" in facts:
         yield Finding(LIBRARIES, name, "problem", f"{version} cannot be imported: {facts['error']}", _repair(name, installed))

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from rlhf_host.cli.child import ChildFailed, answers
 from rlhf_host.cli.plugin_names import PluginName, kind_option, option_option, parse_texts, with_hooks
 from rlhf_host.cli.plugins_check import read_texts
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import PluginInfo
 
 DEADLINE_S = 600.0
@@ -72,7 +72,7 @@ def measure(info: PluginInfo, options: Mapping[str, Any], rows: int | None, toke
                 raise UserError(answer["refused"])
             yield answer
     except ChildFailed as failure:
-        raise UserError("\n".join(filter(None, [f"{info}: measuring it {failure}", failure.trace]))) from failure
+        raise UserError("\n".join(filter(None, [f"{info}: measuring it {failure}", failure.tail]))) from failure
 
 
 def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

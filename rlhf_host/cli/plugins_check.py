@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from rlhf_host.cli.child import ChildFailed, answers
 from rlhf_host.cli.plugin_names import PluginName, kind_option, option_option, parse_texts, with_hooks
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0
@@ -98,7 +98,7 @@ def run_checks(info: PluginInfo, options: Mapping[str, Any], deadline_s: float =
             return
         except ChildFailed as failure:
             culprit = next((name for name in names if name not in done), "entry_point_loads")
-            message = "\n".join(filter(None, [f"it {failure}", failure.trace]))
+            message = "\n".join(filter(None, [f"it {failure}", failure.tail]))
             yield Checked(culprit, "failed", message, names.get(culprit, ""))
             if culprit not in names:
                 return
