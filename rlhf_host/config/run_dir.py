@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from pathlib import Path
 from rlhf_host.config.schema import PluginChoice, RunConfig, defaults
 from rlhf_host.config.tree import NONE
 from rlhf_host.config.yaml_file import write_yaml
+from rlhf_host.directories import flush
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
@@ -32,10 +34,8 @@ def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
     name = config.name or default_name(config.algo, config.reward)
     if config.run_dir is None:
         stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
-        path, number = Path("runs") / stem, 1
-        while path.exists():
-            number += 1
-            path = Path("runs") / f"{stem}-{number}"
+        numbered = (Path("runs") / (f"{stem}-{number}" if number > 1 else stem) for number in itertools.count(1))
+        path = next(path for path in numbered if not path.exists())
     else:
         path = Path(config.run_dir)
         if path.exists() and not path.is_dir():
@@ -68,10 +68,8 @@ def save_config(config: RunConfig, path: str | Path) -> None:
     path = Path(path)
     aside = path.with_name(f".{path.name}.partial")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(config_yaml(config))
-            file.flush()
-            os.fsync(file.fileno())
+        aside.write_text(config_yaml(config), encoding="utf-8")
+        flush(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -143,44 +143,37 @@ def _read_json(path: Path) -> Rows:
 def _elements(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
     """The objects of a JSON list, each with the line it begins on."""
     decoder = json.JSONDecoder()
-    here = line = 0
+    here, line = 0, 1
 
-    def skip(position: int) -> int:
-        while position < len(text) and text[position] in " \t\n\r":
-            position += 1
-        return position
-
-    def line_at(position: int) -> int:
+    def advance(position: int) -> str:
+        """Go to what follows the spaces at ``position``; its first character."""
         nonlocal here, line
-        line += text.count("\n", here, position)
-        here = position
-        return line + 1
+        end = next((i for i in range(position, len(text)) if text[i] not in " \t\n\r"), len(text))
+        line += text.count("\n", here, end)
+        here = end
+        return text[end : end + 1]
 
-    position = skip(0)
-    if text[position : position + 1] != "[":
-        raise UserError(f"{path}:{line_at(position)}: expected a list of objects, or one object a line")
-    position = skip(position + 1)
-    if text[position : position + 1] == "]":
+    if advance(0) != "[":
+        raise UserError(f"{path}:{line}: expected a list of objects, or one object a line")
+    if advance(here + 1) == "]":
         return
     while True:
-        start = line_at(position)
         try:
-            row, position = decoder.raw_decode(text, position)
+            row, end = decoder.raw_decode(text, here)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{start}: expected an object {{...}}, got {_kind(row)}")
-        lines.append(start)
+            raise UserError(f"{path}:{line}: expected an object {{...}}, got {_kind(row)}")
+        lines.append(line)
         yield row
-        position = skip(position)
-        mark = text[position : position + 1]
+        mark = advance(end)
         if mark == "]":
             break
         if mark != ",":
-            raise UserError(f"{path}:{line_at(position)}: not valid JSON: expected ',' or ']' between the list's objects")
-        position = skip(position + 1)
-    if skip(position + 1) < len(text):
-        raise UserError(f"{path}:{line_at(skip(position + 1))}: not valid JSON: text after the list")
+            raise UserError(f"{path}:{line}: not valid JSON: expected ',' or ']' between the list's objects")
+        advance(here + 1)
+    if advance(here + 1):
+        raise UserError(f"{path}:{line}: not valid JSON: text after the list")
 
 
 def _read_table(path: Path, separator: str) -> Rows:

@@ -96,7 +96,7 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
     Args:
         disabled: have those too that ``RLHF_DISABLE_PLUGINS`` leaves out, with that status.
     """
-    found: list[PluginInfo] = []
+    plugins: list[PluginInfo] = []
     seen: set[str] = set()
     for distribution in distributions():
         try:
@@ -107,14 +107,14 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
         name = normalised(infos[0].distribution) if infos else ""
         if infos and name not in seen:
             seen.add(name)
-            found += infos
+            plugins += infos
     out = [spec.strip() for spec in os.environ.get(DISABLE, "").split(",")]
-    off = [info for info in found if any(info.goes_by(spec) for spec in out)]
-    found = list(_with_conflicts([info for info in found if info not in off]))
+    off = [info for info in plugins if any(info.goes_by(spec) for spec in out)]
+    plugins = list(_with_conflicts([info for info in plugins if info not in off]))
     if disabled:
-        found += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
+        plugins += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
     kinds = list(GROUPS)
-    return sorted(found, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
+    return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
 
 
 def normalised(distribution: str) -> str:
@@ -235,9 +235,9 @@ def _absent(info: PluginInfo) -> str:
     return ""
 
 
-def _with_conflicts(found: list[PluginInfo]) -> Iterator[PluginInfo]:
+def _with_conflicts(plugins: list[PluginInfo]) -> Iterator[PluginInfo]:
     claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
-    for info in found:
+    for info in plugins:
         claims[info.kind, info.name].append(info)
     for rivals in claims.values():
         names = sorted({info.distribution for info in rivals})

@@ -98,11 +98,5 @@ class WandB:
 def _row(step: int, trajectory: Trajectory) -> list[Any]:
     # A column holds one type, and no UTF-8 exists for lone surrogates.
     cells = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory)]
-    return [
-        step,
-        *cells,
-        number(trajectory.reward),
-        number(trajectory.score),
-        trajectory.finish_reason,
-        trajectory.action_length,
-    ]
+    rewards = (number(trajectory.reward), number(trajectory.score))
+    return [step, *cells, *rewards, trajectory.finish_reason, trajectory.action_length]
