@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -48,14 +49,11 @@ def evaluate(line: CommandLine) -> None:
         config_path = str(require_run(run_of(Path(checkpoint))))
     loaded = line.read(config_path)
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
-    manager = build_plugins(config, "evaluate")
-    try:
+    with closing(build_plugins(config, "evaluate")) as manager:
         check_evaluation(config, manager)
         from rlhf_host.training.evaluate import evaluate as run
 
         metrics = run(config, manager)
-    finally:
-        manager.close()
     if "json" in line.own:
         click.echo(json.dumps(dict(metrics), indent=2))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,7 @@ def replay(line: CommandLine) -> None:
     count, output = _count(line.value("rows", "20")), line.value("output")
     loaded = line.read(quickstart=False)
     config = complete(loaded.config, loaded.origins, "replay")
-    manager = build_plugins(config, "replay")
-    try:
+    with closing(build_plugins(config, "replay")) as manager:
         check_replay(config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.replay import replay as run
@@ -59,8 +59,6 @@ def replay(line: CommandLine) -> None:
         if output is not None:
             parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in replayed.steps)
             saved_rows.write_lines(Path(output), parts)
-    finally:
-        manager.close()
     if "json" in line.own:
         from rlhf_host.training.records import plain
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,7 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
     loaded = line.read()
     config = complete(loaded.config, loaded.origins, "rollout")
     prompts = prompts_per_step(config, _whole(line, "steps"), _whole(line, "rollouts"))
-    manager = build_plugins(config, "rollout")
-    try:
+    with closing(build_plugins(config, "rollout")) as manager:
         check_rollout(config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
@@ -84,8 +84,6 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
             if not parts:
                 raise
         saved_rows.write_lines(output, parts)
-    finally:
-        manager.close()
     summary = {"steps": len(parts), **_summary(rows), "groups_dropped": dropped, "output": str(output)}
     if "json" in line.own:
         click.echo(json.dumps(summary, indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -59,8 +60,7 @@ def train(ctx: click.Context, line: CommandLine) -> None:
     if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
         return
-    manager = build_plugins(config)
-    try:
+    with closing(build_plugins(config)) as manager:
         for warning in check(config, manager, merge_needs(manager)):
             click.echo(f"Warning: {warning}", err=True)
         config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config)
@@ -72,8 +72,6 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         from rlhf_host.training.run import train as run
 
         outcome = run(config, manager, resume=resume)
-    finally:
-        manager.close()
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     _say_what_next(outcome)

@@ -44,10 +44,6 @@ DISABLE = "RLHF_DISABLE_PLUGINS"
 
 Status: TypeAlias = Literal["ok", "incompatible", "conflict", "missing", "broken", "disabled"]
 
-_REQUIREMENT = re.compile(
-    r"[\w.-]+\s*(\[[^\]]*\])?\s*(\((?P<bracketed>[^)]*)\)|@\s*\S+|(?P<bare>[^;@]*))\s*(;(?P<marker>.*))?$"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
@@ -184,40 +180,28 @@ def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
     if normalised(name) == HOST:
         return f"=={version}", ""
     lines = [line for line in metadata.get_all("Requires-Dist", []) if _about_host(line)]
-    try:
-        ranges = [stated for line in lines if (stated := _host_range(line)) is not None]
-        # Build tools write <2,>=1; people read >=1,<2.
-        stated = ",".join(sorted(filter(None, ",".join(ranges).split(",")), key=lambda bound: bound.startswith("<")))
-        if not stated:
-            return "any" if ranges else "unstated", ""
-        # packaging is slow to import: only where there is a range to judge.
-        from packaging.specifiers import SpecifierSet
+    if not lines:
+        return "unstated", ""
+    # packaging is slow to import: only where there is a range to judge.
+    from packaging.requirements import Requirement
 
-        fits = SpecifierSet(stated).contains(__version__, prereleases=True)
+    try:
+        requirements = [Requirement(line) for line in lines]
+        holding = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+        ranges = [bound for item in holding for bound in item.specifier]
     except ValueError:
         return "unreadable", f"its requirement on {HOST} cannot be read: {'; '.join(lines)}"
+    if not ranges:
+        return "any" if holding else "unstated", ""
+    # Build tools write <2,>=1; people read >=1,<2.
+    stated = ",".join(sorted(sorted(map(str, ranges)), key=lambda bound: bound.startswith("<")))
+    fits = all(bound.contains(__version__, prereleases=True) for bound in ranges)
     return stated, "" if fits else f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}"
 
 
 def _about_host(line: str) -> bool:
     name = re.match(r"[\w.-]+", line)
     return name is not None and normalised(name[0]) == HOST
-
-
-def _host_range(line: str) -> str | None:
-    """``>=1,<2`` from ``rlhf-host[extra] (>=1,<2) ; marker``; ``None`` where the marker does not hold.
-
-    Raises ``ValueError`` when it cannot be read.
-    """
-    match = _REQUIREMENT.match(line)
-    if match is None:
-        raise ValueError(line)
-    if match["marker"]:
-        from packaging.markers import Marker
-
-        if not Marker(match["marker"]).evaluate({"extra": ""}):
-            return None
-    return (match["bracketed"] or match["bare"] or "").replace(" ", "")
 
 
 def _absent(info: PluginInfo) -> str:

@@ -26,9 +26,7 @@ from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
 
-MOVED = {
-    ("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`",
-}
+MOVED = {("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`"}
 """A hook and an argument that it had once → what became of it."""
 
 _THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes

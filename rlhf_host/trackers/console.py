@@ -64,16 +64,9 @@ class Console:
         for notice in context.notices:
             self._line(Text(visible(notice), "dim"))
         if self._terminal.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("ETA"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=self._terminal,
-                transient=True,
-            )
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            remaining = (TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
+            self._progress = Progress(*columns, *remaining, console=self._terminal, transient=True)
             self._progress.add_task("steps", total=self._steps or None, completed=max(context.resume_step, 0))
             self._progress.start()
 
