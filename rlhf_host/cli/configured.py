@@ -134,14 +134,18 @@ class RawCommand(click.Command):
         click.echo(formatter.getvalue().rstrip())
 
 
+def kind_of(flag: str) -> str | None:
+    """Which kind of plugin the flag chooses, if it does."""
+    key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
+    return SINGLE.get(key) or MANY.get(key)
+
+
 def _with_names(flags: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Rows for flags; those that choose plugins say which there are."""
     installed = discover()
     for flag, text in flags.items():
-        key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
-        kind = SINGLE.get(key) or MANY.get(key)
-        names = dict.fromkeys(info.name for info in installed if info.kind == kind)
-        default = defaults().get(key, {}) if flag == key else {}
+        names = dict.fromkeys(info.name for info in installed if info.kind == kind_of(flag))
+        default = defaults().get(flag, {})
         facts = ["default " + str(default.get("name") or ", ".join(default))] if default else []
         facts += ["installed: " + ", ".join(names)] if names else []
         yield f"--{flag}", f"{text} ({'; '.join(facts)})" if facts else text

@@ -6,13 +6,14 @@ import netrc
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlhf_host import __version__
-from rlhf_host.cli.findings import Finding, output_of, usable_cores
+from rlhf_host.cli.findings import Finding, usable_cores
 
 GIB = 2**30
 FLAGS = (
@@ -43,7 +44,12 @@ def machine() -> Iterator[Finding]:
 
 
 def _gpus() -> Finding:
-    listed = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True, stdin=subprocess.DEVNULL)
+        listed = done.stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # it is not there, fails or takes too long
+        listed = ""
     if listed:
         names = [" ".join(line.split()) for line in listed.splitlines()]
         return Finding(MACHINE, "GPUs", "ok", f"{len(names)}: {'; '.join(sorted(set(names)))}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from rlhf_host.config.schema import PluginChoice, RunConfig, defaults
+from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import NONE
 from rlhf_host.config.yaml_file import write_yaml
 from rlhf_host.directories import flush
@@ -19,19 +18,14 @@ from rlhf_host.plugins.selection import parse_choice
 CONFIG = "config.yaml"
 
 
-def default_name(algo: PluginChoice | None, rewards: Iterable[str]) -> str:
-    """``<algorithm>-<first reward>``."""
-    parts = [parse_choice(algo.name)[0] if algo else "", next(iter(rewards), "")]
-    return "-".join(filter(None, parts)) or "run"
-
-
 def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
-    """The configuration with ``name`` and ``run_dir`` decided. Nothing is written.
+    """The configuration with ``name`` (default: ``<algorithm>-<first reward>``) and ``run_dir`` decided. Nothing is written.
 
     Raises:
         UserError: the directory has something in it already.
     """
-    name = config.name or default_name(config.algo, config.reward)
+    parts = (parse_choice(config.algo.name)[0] if config.algo else "", next(iter(config.reward), ""))
+    name = config.name or "-".join(filter(None, parts)) or "run"
     if config.run_dir is None:
         stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
         numbered = (Path("runs") / (f"{stem}-{number}" if number > 1 else stem) for number in itertools.count(1))

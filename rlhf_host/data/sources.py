@@ -194,9 +194,9 @@ class _Reader:
     def fits(self, task: Task) -> bool:
         return self.longest is None or len(task.prompt_ids or ()) <= self.longest
 
-    def prepare_all(self, tasks: Sequence[Task], batch: int = 512) -> tuple[list[Task], str]:
+    def prepare_all(self, tasks: Sequence[Task]) -> tuple[list[Task], str]:
         """Those that stay, and what was done to the others."""
-        rendered = [task for begin in range(0, len(tasks), batch) for task in self._tokenised(tasks[begin : begin + batch])]
+        rendered = self._tokenised(tasks)
         fitting = [task for task in rendered if self.fits(task)]
         long = len(rendered) - len(fitting)
         if not long:
@@ -221,8 +221,7 @@ class _RowReader:
     """Rows as tasks; which columns matter is settled at the first row."""
 
     def __init__(self, data: DataConfig, source: DataSource, name: str, rows: Rows):
-        self.rows = rows
-        self.name = name
+        self.rows, self.name = rows, name
         self.prompt_key = source.prompt_key or data.prompt_key
         self.label_key = source.label_key or data.label_key
         self.agent_key = data.agent_key
@@ -245,10 +244,8 @@ class _RowReader:
         if self.prompt_key is None:
             self.prompt_key = next((key for key in PROMPT_KEYS if key in row), None)
             if self.prompt_key is None:
-                columns = ", ".join(row) or "none"
-                raise _Malformed(
-                    f"no column for the prompt: none of {', '.join(PROMPT_KEYS)} is among {columns}; set data.prompt_key"
-                )
+                columns, keys = ", ".join(row) or "none", ", ".join(PROMPT_KEYS)
+                raise _Malformed(f"no column for the prompt: none of {keys} is among {columns}; set data.prompt_key")
         if self.label_key is None:
             self.label_key = next((key for key in LABEL_KEYS if key in row and key != self.prompt_key), None)
 

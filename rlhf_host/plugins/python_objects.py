@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
-
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
@@ -49,11 +47,6 @@ def has_hooks(plugin: Any) -> bool:
     return any(hasattr(inspect.getattr_static(plugin, name, None), f"{hookspecs.PROJECT}_impl") for name in names)
 
 
-def options_of(plugin: Any) -> type[BaseModel]:
-    """The options it takes: a class's own; instances and functions are made already and take none."""
-    return options_model(plugin if isinstance(plugin, type) else object)
-
-
 def build_given(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> object:
     """The plugin: an instance as it is, a class made from its options, a function as a reward.
 
@@ -61,7 +54,8 @@ def build_given(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> ob
         PluginError: for options that do not fit, or an object that is no plugin.
     """
     who = f"{info.kind} {info.name!r} ({info.value})"
-    parsed = parse_options(options_of(plugin), options, who)
+    # Instances and functions are built already, and take no options.
+    parsed = parse_options(options_model(plugin if isinstance(plugin, type) else object), options, who)
     if isinstance(plugin, type):
         if not has_hooks(plugin):
             raise PluginError(f"{who}: the class marks no method with @hookimpl")
