@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.defaults import RunTraits, refusals
 from rlhf_host.config.load import fail
-from rlhf_host.config.schema import EvalConfig, RoleConfig, RunConfig
+from rlhf_host.config.schema import EvalConfig, RoleConfig, RunConfig, TrainConfig
 from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import PluginManager
@@ -92,15 +92,16 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """What makes ``Needs(on_policy=True)`` untrue."""
-    updates = config.train.updates_per_batch
     for key in (key for key, own in manager.each("needs") if own.on_policy):
-        if updates > 1:
-            yield (
-                f"{key} is right only for the weights that sampled, and epochs {config.train.epochs} × minibatches"
-                f" {config.train.minibatches} make {updates} updates per batch: set both to 1"
-            )
+        rule = f"{key} is right only for the weights that sampled"
+        if config.train.updates_per_batch > 1:
+            yield f"{rule}, and {_updates(config.train)} updates per batch: set both to 1"
         if config.from_trajectories is not None:
-            yield f"{key} is right only for the weights that sampled: leave --from-trajectories out"
+            yield f"{rule}: leave --from-trajectories out"
+
+
+def _updates(train: TrainConfig) -> str:
+    return f"epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}"
 
 
 def _idle_corrections(manager: PluginManager) -> Iterator[str]:
@@ -148,8 +149,7 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
     if rollout.temperature == 0:
         yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        value = getattr(rollout, name)
-        if value != off:
+        if (value := getattr(rollout, name)) != off:
             yield (
                 f"rollout.{name} is {value}: training cannot correct for tokens that could not be drawn;"
                 f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
@@ -165,16 +165,13 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             " a batch is split between groups, so there can be at most one minibatch per prompt"
         )
     if train.old_logprobs == "fused" and train.updates_per_batch > 1:
-        yield (
-            "train.old_logprobs fused works only with one update per batch, and"
-            f" epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}:"
-            " set --train.old-logprobs recompute"
-        )
-    if config.checkpoint.best and config.checkpoint.best.startswith("eval/"):
+        rule = "train.old_logprobs fused works only with one update per batch"
+        yield f"{rule}, and {_updates(train)}: set --train.old-logprobs recompute"
+    if (best := config.checkpoint.best) and best.startswith("eval/"):
         if config.from_trajectories is not None:
-            yield f"checkpoint.best is {config.checkpoint.best}, and from_trajectories evaluates nothing: set another metric"
+            yield f"checkpoint.best is {best}, and from_trajectories evaluates nothing: set another metric"
         elif not config.eval.data.sources:
-            yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
+            yield f"checkpoint.best is {best}, and nothing is evaluated: give --eval.data PATH"
     yield from _eval_refusals(config.eval)
 
 

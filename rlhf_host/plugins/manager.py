@@ -214,7 +214,7 @@ class PluginManager:
                     f"{self.by_key[key]} and {other} both play episodes ({hook}), and a run has one agent; leave one out"
                 )
 
-    def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
+    def _implementations(self, hook: str) -> list[Any]:
         """Wrappers too."""
         return getattr(self._pluggy.hook, hook).get_hookimpls()
 
