@@ -141,13 +141,13 @@ def _preset(name: str) -> Iterator[dict[str, Any]]:
 
     rule = "Every setting exists and has a value that fits, those of its plugins included."
     yield {"checks": {"settings_are_valid": rule}}
+    result, message = "passed", ""
     try:
         loaded = read_config(presets=[name])
         complete(loaded.config, loaded.origins)
-        message = ""
     except UserError as error:
-        message = str(error)
-    yield asdict(Checked("settings_are_valid", "failed" if message else "passed", message, rule))
+        result, message = "failed", str(error)
+    yield asdict(Checked("settings_are_valid", result, message, rule))
 
 
 def read_texts(info: PluginInfo, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
