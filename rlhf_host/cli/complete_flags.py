@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 
 from click.shell_completion import CompletionItem
 
-from rlhf_host.cli.configured import PLUGINS, chosen_plugins
+from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
 from rlhf_host.config.load import assemble
-from rlhf_host.config.tree import MANY, SINGLE, Names
+from rlhf_host.config.tree import Names
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options
@@ -59,8 +59,8 @@ def _tree(argv: Sequence[str], control: Sequence[str]) -> Located:
     """What the line so far chooses; completion does not report mistakes in it."""
     with contextlib.suppress(Exception):
         own, flags = take([flag for flag in parse(argv) if flag.value is not None], control)
-        presets = [preset for preset in own.get("preset", []) if preset]
-        return assemble(own.get("config", [None])[0], flags, presets, [])[0]
+        line = CommandLine(control, own, flags, None)
+        return assemble(line.value("config"), flags, line.presets, [])[0]
     return Located({}, "")
 
 
@@ -79,10 +79,9 @@ def _flags(incomplete: str, tree: Located, control: Sequence[str]) -> Iterator[t
 
 def _plugins(flag: str, tree: Located) -> Iterator[tuple[str, str, str]]:
     """Kind, name and prefix of the plugins whose options the flag, or a beginning of it, may name."""
-    known = {prefix: (kind, spec) for kind, spec, prefix in chosen_plugins(tree)}
-    known = {
-        name: (kind, name) for name, kind in Names().plugins.items() if _dashed(flag).startswith(f"{_dashed(name)}.")
-    } | known
+    named = {name: kind for name, kind in Names().plugins.items() if _dashed(flag).startswith(f"{_dashed(name)}.")}
+    known = {name: (kind, name) for name, kind in named.items()}
+    known |= {prefix: (kind, spec) for kind, spec, prefix in chosen_plugins(tree)}
     for prefix, (kind, spec) in known.items():
         if _dashed(flag).startswith(_dashed(prefix.partition(".")[0])):
             yield kind, spec, prefix
@@ -93,7 +92,7 @@ def _dashed(name: str) -> str:
 
 
 def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
-    kind = _kind(flag)
+    kind = kind_of(flag)
     if kind or flag in ("preset", "disable"):
         names = [*named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))]
         names += WORDS if kind == "kernels" else ()
@@ -108,12 +107,6 @@ def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
         items = [CompletionItem(name) for name in tasks if name.startswith(incomplete)]
         return [*items, CompletionItem(incomplete, type="file")]
     return [CompletionItem(word) for word in _words(_option(flag, tree)) if word.startswith(incomplete)]
-
-
-def _kind(flag: str) -> str | None:
-    """Which kind of plugin the flag chooses, if it does."""
-    key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
-    return SINGLE.get(key) or MANY.get(key)
 
 
 def _option(flag: str, tree: Located) -> Option | None:

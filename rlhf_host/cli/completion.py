@@ -18,6 +18,6 @@ def completion(shell: str) -> None:
     """Print the script that completes commands, flags and plugin names in SHELL (bash, zsh or fish)."""
     from rlhf_host.cli.main import main
 
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(main, {}, "rlhf", "_RLHF_COMPLETE").source())
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(main, {}, "rlhf", "_RLHF_COMPLETE").source())

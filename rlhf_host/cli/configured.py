@@ -1,16 +1,18 @@
-"""What ``rlhf train`` and ``rlhf eval`` share: flags as typed, and help generated from the schema and the chosen plugins."""
+"""What the commands that take a configuration share: flags as typed, and help from the schema and the chosen plugins."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.defaults import WORDS
-from rlhf_host.config.flags import Flag, known_flags
-from rlhf_host.config.load import assemble
+from rlhf_host.config.flags import Flag, known_flags, parse, take
+from rlhf_host.config.load import Loaded, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
 from rlhf_host.config.schema import SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, is_choice, role_flag
@@ -48,16 +50,56 @@ OTHERS = {
 """Section → flags that stand for many."""
 
 
-class RawCommand(click.Command):
-    """Hands its arguments over as typed: its flags are those of the configuration and of the chosen plugins.
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was typed: the command's own flags with their values, all others, and the file that comes first."""
 
-    ``control`` names the command's own flags beside these; ``takes_file``: the first word is a file.
+    names: Sequence[str]
+    """Of all the command's own flags."""
+    own: Mapping[str, list[str | None]]
+    flags: list[Flag]
+    file: str | None
+
+    def value(self, name: str, default: str | None = None) -> str | None:
+        return self.own.get(name, [default])[0]
+
+    @property
+    def presets(self) -> list[str]:
+        return [preset for preset in self.own.get("preset", []) if preset]
+
+    def read(self, config: str | None = None, *, quickstart: bool = True) -> Loaded:
+        """The configuration, of the file ``config`` if not of ``--config``; notices are printed."""
+        path = config or self.value("config")
+        loaded = read_config(path, self.flags, self.presets, self.names, quickstart=quickstart)
+        for notice in loaded.notices:
+            click.echo(notice, err=True)
+        return loaded
+
+
+class RawCommand(click.Command):
+    """A command with the flags of the configuration and of the chosen plugins: its function gets a ``CommandLine``.
+
+    Args:
+        control: the command's own flags.
+        usage: what the command's help begins with; then come ``about``, ``start`` (flag → text), the chosen plugins' options and
+            the schema's ``sections`` (key → title).
+        takes_file: whether the first word is a file.
     """
 
-    def __init__(self, *args: Any, control: Sequence[str] = (), takes_file: bool = False, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        control: Sequence[str],
+        usage: str,
+        about: str,
+        start: Mapping[str, str],
+        sections: Mapping[str, str],
+        takes_file: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self.control = control
-        self.takes_file = takes_file
+        self.control, self.takes_file = control, takes_file
+        self.usage, self.about, self.start, self.sections = usage, about, start, sections
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.params["argv"] = list(args)
@@ -68,42 +110,42 @@ class RawCommand(click.Command):
 
         return complete(ctx.params.get("argv", []), incomplete, self.control, self.takes_file)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        words = ctx.params.pop("argv")
+        file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
+        own, flags = take(parse(words), self.control)
+        leave_out(ctx, own.get("disable", ()))
+        ctx.params["line"] = line = CommandLine(self.control, own, flags, file)
+        return self.show_help(line) if "help" in own else super().invoke(ctx)
 
-def show_help(
-    usage: str,
-    about: str,
-    start: Mapping[str, str],
-    sections: Mapping[str, str],
-    flags: Sequence[Flag],
-    config: str | None,
-    presets: Sequence[str],
-) -> None:
-    """Print help: ``start`` (flag → text), the chosen plugins' options, then the schema's ``sections`` (key → title).
+    def show_help(self, line: CommandLine) -> None:
+        """Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here."""
+        formatter = click.HelpFormatter(width=max(60, min(shutil.get_terminal_size().columns, 120)))
+        formatter.write_usage("rlhf", self.usage)
+        formatter.write_paragraph()
+        formatter.write_text(self.about)
+        _write(formatter, "Start here", _with_names(self.start))
+        tree, _ = assemble(line.value("config"), line.flags, line.presets, [])
+        for kind, spec, prefix in chosen_plugins(tree):
+            _write(formatter, *_plugin(kind, spec, prefix))
+        _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(PLUGINS))
+        for key, title in self.sections.items():
+            _write(formatter, title, _section(key))
+        click.echo(formatter.getvalue().rstrip())
 
-    Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here.
-    """
-    formatter = click.HelpFormatter(width=max(60, min(shutil.get_terminal_size().columns, 120)))
-    formatter.write_usage("rlhf", usage)
-    formatter.write_paragraph()
-    formatter.write_text(about)
-    _write(formatter, "Start here", _with_names(start))
-    layer, _ = assemble(config, flags, presets, [])
-    for kind, spec, prefix in chosen_plugins(layer):
-        _write(formatter, *_plugin(kind, spec, prefix))
-    _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(PLUGINS))
-    for key, title in sections.items():
-        _write(formatter, title, _section(key))
-    click.echo(formatter.getvalue().rstrip())
+
+def kind_of(flag: str) -> str | None:
+    """Which kind of plugin the flag chooses, if it does."""
+    key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
+    return SINGLE.get(key) or MANY.get(key)
 
 
 def _with_names(flags: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Rows for flags; those that choose plugins say which there are."""
     installed = discover()
     for flag, text in flags.items():
-        key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
-        kind = SINGLE.get(key) or MANY.get(key)
-        names = dict.fromkeys(info.name for info in installed if info.kind == kind)
-        default = defaults().get(key, {}) if flag == key else {}
+        names = dict.fromkeys(info.name for info in installed if info.kind == kind_of(flag))
+        default = defaults().get(flag, {})
         facts = ["default " + str(default.get("name") or ", ".join(default))] if default else []
         facts += ["installed: " + ", ".join(names)] if names else []
         yield f"--{flag}", f"{text} ({'; '.join(facts)})" if facts else text

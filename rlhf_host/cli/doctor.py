@@ -31,15 +31,16 @@ def doctor(ctx: click.Context, as_json: bool, deadline: float) -> None:
     shown. Libraries and plugins are imported in separate processes. With problems, the exit code is 1.
     """
     width = min(shutil.get_terminal_size().columns, 120)
-    found: list[Finding] = []
+    reported: list[Finding] = []
     for finding in findings(deadline):
         if not as_json:
-            new = not found or found[-1].section != finding.section
-            click.echo("\n".join([*([f"{chr(10) if found else ''}{finding.section}"] if new else []), *_lines(finding, width)]))
-        found.append(finding)
-    counts: Counter[str] = Counter(finding.status for finding in found)
+            if not reported or reported[-1].section != finding.section:
+                click.echo(f"{chr(10) if reported else ''}{finding.section}")
+            click.echo("\n".join(_lines(finding, width)))
+        reported.append(finding)
+    counts: Counter[str] = Counter(finding.status for finding in reported)
     if as_json:
-        click.echo(json.dumps({"ok": not counts["problem"], "findings": [asdict(finding) for finding in found]}, indent=2))
+        click.echo(json.dumps({"ok": not counts["problem"], "findings": [asdict(finding) for finding in reported]}, indent=2))
     else:
         click.echo(f"\n{_summary(counts)}")
     if counts["problem"]:
@@ -75,16 +76,7 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
         detail.insert(0, "")
     yield f"{head}{detail[0]}".rstrip()
     yield from (f"{'':{indent}}{line}" for line in detail[1:])
-    if finding.advice:
-        yield from (
-            f"{'':{indent}}{mark}{line}" for mark, line in zip(_marks(), wrap(finding.advice, width - indent - 2), strict=False)
-        )
-
-
-def _marks() -> Iterator[str]:
-    yield "→ "
-    while True:
-        yield "  "
+    yield from (f"{'':{indent}}{line}" for line in wrap(finding.advice, width - indent, "→ ", "  "))
 
 
 def _summary(counts: Counter[str]) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from importlib_metadata import Distribution
 from packaging.requirements import InvalidRequirement, Requirement
 
-from rlhf_host.cli.child import ChildFailed, answers
 from rlhf_host.cli.findings import Finding, usable_cores
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import HOST, normalised
 from rlhf_host.plugins.requirements import OTHER_BUILDS, installed_distributions
 
@@ -71,9 +71,9 @@ def library(name: str, installed: Mapping[str, Distribution], deadline_s: float)
     try:
         (facts,) = answers(f"{__name__}:_probe", {"name": name}, deadline_s)
     except ChildFailed as failure:
-        status: Any = "warning" if "longer" in str(failure) else "problem"
+        status: Any = "warning" if failure.timed_out else "problem"
         detail = f"{version}: importing it {failure}"
-        yield Finding(LIBRARIES, name, status, detail, (failure.trace.splitlines() or [""])[-1])
+        yield Finding(LIBRARIES, name, status, detail, (failure.tail.splitlines() or [""])[-1])
         return
     if "error" in facts:
         yield Finding(LIBRARIES, name, "problem", f"{version} cannot be imported: {facts['error']}", _repair(name, installed))
@@ -84,11 +84,11 @@ def library(name: str, installed: Mapping[str, Distribution], deadline_s: float)
 
 
 def _repair(name: str, installed: Mapping[str, Distribution]) -> str:
-    there = [companion for companion in COMPANIONS if companion in installed]
+    companions = [companion for companion in COMPANIONS if companion in installed]
     if name in COMPANIONS:
         return f"built for another torch: pip uninstall {name} (nothing here needs it), or install the build that fits yours"
-    if name == "transformers" and there:
-        return f"often caused by {', '.join(there)}, built for another torch: pip uninstall {' '.join(there)}"
+    if name == "transformers" and companions:
+        return f"often caused by {', '.join(companions)}, built for another torch: pip uninstall {' '.join(companions)}"
     return f"pip install --force-reinstall {name}" if name not in OPTIONAL else f"pip install --upgrade '{HOST}[{name}]'"
 
 
@@ -96,9 +96,9 @@ def _probe(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """In the child."""
     module, _, attribute = PROBES[job["name"]].partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
         if attribute:
-            getattr(found, attribute)
+            getattr(imported, attribute)
         yield _torch_facts() if job["name"] == "torch" else {}
     except BaseException as error:
         lines = f"{type(error).__name__}: {error}".strip().splitlines()
@@ -108,12 +108,8 @@ def _probe(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _torch_facts() -> dict[str, Any]:
     import torch
 
-    facts: dict[str, Any] = {
-        "cuda_build": torch.version.cuda or torch.version.hip,
-        "threads": torch.get_num_threads(),
-        "gpus": [],
-    }
-    facts["mps"] = torch.backends.mps.is_available()
+    facts: dict[str, Any] = {"cuda_build": torch.version.cuda or torch.version.hip, "threads": torch.get_num_threads()}
+    facts |= {"mps": torch.backends.mps.is_available(), "gpus": []}
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
@@ -133,23 +129,22 @@ def torch_findings(version: str, facts: Mapping[str, Any], cores: int | None = N
     yield Finding(LIBRARIES, "torch", "ok", detail)
     threads = f"{facts['threads']} threads on {cores} usable cores"
     if facts["threads"] > cores:
-        yield Finding(
-            LIBRARIES, "torch threads", "warning", threads, f"more threads than cores are slow: OMP_NUM_THREADS={cores}"
-        )
+        advice = f"more threads than cores are slow: OMP_NUM_THREADS={cores}"
+        yield Finding(LIBRARIES, "torch threads", "warning", threads, advice)
     elif facts["threads"] < cores and not facts["gpus"]:
         yield Finding(LIBRARIES, "torch threads", "note", threads, f"--train.threads {cores} uses them all")
     else:
         yield Finding(LIBRARIES, "torch threads", "ok", threads)
 
 
-def gpu_build(machine: list[Finding], found: Mapping[str, list[Finding]]) -> Iterator[Finding]:
+def gpu_build(machine: list[Finding], imported: Mapping[str, list[Finding]]) -> Iterator[Finding]:
     """Whether torch and the GPUs that are there know of each other."""
-    there = any(finding.name == "GPUs" and finding.status == "ok" for finding in machine)
-    torch = next((one.detail for one in found.get("torch", ()) if one.name == "torch" and one.status == "ok"), "")
-    if there and "built for the CPU" in torch:
+    gpu = any(finding.name == "GPUs" and finding.status == "ok" for finding in machine)
+    torch = next((item.detail for item in imported.get("torch", ()) if (item.name, item.status) == ("torch", "ok")), "")
+    if gpu and "built for the CPU" in torch:
         advice = "install the CUDA build: pip install --force-reinstall torch, from the index that pytorch.org names"
         yield Finding(LIBRARIES, "torch and GPU", "problem", "there is a GPU, but this torch is built for the CPU", advice)
-    elif there and torch and "GPUs:" not in torch:
+    elif gpu and torch and "GPUs:" not in torch:
         advice = "the driver may be too old for this CUDA: compare with nvidia-smi; or CUDA_VISIBLE_DEVICES hides the GPU"
         yield Finding(LIBRARIES, "torch and GPU", "problem", "there is a GPU, but torch cannot use it", advice)
 
@@ -159,12 +154,10 @@ def gpu_build(machine: list[Finding], found: Mapping[str, list[Finding]]) -> Ite
 
 def versions(plugins: list[str], installed: Mapping[str, Distribution] | None = None) -> list[Finding]:
     """Requirements that do not hold: of the host, of distributions of ``plugins``, and among the core libraries."""
-    there = installed_distributions() if installed is None else installed
-    found = []
-    for owner in dict.fromkeys([HOST, *map(normalised, plugins), *CORE]):
-        if owner in there:
-            found += [one for line in there[owner].requires or () if (one := _unmet(owner, line, there)) is not None]
-    return found or [Finding(VERSIONS, "versions", "ok", "the installed packages fit together")]
+    installed = installed_distributions() if installed is None else installed
+    owners = [owner for owner in dict.fromkeys([HOST, *map(normalised, plugins), *CORE]) if owner in installed]
+    judged = [_unmet(owner, line, installed) for owner in owners for line in installed[owner].requires or ()]
+    return list(filter(None, judged)) or [Finding(VERSIONS, "versions", "ok", "the installed packages fit together")]
 
 
 def _unmet(owner: str, line: str, installed: Mapping[str, Distribution]) -> Finding | None:
@@ -173,28 +166,20 @@ def _unmet(owner: str, line: str, installed: Mapping[str, Distribution]) -> Find
     except InvalidRequirement:
         return None
     name = normalised(requirement.name)
-    extra = next((extra for extra in ("", *OPTIONAL, "gguf") if _applies(requirement, extra)), None)
+    marker = requirement.marker
+    extra = next((extra for extra in ("", *OPTIONAL, "gguf") if marker is None or marker.evaluate({"extra": extra})), None)
     if extra is None or (owner in CORE and (name not in CORE or extra)):
         return None
     distribution = installed.get(name) or installed.get(OTHER_BUILDS.get(name, name))
+    advice = f"pip install '{requirement.name}{requirement.specifier}'"
     if distribution is None:
         if extra or owner in CORE:
             return None
-        return Finding(
-            VERSIONS, name, "problem", f"{owner} needs it, and it is not installed", f"pip install '{_plain(requirement)}'"
-        )
+        return Finding(VERSIONS, name, "problem", f"{owner} needs it, and it is not installed", advice)
     if not requirement.specifier or requirement.specifier.contains(distribution.version, prereleases=True):
         return None
     detail = f"{distribution.version} is installed, and {owner} {installed[owner].version} wants {requirement.specifier}"
     if owner in COMPANIONS:
         return Finding(VERSIONS, owner, "problem", f"{name} {detail}", f"pip uninstall {owner}: nothing here needs it")
     status: Any = "warning" if owner in CORE else "problem"
-    return Finding(VERSIONS, name, status, detail, f"pip install '{_plain(requirement)}'")
-
-
-def _applies(requirement: Requirement, extra: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-
-def _plain(requirement: Requirement) -> str:
-    return f"{requirement.name}{requirement.specifier}"
+    return Finding(VERSIONS, name, status, detail, advice)

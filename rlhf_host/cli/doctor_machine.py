@@ -6,22 +6,19 @@ import netrc
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlhf_host import __version__
-from rlhf_host.cli.findings import Finding, output_of, usable_cores
+from rlhf_host.cli.findings import Finding, usable_cores
 
 GIB = 2**30
 FLAGS = (
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "HF_DATASETS_OFFLINE",
-    "WANDB_MODE",
-    "HF_HUB_DISABLE_TELEMETRY",
-    "OMP_NUM_THREADS",
+    *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"),
+    *("WANDB_MODE", "HF_HUB_DISABLE_TELEMETRY", "OMP_NUM_THREADS"),
 )
 """Settings that explain a lot and hold no secrets."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "HF_ENDPOINT")
@@ -36,32 +33,29 @@ def machine() -> Iterator[Finding]:
     yield Finding(MACHINE, "rlhf-host", "ok", __version__)
     yield Finding(MACHINE, "cores", "ok", f"{usable_cores()} usable of {os.cpu_count()}")
     yield _gpus()
-    if (found := _memory()) is not None:
-        yield found
+    if (memory := _memory()) is not None:
+        yield memory
     shared = Path("/dev/shm")
     if shared.is_dir():
         yield shared_memory(shutil.disk_usage(shared).total)
-    for name, path in (
-        ("disk, runs", Path.cwd()),
-        ("disk, hub cache", hub_home()),
-        ("disk, temporary", Path(tempfile.gettempdir())),
-    ):
-        yield _disk(name, path)
+    yield _disk("disk, runs", Path.cwd(), "change to another directory, or set --run-dir")
+    yield _disk("disk, hub cache", hub_home(), "set HF_HOME")
+    yield _disk("disk, temporary", Path(tempfile.gettempdir()), "set TMPDIR")
 
 
 def _gpus() -> Finding:
-    listed = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True, stdin=subprocess.DEVNULL)
+        listed = done.stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # it is not there, fails or takes too long
+        listed = ""
     if listed:
         names = [" ".join(line.split()) for line in listed.splitlines()]
         return Finding(MACHINE, "GPUs", "ok", f"{len(names)}: {'; '.join(sorted(set(names)))}")
     if Path("/proc/driver/nvidia/version").exists():
-        return Finding(
-            MACHINE,
-            "GPUs",
-            "problem",
-            "an NVIDIA driver is loaded, but nvidia-smi does not work",
-            "run nvidia-smi and read its message",
-        )
+        detail = "an NVIDIA driver is loaded, but nvidia-smi does not work"
+        return Finding(MACHINE, "GPUs", "problem", detail, "run nvidia-smi and read its message")
     return Finding(MACHINE, "GPUs", "note", "no NVIDIA GPU: everything runs on the CPU (or on Apple's GPU, see torch)")
 
 
@@ -105,19 +99,13 @@ def hub_home() -> Path:
     return Path(home).expanduser()
 
 
-def _disk(name: str, path: Path) -> Finding:
-    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(there).free
+def _disk(name: str, path: Path, elsewhere: str) -> Finding:
+    """``elsewhere``: how to use another directory."""
+    folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(folder).free
     detail = f"{free / GIB:.1f} GiB free in {path}"
-    if not os.access(there, os.W_OK):
-        move = (
-            "set HF_HOME"
-            if path == hub_home()
-            else "set TMPDIR"
-            if path == Path(tempfile.gettempdir())
-            else "change to another directory, or set --run-dir"
-        )
-        return Finding(MACHINE, name, "problem", f"{path} cannot be written to", move)
+    if not os.access(folder, os.W_OK):
+        return Finding(MACHINE, name, "problem", f"{path} cannot be written to", elsewhere)
     if free < GIB:
         return Finding(MACHINE, name, "problem", detail, "free some space: a checkpoint alone takes 16 bytes per parameter")
     if free < 10 * GIB:
@@ -132,9 +120,8 @@ def access(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     if token or file.is_file():
         yield Finding(ACCESS, "Hugging Face token", "ok", f"present ({token or file})")
     else:
-        yield Finding(
-            ACCESS, "Hugging Face token", "note", "absent: public models and data only", "hf auth login, or set HF_TOKEN"
-        )
+        advice = "hf auth login, or set HF_TOKEN"
+        yield Finding(ACCESS, "Hugging Face token", "note", "absent: public models and data only", advice)
     if environment.get("WANDB_API_KEY"):
         yield Finding(ACCESS, "W&B key", "ok", "present (WANDB_API_KEY)")
     elif _in_netrc("api.wandb.ai"):

@@ -17,11 +17,11 @@ PLUGINS, PARTS = "Plugins", "What can run"
 def plugins(deadline_s: float) -> Iterator[Finding]:
     """Every plugin imported in a process of its own; engines, backends and runtimes are judged by their libraries."""
     known = [info for info in discover(disabled=True) if info.kind not in PROTOCOLS]
-    found = verify(known, deadline_s)
-    fine = [info for info in found if info.status == "ok"]
+    verified = verify(known, deadline_s)
+    fine = [info for info in verified if info.status == "ok"]
     distributions = {info.distribution for info in fine}
     yield Finding(PLUGINS, "plugins", "ok", f"{len(fine)} of {len(distributions)} distributions load")
-    yield from (_bad(info) for info in found if info.status != "ok")
+    yield from (_bad(info) for info in verified if info.status != "ok")
 
 
 def _bad(info: PluginInfo) -> Finding:

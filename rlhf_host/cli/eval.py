@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import click
 
-from rlhf_host.cli.configured import RawCommand, show_help
-from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.choices import build_plugins, complete
-from rlhf_host.config.flags import parse, take
-from rlhf_host.config.load import read_config
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
@@ -39,40 +37,27 @@ SECTIONS = {"eval": "Evaluation", "rollout": "Rollouts", "roles": "Models", "dat
 ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets. Flags and files are those of rlhf train."
 
 
-@click.command(cls=RawCommand, control=CONTROL, name="eval")
-@click.pass_context
-def evaluate(ctx: click.Context, argv: Sequence[str]) -> None:
+@click.command("eval", cls=RawCommand, control=CONTROL, usage="eval [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""
-    control, flags = take(parse(argv), CONTROL)
-    leave_out(ctx, control.get("disable", ()))
-    config_path = control.get("config", [None])[0]
-    presets = [preset for preset in control.get("preset", []) if preset]
-    if "help" in control:
-        return show_help("eval [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
-    checkpoint = control.get("checkpoint", [None])[0]
+    checkpoint, config_path = line.value("checkpoint"), None
     if checkpoint is not None:
-        clashes = [f"--{name}" for name in ("config", "preset") if name in control]
-        clashes += [flag.text for flag in flags if flag.parts[-2:] == ["actor", "model"]]
+        clashes = [f"--{name}" for name in ("config", "preset") if name in line.own]
+        clashes += [flag.text for flag in line.flags if flag.parts[-2:] == ["actor", "model"]]
         if clashes:
             raise UserError(f"--checkpoint uses the run's own model and settings: leave {clashes[0]} out")
         config_path = str(require_run(run_of(Path(checkpoint))))
-    loaded = read_config(config_path, flags, presets, CONTROL)
-    for notice in loaded.notices:
-        click.echo(notice, err=True)
+    loaded = line.read(config_path)
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
-    manager = build_plugins(config, "evaluate")
-    try:
+    with closing(build_plugins(config, "evaluate")) as manager:
         check_evaluation(config, manager)
         from rlhf_host.training.evaluate import evaluate as run
 
         metrics = run(config, manager)
-    finally:
-        manager.close()
-    if "json" in control:
+    if "json" in line.own:
         click.echo(json.dumps(dict(metrics), indent=2))
     else:
         _print_table(metrics)
-    return None
 
 
 def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
@@ -107,13 +92,13 @@ def model_of(path: Path) -> Path:
     raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")
 
 
-def _print_table(metrics: object) -> None:
+def _print_table(metrics: Mapping[str, float]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in dict(metrics).items():  # type: ignore[call-overload]
+    for name, value in metrics.items():
         table.add_row(name, f"{value:.4g}")
     Console().print(table)

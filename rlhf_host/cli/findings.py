@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -23,19 +20,6 @@ class Finding:
     detail: str = ""
     advice: str = ""
     """What to do, where something is to be done."""
-
-
-def output_of(command: Sequence[str], deadline_s: float = 10.0) -> str | None:
-    """What a program prints, or ``None`` where it is not there, fails or takes too long."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline_s, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def usable_cores() -> int:

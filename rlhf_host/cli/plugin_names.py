@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,29 +15,26 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class PluginName(click.ParamType):
-    """``NAME`` or ``DISTRIBUTION:NAME`` of an installed plugin; only completion looks it up."""
+def matching(names: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
+    """What ``incomplete`` could become, of names → help."""
+    from click.shell_completion import CompletionItem
 
-    name = "name"
+    return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
 
-        kind = ctx.params.get("kind")
-        return [
-            CompletionItem(name, help=text)
-            for name, text in named(info for info in discover() if kind in (None, info.kind)).items()
-            if name.startswith(incomplete)
-        ]
+def complete_plugin(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``NAME`` or ``DISTRIBUTION:NAME`` of an installed plugin."""
+    kind = ctx.params.get("kind")
+    return matching(named(info for info in discover() if kind in (None, info.kind)), incomplete)
 
 
 def named(plugins: Iterable[PluginInfo]) -> dict[str, str]:
     """How each plugin is called (``distribution:name`` where two provide it) → its kinds."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for info in plugins:
         name = f"{info.distribution}:{info.name}" if info.status == "conflict" else info.name
-        found[name] = f"{found[name]}, {info.kind}" if name in found else info.kind
-    return found
+        kinds[name] = f"{kinds[name]}, {info.kind}" if name in kinds else info.kind
+    return kinds
 
 
 def kind_option(text: str = "The kind, if plugins of several kinds have this name.") -> Any:
@@ -109,10 +106,10 @@ def with_hooks(name: str, kind: str | None, options: dict[str, Any], kinds_witho
     """
     from rlhf_host.plugins.selection import find_all
 
-    found = find_all(name, [info for info in discover() if kind in (None, info.kind)])
-    called = [info for info in found if info.kind not in PROTOCOLS or info.kind in kinds_without]
+    plugins = find_all(name, [info for info in discover() if kind in (None, info.kind)])
+    called = [info for info in plugins if info.kind not in PROTOCOLS or info.kind in kinds_without]
     if not called:
-        raise UserError(f"{found[0].kind} {name!r} has no hooks to call: see rlhf plugins show {name}")
+        raise UserError(f"{plugins[0].kind} {name!r} has no hooks to call: see rlhf plugins show {name}")
     several = [info for info in called if info.kind != "preset"]
     if options and len(several) > 1:
         raise UserError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from rlhf_host.cli.lazy import LazyGroup
-from rlhf_host.cli.plugin_names import PluginName, kind_option, leave_out
+from rlhf_host.cli.plugin_names import complete_plugin, kind_option, leave_out
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -34,7 +34,11 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 @click.option("--deadline", default=10.0, show_default=True, metavar="S", help="With --verify: seconds one import may take.")
 @kind_option(f"Only this kind: {', '.join(GROUPS)}.")
 @click.option(
-    "--disable", type=PluginName(), metavar="NAME", multiple=True, help=f"Ignore this plugin, as {DISABLE} does; repeatable."
+    "--disable",
+    shell_complete=complete_plugin,
+    metavar="NAME",
+    multiple=True,
+    help=f"Ignore this plugin, as {DISABLE} does; repeatable.",
 )
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, kind: str | None, disable: Sequence[str]) -> None:
@@ -47,31 +51,31 @@ def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, ki
     leave_out(ctx, disable)
     if ctx.invoked_subcommand is not None:
         return
-    found = [info for info in discover(disabled=True) if kind in (None, info.kind)]
+    infos = [info for info in discover(disabled=True) if kind in (None, info.kind)]
     if verify:
         from rlhf_host.plugins.verify import verify as verified
 
-        found = verified(found, deadline)
+        infos = verified(infos, deadline)
     if as_json:
-        click.echo(json.dumps([{field: getattr(info, field) for field in FIELDS} for info in found], indent=2))
-    elif found:
-        click.echo("\n".join(_table(found, shutil.get_terminal_size().columns)))
+        click.echo(json.dumps([{field: getattr(info, field) for field in FIELDS} for info in infos], indent=2))
+    elif infos:
+        click.echo("\n".join(_table(infos, shutil.get_terminal_size().columns)))
     else:
         click.echo(f"No {kind} plugins installed." if kind else "No plugins installed.")
 
 
-def _table(found: Sequence[PluginInfo], width: int) -> Iterator[str]:
+def _table(infos: Sequence[PluginInfo], width: int) -> Iterator[str]:
     """A line per plugin; what finds no room beside it goes below, indented."""
     rows = [("KIND", "NAME", "VERSION", "API", "STATUS")]
-    rows += [(info.kind, info.name, info.version, info.api, info.status) for info in found]
+    rows += [(info.kind, info.name, info.version, info.api, info.status) for info in infos]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
     yield f"{lines[0]}  DISTRIBUTION"[:width]
-    told: set[str] = set()
-    for info, line in zip(found, lines[1:], strict=True):
+    shown: set[str] = set()
+    for info, line in zip(infos, lines[1:], strict=True):
         # A summary is the distribution's, so it stands once for all its plugins.
-        summary = "" if info.distribution in told else info.summary
-        told.add(info.distribution)
+        summary = "" if info.distribution in shown else info.summary
+        shown.add(info.distribution)
         whole = f"{info.distribution}: {summary}" if summary else info.distribution
         beside, below = next(
             (beside, below)
@@ -83,5 +87,7 @@ def _table(found: Sequence[PluginInfo], width: int) -> Iterator[str]:
         yield from (f"    {note}" for text in (below, problem) for note in wrap(text, width - 4))
 
 
-def wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+def wrap(text: str, width: int, head: str = "", indent: str = "") -> list[str]:
+    """Lines of at most ``width`` characters; the first begins with ``head``, the others with ``indent``."""
+    wrapper = textwrap.TextWrapper(max(width, 20), head, indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)

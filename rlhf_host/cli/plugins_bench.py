@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from rlhf_host.cli.child import ChildFailed, answers
-from rlhf_host.cli.plugin_names import PluginName, kind_option, option_option, parse_texts, with_hooks
+from rlhf_host.cli.plugin_names import complete_plugin, kind_option, option_option, parse_texts, with_hooks
 from rlhf_host.cli.plugins_check import read_texts
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import PluginInfo
 
 DEADLINE_S = 600.0
@@ -20,7 +20,7 @@ HEAD = ("HOOK", "TIME", "MEMORY", "CALLS", "SIZE")
 
 
 @click.command()
-@click.argument("name", type=PluginName())
+@click.argument("name", shell_complete=complete_plugin)
 @option_option
 @kind_option()
 @click.option("--rows", type=click.IntRange(1), help="Trajectories.  [default: 1024 in a batch; 512 to judge, play or log]")
@@ -40,13 +40,13 @@ def bench(
     if not infos:
         raise UserError(f"preset {name!r} has no hooks to measure")
     for position, info in enumerate(infos):
-        found = list(measure(info, options, rows, tokens))
-        failed = failed or any(cost["problem"].startswith("failed") for cost in found)
+        costs = list(measure(info, options, rows, tokens))
+        failed = failed or any(cost["problem"].startswith("failed") for cost in costs)
         about = {field: getattr(info, field) for field in ("kind", "name", "distribution", "version")}
-        reports.append({**about, "hooks": found})
+        reports.append({**about, "hooks": costs})
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}\n")
-            click.echo("\n".join(_table(found)))
+            click.echo("\n".join(_table(costs)))
     if as_json:
         click.echo(json.dumps(reports, indent=2))
     if failed:
@@ -59,51 +59,42 @@ def measure(info: PluginInfo, options: Mapping[str, Any], rows: int | None, toke
     Raises:
         UserError: the plugin cannot be built, or not with these options.
     """
-    job = {
-        "kind": info.kind,
-        "name": f"{info.distribution}:{info.name}",
-        "options": dict(options),
-        "rows": rows,
-        "tokens": tokens,
-    }
+    name = f"{info.distribution}:{info.name}"
+    job = {"kind": info.kind, "name": name, "options": dict(options), "rows": rows, "tokens": tokens}
     try:
         for answer in answers(f"{__name__}:_work", job, DEADLINE_S):
             if "refused" in answer:
                 raise UserError(answer["refused"])
             yield answer
     except ChildFailed as failure:
-        raise UserError("\n".join(filter(None, [f"{info}: measuring it {failure}", failure.trace]))) from failure
+        raise UserError("\n".join(filter(None, [f"{info}: measuring it {failure}", failure.tail]))) from failure
 
 
 def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """In the child."""
-    from rlhf_host.testing.bench import bench as costs
+    from rlhf_host.testing.bench import bench as measure_hooks
     from rlhf_host.testing.contracts.subject import Subject, Unusable
 
     subject = Subject(job["kind"], job["name"])
     try:
         subject.options = read_texts(subject.info, subject.cls, job["options"])
-        for cost in costs(subject, rows=job["rows"], tokens=job["tokens"]):
+        for cost in measure_hooks(subject, rows=job["rows"], tokens=job["tokens"]):
             yield asdict(cost)
     except (UserError, Unusable) as error:
         yield {"refused": str(error)}
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _table(costs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [HEAD]
-    for cost in found:
+    for cost in costs:
         if cost["problem"]:
             rows.append((cost["hook"], "-", "-", "-", cost["problem"]))
         else:
             rows.append((cost["hook"], _time(cost["median_s"]), _memory(cost["peak_bytes"]), str(cost["calls"]), cost["size"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    for row in rows:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:4], widths[1:4], strict=True)),
-            row[4],
-        ]
-        yield "  ".join(cells).rstrip()
+    for hook, *numbers, size in rows:
+        cells = (cell.rjust(width) for cell, width in zip(numbers, widths[1:4], strict=True))
+        yield "  ".join([hook.ljust(widths[0]), *cells, size]).rstrip()
 
 
 def _time(seconds: float) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from rlhf_host.cli.child import ChildFailed, answers
-from rlhf_host.cli.plugin_names import PluginName, kind_option, option_option, parse_texts, with_hooks
+from rlhf_host.cli.plugin_names import complete_plugin, kind_option, option_option, parse_texts, with_hooks
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0
@@ -37,7 +37,7 @@ class Checked:
 
 
 @click.command()
-@click.argument("name", type=PluginName())
+@click.argument("name", shell_complete=complete_plugin)
 @option_option
 @kind_option()
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per plugin, instead of a report.")
@@ -59,17 +59,19 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
             if Names().place(info.name)[1] is None:
                 flag = f"{info.name}.OPTION"
                 click.echo(f"Warning: {info.name!r} is a setting too, and --{flag} sets that: write --with.{flag}", err=True)
-        found = []
+        results: list[Checked] = []
         started = time.monotonic()
         for checked in run_checks(info, options, deadline):
-            found.append(checked)
             if not as_json:
-                told = any(other.message == checked.message for other in found[:-1])
-                click.echo("\n".join(_lines(checked, width, told)))
+                repeated = any(other.message == checked.message for other in results)
+                click.echo("\n".join(_lines(checked, width, repeated)))
+            results.append(checked)
         if not as_json:
-            click.echo(f"\n{_summary(found)} in {time.monotonic() - started:.0f} s")
+            counts = Counter(checked.result for checked in results)
+            summary = ", ".join(f"{counts[result]} {result}" for result in SHOWN if counts[result])
+            click.echo(f"\n{summary} in {time.monotonic() - started:.0f} s")
         about = {field: getattr(info, field) for field in ("kind", "name", "distribution", "version")}
-        reports.append({**about, "checks": [asdict(checked) for checked in found]})
+        reports.append({**about, "checks": [asdict(checked) for checked in results]})
     if as_json:
         click.echo(json.dumps(reports, indent=2))
     if any(checked["result"] == "failed" for report in reports for checked in report["checks"]):
@@ -98,7 +100,7 @@ def run_checks(info: PluginInfo, options: Mapping[str, Any], deadline_s: float =
             return
         except ChildFailed as failure:
             culprit = next((name for name in names if name not in done), "entry_point_loads")
-            message = "\n".join(filter(None, [f"it {failure}", failure.trace]))
+            message = "\n".join(filter(None, [f"it {failure}", failure.tail]))
             yield Checked(culprit, "failed", message, names.get(culprit, ""))
             if culprit not in names:
                 return
@@ -139,13 +141,13 @@ def _preset(name: str) -> Iterator[dict[str, Any]]:
 
     rule = "Every setting exists and has a value that fits, those of its plugins included."
     yield {"checks": {"settings_are_valid": rule}}
+    result, message = "passed", ""
     try:
         loaded = read_config(presets=[name])
         complete(loaded.config, loaded.origins)
     except UserError as error:
-        yield asdict(Checked("settings_are_valid", "failed", str(error), rule))
-    else:
-        yield asdict(Checked("settings_are_valid", "passed", rule=rule))
+        result, message = "failed", str(error)
+    yield asdict(Checked("settings_are_valid", result, message, rule))
 
 
 def read_texts(info: PluginInfo, cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,15 +163,10 @@ def read_texts(info: PluginInfo, cls: type, options: Mapping[str, Any]) -> dict[
     return values
 
 
-def _lines(checked: Checked, width: int, told: bool) -> Iterator[str]:
-    """``told``: an earlier check had the same message."""
+def _lines(checked: Checked, width: int, repeated: bool) -> Iterator[str]:
+    """``repeated``: an earlier check had the same message."""
     word = click.style(checked.result.upper() if checked.result == "failed" else checked.result, fg=SHOWN[checked.result])
     yield f"  {word}{' ' * (8 - len(checked.result))} {checked.name}"
-    for text in (checked.rule if checked.result == "failed" else "", "" if told else checked.message):
+    for text in (checked.rule if checked.result == "failed" else "", "" if repeated else checked.message):
         for line in text.splitlines():
             yield from (f"           {part}" for part in wrap(line, width - 11))
-
-
-def _summary(found: Sequence[Checked]) -> str:
-    counts = Counter(checked.result for checked in found)
-    return ", ".join(f"{counts[result]} {result}" for result in SHOWN if counts[result])

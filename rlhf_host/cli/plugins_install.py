@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlhf_host import __version__
+from rlhf_host.cli.plugin_names import matching
 from rlhf_host.errors import RunError, UserError, near_matches
 from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import HOST, PluginInfo, discover, normalised
@@ -23,33 +24,22 @@ if TYPE_CHECKING:
 ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
-class CatalogueName(click.ParamType):
-    """A plugin or distribution of the catalogue, or a path; only completion looks it up."""
+def _complete_published(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Plugins and distributions of the catalogue, or a path."""
+    from click.shell_completion import CompletionItem
 
-    name = "name"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        items = [CompletionItem(name, help=owner) for name, owner in _published().items() if name.startswith(incomplete)]
-        return [*items, CompletionItem(incomplete, type="file")]
+    return [*matching(_published(), incomplete), CompletionItem(incomplete, type="file")]
 
 
-class InstalledName(click.ParamType):
-    """A plugin or its distribution, the host's own left out; only completion looks it up."""
-
-    name = "name"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        others = [info for info in discover(disabled=True) if normalised(info.distribution) != HOST]
-        names = {info.name: info.distribution for info in others} | {info.distribution: "" for info in others}
-        return [CompletionItem(name, help=owner) for name, owner in names.items() if name.startswith(incomplete)]
+def _complete_installed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Plugins and their distributions, the host's own left out."""
+    others = [info for info in discover(disabled=True) if normalised(info.distribution) != HOST]
+    names = {info.name: info.distribution for info in others} | {info.distribution: "" for info in others}
+    return matching(names, incomplete)
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, type=CatalogueName())
+@click.argument("names", nargs=-1, required=True, shell_complete=_complete_published)
 @click.option("--upgrade", "-U", is_flag=True, help="Install a newer version if there is one.")
 @click.option("--dry-run", is_flag=True, help="Print the pip command and stop.")
 def install(names: Sequence[str], upgrade: bool, dry_run: bool) -> None:
@@ -75,7 +65,7 @@ def install(names: Sequence[str], upgrade: bool, dry_run: bool) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, type=InstalledName())
+@click.argument("names", nargs=-1, required=True, shell_complete=_complete_installed)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print the pip command and stop.")
 def uninstall(names: Sequence[str], yes: bool, dry_run: bool) -> None:
@@ -121,10 +111,8 @@ def _target(name: str) -> str:
     if looks_like_a_path:
         raise UserError(f"{name}: no such folder or wheel")
     near = near_matches(name, published)
-    raise UserError(
-        f"{name!r} is not in the catalogue{near or ''}"
-        f"{'' if near else '; install what others publish with pip, by a name you have checked'}"
-    )
+    advice = near or "; install what others publish with pip, by a name you have checked"
+    raise UserError(f"{name!r} is not in the catalogue{advice}")
 
 
 def _owner(name: str, known: Iterable[PluginInfo]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import shutil
 import tempfile
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +18,6 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import discover, normalised
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime")
 """What there is a template for."""
 
@@ -27,23 +25,19 @@ LONGEST = 50
 """Characters of a name."""
 
 
-class _Kind(click.ParamType):
-    name = "kind"
+def _known_kind(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    kind = value.replace("_", "-")
+    if kind not in KINDS:
+        raise UserError(f"no template for kind {value!r}{near_matches(kind, KINDS)} (there are {', '.join(KINDS)})")
+    return kind
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        kind = value.replace("_", "-")
-        if kind not in KINDS:
-            raise UserError(f"no template for kind {value!r}{near_matches(kind, KINDS)} (there are {', '.join(KINDS)})")
-        return kind
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        return [CompletionItem(kind) for kind in KINDS if kind.startswith(incomplete)]
+def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
 @click.command(short_help="Write a new one.")
-@click.argument("kind", type=_Kind())
+@click.argument("kind", callback=_known_kind, shell_complete=_complete_kind)
 @click.argument("name")
 @click.option(
     "--output", default=".", metavar="DIR", type=click.Path(path_type=Path), help="Directory for the new folder; default: here."
@@ -65,7 +59,7 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
     project, flags = write_project(kind, name, output, texts)
     click.echo(
         f"Wrote {project}, a plugin that works. Next:\n"
-        f"  cd {_quoted(project)}\n"
+        f"  cd {shlex.quote(str(project))}\n"
         "  pip install -e . 'rlhf-host[testing]'\n"
         "  pytest\n"
         f"  rlhf train {flags} --dry-run\n"
@@ -91,8 +85,7 @@ def check_name(kind: str, name: str) -> None:
     owner = CATALOGUE.get(group, {}).get(plugin) or next(
         (info.distribution for info in discover() if (info.kind, info.name) == (group, plugin)), distribution
     )
-    published = {each for names in CATALOGUE.values() for each in names.values()}
-    if distribution in published:
+    if any(distribution in names.values() for names in CATALOGUE.values()):
         raise UserError(f"{distribution} is published already: choose another name, such as 'my-{name}'")
     if normalised(owner) != distribution:
         raise UserError(f"{kind} {plugin!r} is the name of one from {owner}: choose another name, such as 'my-{name}'")
@@ -122,8 +115,7 @@ def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> 
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
-            made = generate_files(template, {"cookiecutter": context}, folder, accept_hooks=False)
-            shutil.copytree(made, aside)
+            shutil.copytree(generate_files(template, {"cookiecutter": context}, folder, accept_hooks=False), aside)
         aside.rename(project)
     except OSError as error:
         raise UserError(f"{error.filename or output}: {error.strerror or error}; choose another --output DIR") from error
@@ -148,9 +140,3 @@ def _one_line(flag: str, text: str) -> str:
     if odd is not None:
         raise UserError(f"{flag} holds {odd!r}, which is not text: leave it out")
     return line
-
-
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(str(path))

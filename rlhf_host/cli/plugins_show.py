@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from rlhf_host import __version__
-from rlhf_host.cli.plugin_names import PluginName, kind_option
+from rlhf_host.cli.plugin_names import complete_plugin, kind_option
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.selection import find_all
@@ -16,7 +16,7 @@ from rlhf_host.plugins.verify import Inspection, look_inside
 
 
 @click.command()
-@click.argument("name", type=PluginName())
+@click.argument("name", shell_complete=complete_plugin)
 @click.option("--deadline", default=10.0, show_default=True, metavar="S", help="Seconds the import may take.")
 @kind_option()
 @click.pass_context

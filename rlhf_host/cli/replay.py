@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rlhf_host.cli.configured import RawCommand, show_help
-from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
-from rlhf_host.config.flags import parse, take
-from rlhf_host.config.load import read_config
 from rlhf_host.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,47 +38,36 @@ ABOUT = """Score saved trajectories again, compute their advantages again, and s
 run directory or its trajectories/ (of a run with --trajectories.tokens). No model is loaded unless a plugin needs one."""
 
 
-@click.command(cls=RawCommand, control=CONTROL, takes_file=True)
-@click.pass_context
-def replay(ctx: click.Context, argv: Sequence[str]) -> None:
+@click.command(
+    cls=RawCommand, control=CONTROL, usage="replay FILE [FLAGS]", about=ABOUT, start=START, sections=SECTIONS, takes_file=True
+)
+def replay(line: CommandLine) -> None:
     """Score saved trajectories again with other plugins; show what changes."""
-    file = None if not argv or argv[0].startswith("-") else argv[0]
-    control, flags = take(parse(argv[file is not None :]), CONTROL)
-    leave_out(ctx, control.get("disable", ()))
-    config_path = control.get("config", [None])[0]
-    presets = [preset for preset in control.get("preset", []) if preset]
-    if "help" in control:
-        return show_help("replay FILE [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
-    if file is None:
+    if line.file is None:
         raise UserError("no file is given: rlhf replay FILE --reward NAME --algo NAME")
-    count = _count(control.get("rows", ["20"])[0])
-    output = control.get("output", [None])[0]
-    loaded = read_config(config_path, flags, presets, CONTROL, quickstart=False)
+    count, output = _count(line.value("rows", "20")), line.value("output")
+    loaded = line.read(quickstart=False)
     config = complete(loaded.config, loaded.origins, "replay")
-    manager = build_plugins(config, "replay")
-    try:
+    with closing(build_plugins(config, "replay")) as manager:
         check_replay(config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.replay import replay as run
 
         if output is not None:
             saved_rows.check_output(Path(output))
-        found = run(config, manager, saved_rows.read_steps(Path(file)))
+        replayed = run(config, manager, saved_rows.read_steps(Path(line.file)))
         if output is not None:
-            parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in found.steps)
+            parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in replayed.steps)
             saved_rows.write_lines(Path(output), parts)
-    finally:
-        manager.close()
-    if "json" in control:
+    if "json" in line.own:
         from rlhf_host.training.records import plain
 
-        shown = {"summary": found.summary(), "trajectories": [change.row() for change in found.changes]}
+        shown = {"summary": replayed.summary(), "trajectories": [change.row() for change in replayed.changes]}
         click.echo(json.dumps(plain(shown), indent=2))
     else:
-        _print(found, count)
+        _print(replayed, count)
         if output is not None:
             click.echo(f"Written to {output}; train on it with rlhf train --from-trajectories {output}")
-    return None
 
 
 def _count(text: str | None) -> int:
@@ -94,14 +80,14 @@ def _count(text: str | None) -> int:
     return count
 
 
-def _print(found: Replay, count: int) -> None:
+def _print(replayed: Replay, count: int) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from rlhf_host.trackers.records import shorten, visible
 
-    changes = sorted(found.changes, key=_interest, reverse=True)
+    changes = sorted(replayed.changes, key=_interest, reverse=True)
     table = Table(box=None, pad_edge=False)
     for title in ("step", "group", "sample", "answer", "label"):
         table.add_column(title, overflow="fold")
@@ -127,7 +113,7 @@ def _print(found: Replay, count: int) -> None:
         console.print(f"... and {left} more, which changed no more than these (--rows 0 shows all)")
     console.print()
     summary = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in found.summary().items():
+    for name, value in replayed.summary().items():
         text = _pair(value["old"], value["new"]) if isinstance(value, dict) else str(value)
         summary.add_row(name.replace("_", " "), text)
     console.print(summary)

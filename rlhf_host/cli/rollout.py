@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.cli.configured import RawCommand, show_help
-from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.config.check import check_rollout
 from rlhf_host.config.choices import build_plugins, complete
-from rlhf_host.config.flags import parse, take
-from rlhf_host.config.load import read_config
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 
@@ -46,26 +44,19 @@ ABOUT = """Sample and score as the first steps of rlhf train would with the same
 tokens, log-probabilities, versions, rewards. Train on it with rlhf train --from-trajectories, look at it with rlhf replay."""
 
 
-@click.command(cls=RawCommand, control=CONTROL)
+@click.command(
+    cls=RawCommand, control=CONTROL, usage="rollout --output FILE.jsonl [FLAGS]", about=ABOUT, start=START, sections=SECTIONS
+)
 @click.pass_context
-def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
+def rollout(ctx: click.Context, line: CommandLine) -> None:
     """Sample and score without training, into a file."""
-    control, flags = take(parse(argv), CONTROL)
-    leave_out(ctx, control.get("disable", ()))
-    config_path = control.get("config", [None])[0]
-    presets = [preset for preset in control.get("preset", []) if preset]
-    if "help" in control:
-        return show_help("rollout --output FILE.jsonl [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
-    output = Path(control.get("output", [""])[0] or "")
-    if "output" not in control:
+    output = Path(line.value("output") or "")
+    if "output" not in line.own:
         raise UserError("no file is given: add --output FILE.jsonl")
-    loaded = read_config(config_path, flags, presets, CONTROL)
-    for notice in loaded.notices:
-        click.echo(notice, err=True)
+    loaded = line.read()
     config = complete(loaded.config, loaded.origins, "rollout")
-    prompts = prompts_per_step(config, _whole(control, "steps"), _whole(control, "rollouts"))
-    manager = build_plugins(config, "rollout")
-    try:
+    prompts = prompts_per_step(config, _whole(line, "steps"), _whole(line, "rollouts"))
+    with closing(build_plugins(config, "rollout")) as manager:
         check_rollout(config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
@@ -79,11 +70,11 @@ def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
 
         def take_in(step: int, collected: Collected) -> None:
             nonlocal dropped
-            found = collected.trajectories_in_order()
-            rows.extend(found)
+            trajectories = collected.trajectories_in_order()
+            rows.extend(trajectories)
             dropped += collected.dropped.total()
-            parts.append(saved_rows.lines(step, "train", found, origin))
-            click.echo(f"step {step}/{len(prompts)}: {len(found)} trajectories", err=True)
+            parts.append(saved_rows.lines(step, "train", trajectories, origin))
+            click.echo(f"step {step}/{len(prompts)}: {len(trajectories)} trajectories", err=True)
 
         interrupted = False
         try:
@@ -93,16 +84,13 @@ def rollout(ctx: click.Context, argv: Sequence[str]) -> None:
             if not parts:
                 raise
         saved_rows.write_lines(output, parts)
-    finally:
-        manager.close()
     summary = {"steps": len(parts), **_summary(rows), "groups_dropped": dropped, "output": str(output)}
-    if "json" in control:
+    if "json" in line.own:
         click.echo(json.dumps(summary, indent=2))
     else:
         _say(summary, interrupted)
     if interrupted:
         ctx.exit(130)
-    return None
 
 
 def prompts_per_step(config: RunConfig, steps: int | None, rollouts: int | None) -> list[int]:
@@ -120,8 +108,8 @@ def prompts_per_step(config: RunConfig, steps: int | None, rollouts: int | None)
     return [size] * (wanted // size) + ([wanted % size] if wanted % size else [])
 
 
-def _whole(control: dict[str, list[str | None]], name: str) -> int | None:
-    text = control.get(name, [None])[0]
+def _whole(line: CommandLine, name: str) -> int | None:
+    text = line.value(name)
     if text is None:
         return None
     if not text.isdecimal() or int(text) == 0:
@@ -154,9 +142,9 @@ def _say(summary: dict[str, Any], interrupted: bool) -> None:
             table.add_row(name.replace("_", " "), shown)
     Console().print(table)
     output = summary["output"]
-    said = "Interrupted; the finished steps are in" if interrupted else "Written to"
+    heading = "Interrupted; the finished steps are in" if interrupted else "Written to"
     click.echo(
-        f"{said} {output}\n"
+        f"{heading} {output}\n"
         f"  rlhf train --from-trajectories {output} ...    trains on it\n"
         f"  rlhf replay {output} --reward NAME    scores it again"
     )

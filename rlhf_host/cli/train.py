@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import click
 
-from rlhf_host.cli.configured import RawCommand, show_help
-from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
-from rlhf_host.config.flags import parse, take
-from rlhf_host.config.load import read_config
 from rlhf_host.config.run_dir import config_yaml, require_run, with_run_dir
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.needs import Outcome
@@ -53,40 +50,28 @@ ABOUT = """Train a language model. Every setting is both a flag and a key of the
 Flags override the file. Write a list by repeating its flag or with commas; a flag without a value is true."""
 
 
-@click.command(cls=RawCommand, control=CONTROL)
+@click.command(cls=RawCommand, control=CONTROL, usage="train [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
 @click.pass_context
-def train(ctx: click.Context, argv: Sequence[str]) -> None:
+def train(ctx: click.Context, line: CommandLine) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
-    control, flags = take(parse(argv), CONTROL)
-    leave_out(ctx, control.get("disable", ()))
-    config_path = control.get("config", [None])[0]
-    presets = [preset for preset in control.get("preset", []) if preset]
-    if "help" in control:
-        return show_help("train [FLAGS]", ABOUT, START, SECTIONS, flags, config_path, presets)
-    resume = _resumed(control, [flag.name for flag in flags])
-    if resume:
-        config_path = str(resume / "config.yaml")
-    loaded = read_config(config_path, flags, presets, CONTROL)
-    for notice in loaded.notices:
-        click.echo(notice, err=True)
+    resume = _resumed(line)
+    loaded = line.read(str(resume / "config.yaml") if resume else None)
     config = complete(loaded.config, loaded.origins)
-    if "print-config" in control:
+    if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
-        return None
-    manager = build_plugins(config)
-    try:
+        return
+    with closing(build_plugins(config)) as manager:
         for warning in check(config, manager, merge_needs(manager)):
             click.echo(f"Warning: {warning}", err=True)
         config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config)
-        if "dry-run" in control:
+        if "dry-run" in line.own:
             from rlhf_host.cli.dry_run import dry_run
 
-            return dry_run(config, manager)
+            dry_run(config, manager)
+            return
         from rlhf_host.training.run import train as run
 
         outcome = run(config, manager, resume=resume)
-    finally:
-        manager.close()
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     _say_what_next(outcome)
@@ -114,14 +99,13 @@ def _say_what_next(outcome: Outcome) -> None:
     click.echo("\n".join(lines))
 
 
-def _resumed(control: dict[str, list[str | None]], flags: Sequence[str]) -> Path | None:
+def _resumed(line: CommandLine) -> Path | None:
     """The run directory to go on in, or ``None`` for a new run."""
-    given = control.get("resume", [None])[0]
-    if given is None:
+    run_dir = line.value("resume")
+    if run_dir is None:
         return None
-    clash = next((flag for flag in ("config", "preset") if flag in control), None)
-    if clash or "run-dir" in flags or "run_dir" in flags:
+    clash = next((flag for flag in ("config", "preset") if flag in line.own), None)
+    if clash or any(flag.parts == ["run_dir"] for flag in line.flags):
         raise UserError(f"--resume uses the run's own directory and settings: leave --{clash or 'run-dir'} out")
-    path = Path(given)
-    require_run(path)
-    return path
+    require_run(Path(run_dir))
+    return Path(run_dir)

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.defaults import RunTraits, refusals
 from rlhf_host.config.load import fail
-from rlhf_host.config.schema import EvalConfig, RoleConfig, RunConfig
+from rlhf_host.config.schema import EvalConfig, RoleConfig, RunConfig, TrainConfig
 from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import PluginManager
@@ -36,7 +36,7 @@ def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
         lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
     if not config.eval.data.sources:
         lines.append("no evaluation data: give --eval.data PATH or --data PATH")
-    if not (config.eval.reward or config.reward or _brings_rewards(manager)):
+    if not (config.eval.reward or config.reward or any(not own.rewards for _, own in manager.each("needs"))):
         lines.append("nothing judges the answers: give --reward NAME")
     fail(lines)
 
@@ -71,8 +71,8 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
     if config.algo is None:
         yield "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)"
     if needs.data not in (None, "prompts"):
-        who = config.algo.name if config.algo else "a plugin"
-        yield f"{who} trains on {needs.data} data, which is not supported by this version"
+        owner = config.algo.name if config.algo else "a plugin"
+        yield f"{owner} trains on {needs.data} data, which is not supported by this version"
         return
     saved = config.from_trajectories is not None
     if not saved and not config.reward and needs.rewards:
@@ -86,26 +86,22 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
     yield from _role_refusals(config, needs)
     for key, own in manager.each("needs"):
-        if own.min_group_size > config.rollout.n:
-            least = own.min_group_size
+        if (least := own.min_group_size) > config.rollout.n:
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
-
-
-def _brings_rewards(manager: PluginManager) -> bool:
-    return any(not own.rewards for _, own in manager.each("needs"))
 
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """What makes ``Needs(on_policy=True)`` untrue."""
-    updates = config.train.updates_per_batch
     for key in (key for key, own in manager.each("needs") if own.on_policy):
-        if updates > 1:
-            yield (
-                f"{key} is right only for the weights that sampled, and epochs {config.train.epochs} × minibatches"
-                f" {config.train.minibatches} make {updates} updates per batch: set both to 1"
-            )
+        rule = f"{key} is right only for the weights that sampled"
+        if config.train.updates_per_batch > 1:
+            yield f"{rule}, and {_updates(config.train)} updates per batch: set both to 1"
         if config.from_trajectories is not None:
-            yield f"{key} is right only for the weights that sampled: leave --from-trajectories out"
+            yield f"{rule}: leave --from-trajectories out"
+
+
+def _updates(train: TrainConfig) -> str:
+    return f"epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}"
 
 
 def _idle_corrections(manager: PluginManager) -> Iterator[str]:
@@ -113,11 +109,10 @@ def _idle_corrections(manager: PluginManager) -> Iterator[str]:
     needs = dict(manager.each("needs"))
     for algo in (item for item in manager.loaded if item.kind == "algo"):
         taken = needs.get(algo.key, Needs()).weights
+        accepts = "none" if taken is None else "only weights of whole rows"
         for key in manager.names("importance_weights"):
-            given = needs.get(key, Needs()).weights
-            if taken is None or (taken, given) == ("row", "token"):
-                what = "none" if taken is None else "only weights of whole rows"
-                yield f"{key} gives importance_weights, and the loss of {algo.key} takes {what}: leave it out"
+            if taken is None or (taken, needs.get(key, Needs()).weights) == ("row", "token"):
+                yield f"{key} gives importance_weights, and the loss of {algo.key} takes {accepts}: leave it out"
 
 
 def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
@@ -154,8 +149,7 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
     if rollout.temperature == 0:
         yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        value = getattr(rollout, name)
-        if value != off:
+        if (value := getattr(rollout, name)) != off:
             yield (
                 f"rollout.{name} is {value}: training cannot correct for tokens that could not be drawn;"
                 f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
@@ -171,23 +165,19 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             " a batch is split between groups, so there can be at most one minibatch per prompt"
         )
     if train.old_logprobs == "fused" and train.updates_per_batch > 1:
-        yield (
-            "train.old_logprobs fused works only with one update per batch, and"
-            f" epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}:"
-            " set --train.old-logprobs recompute"
-        )
-    if config.checkpoint.best and config.checkpoint.best.startswith("eval/"):
+        rule = "train.old_logprobs fused works only with one update per batch"
+        yield f"{rule}, and {_updates(train)}: set --train.old-logprobs recompute"
+    if (best := config.checkpoint.best) and best.startswith("eval/"):
         if config.from_trajectories is not None:
-            yield f"checkpoint.best is {config.checkpoint.best}, and from_trajectories evaluates nothing: set another metric"
+            yield f"checkpoint.best is {best}, and from_trajectories evaluates nothing: set another metric"
         elif not config.eval.data.sources:
-            yield f"checkpoint.best is {config.checkpoint.best}, and nothing is evaluated: give --eval.data PATH"
+            yield f"checkpoint.best is {best}, and nothing is evaluated: give --eval.data PATH"
     yield from _eval_refusals(config.eval)
 
 
 def _eval_refusals(settings: EvalConfig) -> Iterator[str]:
-    large = [k for k in settings.k if k > settings.n]
-    if large:
-        yield f"eval.k {max(large)} needs at least as many samples, and eval.n is {settings.n}: set --eval.n {max(large)}"
+    if (k := max(settings.k, default=0)) > settings.n:
+        yield f"eval.k {k} needs at least as many samples, and eval.n is {settings.n}: set --eval.n {k}"
     if settings.temperature == 0 and settings.n > 1:
         yield f"eval.temperature 0 makes {settings.n} equal samples: set --eval.n 1, or a temperature above 0"
 

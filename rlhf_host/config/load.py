@@ -162,10 +162,10 @@ def validation_lines(error: ValidationError, origins: Origins, root: Path = ()) 
     lines = []
     for item in error.errors(include_url=False):
         path = (*root, *item["loc"])
-        what = f"{path[-1]} is required" if item["type"] == "missing" else _sentence(item)
+        problem = f"{path[-1]} is required" if item["type"] == "missing" else _sentence(item)
         if item["type"] == "extra_forbidden":
-            what = f"no such key{near_matches(str(path[-1]), _known(path[:-1]))}"
-        lines.append(f"{where(path, origins)}: {what}")
+            problem = f"no such key{near_matches(str(path[-1]), _known(path[:-1]))}"
+        lines.append(f"{where(path, origins)}: {problem}")
     return lines
 
 

@@ -79,16 +79,12 @@ def _merge_selection(below: Located, above: Located, errors: list[str], path: Pa
     for alias, choice in above.value.items():
         if alias in chosen:
             continue
-        known = find_alias(alias, values)
-        if known is None:
-            flag = ".".join(map(str, path))
-            have = f"chosen: {', '.join(values)}" if values else "none is chosen"
-            errors.append(
-                f"{choice.where}: no {flag} plugin is called {alias!r} ({have}{near_matches(alias, values)}); "
-                f"choose it with --{flag} {alias}"
-            )
-        else:
+        if (known := find_alias(alias, values)) is not None:
             values[known] = merge(values[known], choice, errors, (*path, known))
+            continue
+        flag = ".".join(map(str, path))
+        near = (f"chosen: {', '.join(values)}" if values else "none is chosen") + near_matches(alias, values)
+        errors.append(f"{choice.where}: no {flag} plugin is called {alias!r} ({near}); choose it with --{flag} {alias}")
     return Located(values, above.where)
 
 

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from rlhf_host.config.schema import PluginChoice, RunConfig, defaults
+from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import NONE
 from rlhf_host.config.yaml_file import write_yaml
+from rlhf_host.directories import flush
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
 
 
-def default_name(algo: PluginChoice | None, rewards: Iterable[str]) -> str:
-    """``<algorithm>-<first reward>``."""
-    parts = [parse_choice(algo.name)[0] if algo else "", next(iter(rewards), "")]
-    return "-".join(filter(None, parts)) or "run"
-
-
 def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
-    """The configuration with ``name`` and ``run_dir`` decided. Nothing is written.
+    """The configuration with ``name`` (default: ``<algorithm>-<first reward>``) and ``run_dir`` decided. Nothing is written.
 
     Raises:
         UserError: the directory has something in it already.
     """
-    name = config.name or default_name(config.algo, config.reward)
+    parts = (parse_choice(config.algo.name)[0] if config.algo else "", next(iter(config.reward), ""))
+    name = config.name or "-".join(filter(None, parts)) or "run"
     if config.run_dir is None:
         stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
-        path, number = Path("runs") / stem, 1
-        while path.exists():
-            number += 1
-            path = Path("runs") / f"{stem}-{number}"
+        numbered = (Path("runs") / (f"{stem}-{number}" if number > 1 else stem) for number in itertools.count(1))
+        path = next(path for path in numbered if not path.exists())
     else:
         path = Path(config.run_dir)
         if path.exists() and not path.is_dir():
@@ -68,10 +62,8 @@ def save_config(config: RunConfig, path: str | Path) -> None:
     path = Path(path)
     aside = path.with_name(f".{path.name}.partial")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(config_yaml(config))
-            file.flush()
-            os.fsync(file.fileno())
+        aside.write_text(config_yaml(config), encoding="utf-8")
+        flush(aside)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -111,7 +111,7 @@ class DataSource(Open):
 
 
 class DataConfig(Section):
-    sources: list[DataSource] = Field(default_factory=list, description="--data PATH[@WEIGHT], repeatable")
+    sources: list[DataSource] = Field([], description="--data PATH[@WEIGHT], repeatable")
     prompt_key: str | None = Field(
         None, description="column with the prompt; default: the first of prompt, question, problem, messages, input"
     )
@@ -144,8 +144,8 @@ class RolloutConfig(Section):
     max_tokens: PositiveInt | None = Field(
         None, description="longest trajectory including the prompt, in tokens; default: the model's context"
     )
-    stop: list[str] = Field(default_factory=list, description="stop strings")
-    stop_token_ids: list[int] = Field(default_factory=list, description="stop tokens in addition to the end-of-sequence tokens")
+    stop: list[str] = Field([], description="stop strings")
+    stop_token_ids: list[int] = Field([], description="stop tokens in addition to the end-of-sequence tokens")
     max_unjudged: float = Field(
         0.5, ge=0, le=1, description="the run stops if more than this fraction of a step's trajectories is unjudged"
     )
@@ -188,11 +188,9 @@ class EvalConfig(Section):
     every: int = Field(0, ge=0, description="steps between evaluations; 0: only before the first step and after the last one")
     at_start: bool = Field(True, description="evaluate before the first step")
     at_end: bool = Field(True, description="evaluate after the last step")
-    reward: dict[str, RewardChoice] = Field(
-        default_factory=dict, description="rewards for evaluation; default: the training rewards"
-    )
+    reward: dict[str, RewardChoice] = Field({}, description="rewards for evaluation; default: the training rewards")
     n: PositiveInt = Field(1, description="samples per prompt")
-    k: list[PositiveInt] = Field(default_factory=list, description="pass@k to report besides 1 and n")
+    k: list[PositiveInt] = Field([], description="pass@k to report besides 1 and n")
     temperature: float = Field(1.0, ge=0, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1, description="1: off")
     top_k: int = Field(0, ge=0, description="0: off")
@@ -226,15 +224,13 @@ class RunConfig(Section):
     seed: int = Field(0, description="fixes data order, sampling and initial heads")
     name: str | None = Field(None, description="the run's name; default: from algorithm and reward")
     run_dir: str | None = Field(None, description="default: runs/<time>-<name>")
-    roles: dict[str, RoleConfig] = Field(default_factory=dict, description="--actor.*, --critic.* are shorthands")
+    roles: dict[str, RoleConfig] = Field({}, description="--actor.*, --critic.* are shorthands")
     data: DataConfig = Field(default_factory=DataConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     algo: PluginChoice | None = None
-    reward: dict[str, RewardChoice] = Field(default_factory=dict, description="alias → plugin; --reward, repeatable")
+    reward: dict[str, RewardChoice] = Field({}, description="alias → plugin; --reward, repeatable")
     agent: PluginChoice = Field(default_factory=lambda: defaults()["agent"])
-    extensions: dict[str, PluginChoice] = Field(
-        default_factory=dict, alias="with", description="alias → plugin; --with, repeatable, in order"
-    )
+    extensions: dict[str, PluginChoice] = Field({}, alias="with", description="alias → plugin; --with, repeatable, in order")
     tracker: dict[str, PluginChoice] = Field(
         default_factory=lambda: defaults()["tracker"],
         description="alias → plugin; --tracker, repeatable; adds to the default ones",
@@ -248,8 +244,7 @@ class RunConfig(Section):
         description="auto: installed ones that suit model and device; none: the plain path; or one by name",
     )
     placement: list[str] = Field(
-        default_factory=list,
-        description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: roles that share devices; repeatable",
+        [], description="ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread]: roles that share devices; repeatable"
     )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)

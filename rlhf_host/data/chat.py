@@ -36,14 +36,12 @@ def render_prompts(
     check_template(template)
     if uses_chat_template(tokenizer, template):
         conversations = [_conversation(prompt, system_prompt) for prompt in prompts]
-        return _encode(
-            [_apply(tokenizer, messages, add_generation_prompt=True) for messages in conversations], tokenizer, special=False
-        )
+        texts = [_apply(tokenizer, messages, add_generation_prompt=True) for messages in conversations]
+        return _encode(texts, tokenizer, special=False)
     texts = [_plain(prompt, system_prompt, template) for prompt in prompts]
-    ends = tokenizer.eos_token_id
     rendered = []
     for text, ids in zip(texts, _encode(texts, tokenizer, special=True), strict=True):
-        if ids and ids[-1] == ends and not text.endswith(tokenizer.eos_token):
+        if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
             ids = ids[:-1]
         if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
             ids = ids[1:]  # the text itself began with it
@@ -88,8 +86,8 @@ def observation_ids(
         return _encode(["\n".join(str(message["content"]) for message in messages)], tokenizer, special=False)[0]
     opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
     ending = _apply(tokenizer, opening, add_generation_prompt=False).rpartition(_ANSWER)[2]
-    _, found, rest = _apply(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
-    if not found:
+    _, answer, rest = _apply(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
+    if not answer:
         raise UserError("the chat template leaves out earlier assistant turns, so no conversation can go on token by token")
     ids = _encode([rest], tokenizer, special=False)[0]
     if not finished_with_eos or not ids:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -98,15 +99,17 @@ def _read_file(path: Path) -> Rows:
 def _read_lines(path: Path) -> Rows:
     lines: list[int] = []
 
-    # JSON is parsed here: the reader of ``datasets`` gives no line for a bad row, makes timestamps of dates and floats of
-    # large integers.
-    def rows() -> Iterator[Row]:
-        for number, line in enumerate(_text_lines(path), start=1):
-            if line.strip():
-                lines.append(number)
-                yield _parse(line, f"{path}:{number}")
+    return Rows(_objects(_text_lines(path), path, lines), lambda i: f"{path}:{lines[i]}")
 
-    return Rows(rows(), lambda i: f"{path}:{lines[i]}")
+
+def _objects(texts: Iterable[str], path: Path, lines: list[int]) -> Iterator[Row]:
+    """One JSON object a line; the numbers of their lines are appended to ``lines``."""
+    # Parsed here: the reader of ``datasets`` gives no line for a bad row, makes timestamps of dates and floats of large integers.
+    for number, line in enumerate(texts, start=1):
+        if line.strip():
+            row = _parse(line, f"{path}:{number}")
+            lines.append(number)
+            yield row
 
 
 def _parse(text: str, where: str) -> Row:
@@ -126,67 +129,51 @@ def _read_json(path: Path) -> Rows:
 
     def rows() -> Iterator[Row]:
         text = "\n".join(_text_lines(path))
-        if text.lstrip()[:1] == "{":
-            yield from _objects(text, path, lines)
-        else:
+        if text.lstrip()[:1] != "{":
             yield from _elements(text, path, lines)
+            return
+        try:  # JSON lines under the name ``.json``, as many exports are
+            yield from _objects(text.split("\n"), path, lines)
+        except UserError as error:
+            raise UserError(f"{error} (expected a list of objects, or one object a line)") from error
 
     return Rows(rows(), lambda i: f"{path}:{lines[i]}")
-
-
-def _objects(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
-    """JSON lines under the name ``.json``, as many exports are."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                row = _parse(line, f"{path}:{number}")
-            except UserError as error:
-                raise UserError(f"{error} (expected a list of objects, or one object a line)") from error
-            lines.append(number)
-            yield row
 
 
 def _elements(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
     """The objects of a JSON list, each with the line it begins on."""
     decoder = json.JSONDecoder()
-    here = line = 0
+    here, line = 0, 1
 
-    def skip(position: int) -> int:
-        while position < len(text) and text[position] in " \t\n\r":
-            position += 1
-        return position
-
-    def line_at(position: int) -> int:
+    def advance(position: int) -> str:
+        """Go to what follows the spaces at ``position``; its first character."""
         nonlocal here, line
-        line += text.count("\n", here, position)
-        here = position
-        return line + 1
+        end = next((i for i in range(position, len(text)) if text[i] not in " \t\n\r"), len(text))
+        line += text.count("\n", here, end)
+        here = end
+        return text[end : end + 1]
 
-    position = skip(0)
-    if text[position : position + 1] != "[":
-        raise UserError(f"{path}:{line_at(position)}: expected a list of objects, or one object a line")
-    position = skip(position + 1)
-    if text[position : position + 1] == "]":
+    if advance(0) != "[":
+        raise UserError(f"{path}:{line}: expected a list of objects, or one object a line")
+    if advance(here + 1) == "]":
         return
     while True:
-        start = line_at(position)
         try:
-            row, position = decoder.raw_decode(text, position)
+            row, end = decoder.raw_decode(text, here)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{start}: expected an object {{...}}, got {_kind(row)}")
-        lines.append(start)
+            raise UserError(f"{path}:{line}: expected an object {{...}}, got {_kind(row)}")
+        lines.append(line)
         yield row
-        position = skip(position)
-        mark = text[position : position + 1]
+        mark = advance(end)
         if mark == "]":
             break
         if mark != ",":
-            raise UserError(f"{path}:{line_at(position)}: not valid JSON: expected ',' or ']' between the list's objects")
-        position = skip(position + 1)
-    if skip(position + 1) < len(text):
-        raise UserError(f"{path}:{line_at(skip(position + 1))}: not valid JSON: text after the list")
+            raise UserError(f"{path}:{line}: not valid JSON: expected ',' or ']' between the list's objects")
+        advance(here + 1)
+    if advance(here + 1):
+        raise UserError(f"{path}:{line}: not valid JSON: text after the list")
 
 
 def _read_table(path: Path, separator: str) -> Rows:
@@ -235,19 +222,18 @@ def _read_directory(path: Path, subset: str | None, split: str | None, default_s
             return Rows(datasets.load_from_disk(str(path)), lambda i: f"{path}, row {i + 1}")
         with tempfile.TemporaryDirectory() as scratch:
             builder, note = _builder(str(path), subset, cache_dir=scratch)
-            files: dict[str, list[str]] = {str(name): list(found) for name, found in (builder.config.data_files or {}).items()}
+            files: dict[str, list[str]] = {str(name): list(paths) for name, paths in (builder.config.data_files or {}).items()}
             chosen, split_note = _choose_split(list(files), split, default_splits, str(path))
             note = _notes(note, split_note)
-            paths = [Path(name) for name in files[chosen]]
-            if all(file_format(each) for each in paths):
-                return _chain([_read_file(each) for each in paths], note)
+            parts = [Path(name) for name in files[chosen]]
+            if all(map(file_format, parts)):
+                return _chain([_read_file(part) for part in parts], note)
             stream = builder.as_streaming_dataset(split=chosen)  # formats beyond those above
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"{path}: cannot be read as a dataset directory: {type(error).__name__}: {_first_line(error)}"
-        ) from error
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise UserError(f"{path}: cannot be read as a dataset directory: {reason}") from error
     return Rows(stream, lambda i: f"{path} ({chosen}), row {i + 1}", note)
 
 
@@ -283,9 +269,8 @@ def _builder(name: str, subset: str | None, **options: Any) -> tuple[datasets.Da
                 raise UserError(f"{name} has several subsets: set subset to one of {', '.join(known)}") from error
             return datasets.load_dataset_builder(name, plain, **options), f"subset {plain!r} of {', '.join(known)}"
         if subset not in known:
-            raise UserError(
-                f"{name} has no subset {subset!r}{near_matches(subset, known)}; it has {', '.join(known)}"
-            ) from error
+            near = near_matches(subset, known)
+            raise UserError(f"{name} has no subset {subset!r}{near}; it has {', '.join(known)}") from error
         raise
 
 
@@ -296,9 +281,8 @@ def _choose_split(known: list[str], split: str | None, defaults: tuple[str, ...]
         if split not in known:
             raise UserError(f"{name} has no split {split!r}{near_matches(split, known)}; it has {', '.join(known)}")
         return split, ""
-    for default in defaults:
-        if default in known:
-            return default, f"split {default!r}"
+    if default := next((default for default in defaults if default in known), None):
+        return default, f"split {default!r}"
     raise UserError(f"{name} has no split named {' or '.join(map(repr, defaults))}: set split to one of {', '.join(known)}")
 
 
@@ -308,15 +292,12 @@ def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
 
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         try:
-            builder = datasets.load_dataset_builder(kind, data_files=[_literal(path)], cache_dir=scratch, **options)
+            builder = datasets.load_dataset_builder(
+                kind, data_files=[escape(str(path.absolute()))], cache_dir=scratch, **options
+            )
             yield from builder.as_streaming_dataset(split="train")
         except Exception as error:
             raise _unreadable(path, error) from error
-
-
-def _literal(path: Path) -> str:
-    # ``data_files`` are glob patterns
-    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path.absolute()))
 
 
 def _text_lines(path: Path) -> Iterator[str]:

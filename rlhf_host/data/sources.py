@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -40,14 +40,14 @@ def load_tasks(
     tokenizer: Any,
     seed: int,
     max_prompt_tokens: int | None = None,
-    given: GivenRows = NO_ROWS,
+    rows: GivenRows = NO_ROWS,
     manager: PluginManager | None = None,
 ) -> TaskSet:
     """The tasks of all sources, in file order, with prompts rendered and tokenised; those of task plugins that give neither a list
     nor a tuple are made as they are drawn, but for evaluation and where the number of samples is bounded.
 
     Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset; or it is
-    among ``given``.
+    among ``rows``.
     ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first rows of
     each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
     smaller, are left out or cut as ``data.long_prompts`` says, and counted in the report. Task plugins join ``manager``, the run's.
@@ -58,7 +58,7 @@ def load_tasks(
         raise UserError("no data: give --data a file, a directory, a hub name or a task plugin's name")
     check_template(data.template)
     longest = min((limit for limit in (data.max_prompt_tokens, max_prompt_tokens) if limit is not None), default=None)
-    reader = _Reader(data, split, tokenizer, seed, longest, given, PluginManager([]) if manager is None else manager)
+    reader = _Reader(data, split, tokenizer, seed, longest, rows, PluginManager([]) if manager is None else manager)
     report: list[str] = []
     read: dict[str, Source] = {}
     for name, source in _named(data.sources):
@@ -87,20 +87,16 @@ def load_tasks(
 
 def _named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:
     """Each source under a name of its own: the one it was given, else the last part of its path."""
-    given = [source.name for source in sources if source.name]
-    if len(set(given)) < len(given):
+    chosen = [source.name for source in sources if source.name]
+    if len(set(chosen)) < len(chosen):
         raise UserError("two data sources have the same name: give each a name of its own")
-    taken = set(given)
+    taken = set(chosen)
     named = []
     for source in sources:
-        name = source.name
-        if not name:
-            stem = name = _stem(source.path)
-            number = 2
-            while name in taken:
-                name = f"{stem}-{number}"
-                number += 1
-            taken.add(name)
+        stem = _stem(source.path)
+        numbered = chain([stem], (f"{stem}-{number}" for number in count(2)))
+        name = source.name or next(name for name in numbered if name not in taken)
+        taken.add(name)
         named.append((name, source))
     return named
 
@@ -123,13 +119,13 @@ class _Reader:
     seed: int
     longest: int | None
     """Of prompts, in tokens."""
-    given: GivenRows
+    rows: GivenRows
     manager: PluginManager
 
     def read(self, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
         """A source's first ``limit`` tasks and a line that says what was read."""
-        if source.path in self.given:
-            reader = _RowReader(self.data, source, name, Rows(self.given[source.path], lambda i: f"{name}[{i}]"))
+        if source.path in self.rows:
+            reader = _RowReader(self.data, source, name, Rows(self.rows[source.path], lambda i: f"{name}[{i}]"))
             tasks = list(islice(reader, limit))
             return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns})"
         if is_given(source.path):
@@ -147,12 +143,8 @@ class _Reader:
                 raise UserError(f"{source.path}: no such file or directory{near_matches(path.name, siblings)}")
         if source.options:
             raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
-        splits = SPLITS[self.split]
-        rows = (
-            read_path(path, source.subset, source.split, splits)
-            if path.exists()
-            else read_hub(source.path, source.subset, source.split, splits)
-        )
+        where = (source.subset, source.split, SPLITS[self.split])
+        rows = read_path(path, *where) if path.exists() else read_hub(source.path, *where)
         reader = _RowReader(self.data, source, name, rows)
         tasks = list(islice(reader, limit))
         return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({reader.columns}{', ' if rows.note else ''}{rows.note})"
@@ -170,24 +162,24 @@ class _Reader:
         def load() -> Any:
             return manager.call(plugin.key, "load_tasks", split=self.split, seed=self.seed) or ()
 
-        def tasks(items: Iterable[Any]) -> Iterator[Task]:
+        def tasks(entries: Iterable[Any]) -> Iterator[Task]:
             with _blaming(info):
-                for index, item in enumerate(items):
+                for index, item in enumerate(entries):
                     yield _plugin_task(item, index, name, info)
 
-        found = load()
-        if isinstance(found, list | tuple) or limit is not None or self.split == "eval":
-            whole = list(islice(tasks(found), limit))
+        items = load()
+        if isinstance(items, list | tuple) or limit is not None or self.split == "eval":
+            whole = list(islice(tasks(items), limit))
             return whole, f"{name}: {len(whole)} tasks from {info}"
-        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+        if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
 
             def task(index: int) -> Task:
                 with _blaming(info):
-                    return self.prepare(_plugin_task(found[index], index, name, info))
+                    return self.prepare(_plugin_task(items[index], index, name, info))
 
-            return IndexedTasks(len(found), task, self.fits), f"{name}: {len(found)} tasks from {info}, made as they are drawn"
+            return IndexedTasks(len(items), task, self.fits), f"{name}: {len(items)} tasks from {info}, made as they are drawn"
         keeps_place = plugin.key in manager.names("state_dict")
-        waiting = [] if keeps_place else [found]  # its own state may come from a checkpoint first
+        waiting = [] if keeps_place else [items]  # its own state may come from a checkpoint first
 
         def begin() -> Iterator[Task]:
             return map(self.prepare, tasks(waiting.pop() if waiting else load()))
@@ -202,9 +194,9 @@ class _Reader:
     def fits(self, task: Task) -> bool:
         return self.longest is None or len(task.prompt_ids or ()) <= self.longest
 
-    def prepare_all(self, tasks: Sequence[Task], batch: int = 512) -> tuple[list[Task], str]:
+    def prepare_all(self, tasks: Sequence[Task]) -> tuple[list[Task], str]:
         """Those that stay, and what was done to the others."""
-        rendered = [task for begin in range(0, len(tasks), batch) for task in self._tokenised(tasks[begin : begin + batch])]
+        rendered = self._tokenised(tasks)
         fitting = [task for task in rendered if self.fits(task)]
         long = len(rendered) - len(fitting)
         if not long:
@@ -229,8 +221,7 @@ class _RowReader:
     """Rows as tasks; which columns matter is settled at the first row."""
 
     def __init__(self, data: DataConfig, source: DataSource, name: str, rows: Rows):
-        self.rows = rows
-        self.name = name
+        self.rows, self.name = rows, name
         self.prompt_key = source.prompt_key or data.prompt_key
         self.label_key = source.label_key or data.label_key
         self.agent_key = data.agent_key
@@ -253,10 +244,8 @@ class _RowReader:
         if self.prompt_key is None:
             self.prompt_key = next((key for key in PROMPT_KEYS if key in row), None)
             if self.prompt_key is None:
-                columns = ", ".join(row) or "none"
-                raise _Malformed(
-                    f"no column for the prompt: none of {', '.join(PROMPT_KEYS)} is among {columns}; set data.prompt_key"
-                )
+                columns, keys = ", ".join(row) or "none", ", ".join(PROMPT_KEYS)
+                raise _Malformed(f"no column for the prompt: none of {keys} is among {columns}; set data.prompt_key")
         if self.label_key is None:
             self.label_key = next((key for key in LABEL_KEYS if key in row and key != self.prompt_key), None)
 
@@ -268,9 +257,8 @@ class _RowReader:
         if self.label_key is not None:
             label = _get(row, self.label_key, "label")
             if label is None or label == "":
-                raise _Malformed(
-                    f"{self.label_key!r} is empty; every row needs a label, or set data.label_key to another column"
-                )
+                advice = "every row needs a label, or set data.label_key to another column"
+                raise _Malformed(f"{self.label_key!r} is empty; {advice}")
         if self.agent_key is not None:
             agent = _get(row, self.agent_key, "agent")
             if agent is not None and not isinstance(agent, str):
@@ -284,12 +272,10 @@ class _Malformed(Exception):
     """What is wrong with a row; the place is added where it is known."""
 
 
-def _get(row: Mapping[str, Any], key: str, what: str) -> Any:
+def _get(row: Mapping[str, Any], key: str, meaning: str) -> Any:
     if key not in row:
-        near = near_matches(key, row)
-        raise _Malformed(
-            f"no {key!r} (the {what}){near or f'; the row has {chr(44).join(row)}' if row else '; the row is empty'}"
-        )
+        columns = f"; the row has {','.join(row)}" if row else "; the row is empty"
+        raise _Malformed(f"no {key!r} (the {meaning}){near_matches(key, row) or columns}")
     return row[key]
 
 

@@ -111,13 +111,11 @@ class TaskStream:
 
     def __init__(self, taskset: TaskSet, seed: int = 0, shuffle: bool = True, choose: Choose | None = None):
         self._sources = taskset.sources
-        self._read = {name: one for name, one in self._sources.items() if isinstance(one, ReadTasks)}
-        self._sizes = {name: len(one) for name, one in self._sources.items() if not isinstance(one, ReadTasks)}
+        self._read = {name: source for name, source in self._sources.items() if isinstance(source, ReadTasks)}
+        self._sizes = {name: len(source) for name, source in self._sources.items() if not isinstance(source, ReadTasks)}
         if not self._sources or not all(self._sizes.values()):
             raise UserError("there are no tasks to draw")
-        self._weights = taskset.weights
-        self._seed = seed
-        self._shuffle = shuffle
+        self._weights, self._seed, self._shuffle = taskset.weights, seed, shuffle
         self._drawn = dict.fromkeys(self._sources, 0)
         self._chosen = 0
         self._orders: dict[str, tuple[int, list[int]]] = {}
@@ -137,16 +135,16 @@ class TaskStream:
         chosen = list(self._choose(self._all, count, step) or ())
         if len(chosen) != count:
             raise RunError(f"draw_tasks gave {len(chosen)} tasks at step {step}, expected {count}")
-        return [self._take(one) for one in chosen]
+        return [self._take(choice) for choice in chosen]
 
-    def _take(self, one: int | Task) -> Draw:
+    def _take(self, choice: int | Task) -> Draw:
         self._chosen += 1
         self.epoch = (self._chosen - 1) // len(self._all)
-        if isinstance(one, Task):
-            return Draw(one, self._chosen)
-        if not hasattr(one, "__index__") or not 0 <= operator.index(one) < len(self._all):
-            raise RunError(f"draw_tasks gave {one!r}, expected a Task or a number below {len(self._all)}")
-        return Draw(self._all[operator.index(one)], self._chosen)
+        if isinstance(choice, Task):
+            return Draw(choice, self._chosen)
+        if not hasattr(choice, "__index__") or not 0 <= operator.index(choice) < len(self._all):
+            raise RunError(f"draw_tasks gave {choice!r}, expected a Task or a number below {len(self._all)}")
+        return Draw(self._all[operator.index(choice)], self._chosen)
 
     def _next(self) -> Draw:
         passed = 0
@@ -167,14 +165,14 @@ class TaskStream:
     def state_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
         order = {"seed": self._seed, "shuffle": self._shuffle, "epoch": self.epoch, "sizes": self._sizes}
-        read = {name: [one.passes, one.at] for name, one in self._read.items()}
+        read = {name: [source.passes, source.at] for name, source in self._read.items()}
         return {**order, "drawn": dict(self._drawn), "chosen": self._chosen, "read": read}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken, with its seed. Raises ``UserError`` when the data is not the same."""
-        sizes = self._sizes
-        if dict(state["sizes"]) != sizes or state["read"].keys() != self._read.keys():
-            then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (state["sizes"], sizes))
+        if dict(state["sizes"]) != self._sizes or state["read"].keys() != self._read.keys():
+            sizes = (state["sizes"], self._sizes)
+            then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in sizes)
             raise UserError(
                 f"the data changed since the checkpoint (tasks then: {then}; now: {now}): resume with the same data"
             )
@@ -198,7 +196,7 @@ class TaskStream:
 
 def _joined(sources: Sequence[Source]) -> Sequence[Task]:
     """Several sources as one sequence. Raises ``UserError`` for one whose tasks have no numbers."""
-    counted = [one for one in sources if not isinstance(one, ReadTasks)]
+    counted = [source for source in sources if not isinstance(source, ReadTasks)]
     if len(counted) < len(sources):
         raise UserError(
             "draw_tasks chooses tasks by their numbers, and a task source gives an iterator, which has none: let its load_tasks"

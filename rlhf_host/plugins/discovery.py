@@ -44,10 +44,6 @@ DISABLE = "RLHF_DISABLE_PLUGINS"
 
 Status: TypeAlias = Literal["ok", "incompatible", "conflict", "missing", "broken", "disabled"]
 
-_REQUIREMENT = re.compile(
-    r"[\w.-]+\s*(\[[^\]]*\])?\s*(\((?P<bracketed>[^)]*)\)|@\s*\S+|(?P<bare>[^;@]*))\s*(;(?P<marker>.*))?$"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
@@ -96,7 +92,7 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
     Args:
         disabled: have those too that ``RLHF_DISABLE_PLUGINS`` leaves out, with that status.
     """
-    found: list[PluginInfo] = []
+    plugins: list[PluginInfo] = []
     seen: set[str] = set()
     for distribution in distributions():
         try:
@@ -107,14 +103,14 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
         name = normalised(infos[0].distribution) if infos else ""
         if infos and name not in seen:
             seen.add(name)
-            found += infos
+            plugins += infos
     out = [spec.strip() for spec in os.environ.get(DISABLE, "").split(",")]
-    off = [info for info in found if any(info.goes_by(spec) for spec in out)]
-    found = list(_with_conflicts([info for info in found if info not in off]))
+    off = [info for info in plugins if any(info.goes_by(spec) for spec in out)]
+    plugins = list(_with_conflicts([info for info in plugins if info not in off]))
     if disabled:
-        found += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
+        plugins += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
     kinds = list(GROUPS)
-    return sorted(found, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
+    return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
 
 
 def normalised(distribution: str) -> str:
@@ -184,40 +180,28 @@ def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
     if normalised(name) == HOST:
         return f"=={version}", ""
     lines = [line for line in metadata.get_all("Requires-Dist", []) if _about_host(line)]
-    try:
-        ranges = [stated for line in lines if (stated := _host_range(line)) is not None]
-        # Build tools write <2,>=1; people read >=1,<2.
-        stated = ",".join(sorted(filter(None, ",".join(ranges).split(",")), key=lambda bound: bound.startswith("<")))
-        if not stated:
-            return "any" if ranges else "unstated", ""
-        # packaging is slow to import: only where there is a range to judge.
-        from packaging.specifiers import SpecifierSet
+    if not lines:
+        return "unstated", ""
+    # packaging is slow to import: only where there is a range to judge.
+    from packaging.requirements import Requirement
 
-        fits = SpecifierSet(stated).contains(__version__, prereleases=True)
+    try:
+        requirements = [Requirement(line) for line in lines]
+        holding = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
+        ranges = [bound for item in holding for bound in item.specifier]
     except ValueError:
         return "unreadable", f"its requirement on {HOST} cannot be read: {'; '.join(lines)}"
+    if not ranges:
+        return "any" if holding else "unstated", ""
+    # Build tools write <2,>=1; people read >=1,<2.
+    stated = ",".join(sorted(sorted(map(str, ranges)), key=lambda bound: bound.startswith("<")))
+    fits = all(bound.contains(__version__, prereleases=True) for bound in ranges)
     return stated, "" if fits else f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}"
 
 
 def _about_host(line: str) -> bool:
     name = re.match(r"[\w.-]+", line)
     return name is not None and normalised(name[0]) == HOST
-
-
-def _host_range(line: str) -> str | None:
-    """``>=1,<2`` from ``rlhf-host[extra] (>=1,<2) ; marker``; ``None`` where the marker does not hold.
-
-    Raises ``ValueError`` when it cannot be read.
-    """
-    match = _REQUIREMENT.match(line)
-    if match is None:
-        raise ValueError(line)
-    if match["marker"]:
-        from packaging.markers import Marker
-
-        if not Marker(match["marker"]).evaluate({"extra": ""}):
-            return None
-    return (match["bracketed"] or match["bare"] or "").replace(" ", "")
 
 
 def _absent(info: PluginInfo) -> str:
@@ -235,9 +219,9 @@ def _absent(info: PluginInfo) -> str:
     return ""
 
 
-def _with_conflicts(found: list[PluginInfo]) -> Iterator[PluginInfo]:
+def _with_conflicts(plugins: list[PluginInfo]) -> Iterator[PluginInfo]:
     claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
-    for info in found:
+    for info in plugins:
         claims[info.kind, info.name].append(info)
     for rivals in claims.values():
         names = sorted({info.distribution for info in rivals})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -26,9 +26,7 @@ from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
 
-MOVED = {
-    ("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`",
-}
+MOVED = {("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`"}
 """A hook and an argument that it had once → what became of it."""
 
 _THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes
@@ -85,14 +83,14 @@ class PluginManager:
 
     def add(self, *loaded: Loaded) -> None:
         """Let more plugins take part, after the others."""
-        for one in loaded:
-            if one.key in self.by_key:
-                raise PluginError(f"two plugins are called {one.key}; give one an alias: ALIAS={one.info.name}")
-            self.by_key[one.key] = one
-            self._register(one)
-            waiting = ((hook, self._parts[hook].get(one.key)) for hook in self._threaded)
-            found = {hook for hook, part in waiting if part and not inspect.iscoroutinefunction(part.functions[hook])}
-            self._blocking |= {(one.key, hook) for hook in found}
+        for item in loaded:
+            key = item.key
+            if key in self.by_key:
+                raise PluginError(f"two plugins are called {key}; give one an alias: ALIAS={item.info.name}")
+            self.by_key[key] = item
+            part = self._register(item)
+            threaded = (hook for hook in self._threaded if hook in part.functions)
+            self._blocking |= {(key, hook) for hook in threaded if not inspect.iscoroutinefunction(part.functions[hook])}
         self.loaded += loaded
         self._callers.clear()  # they leave out by name those that they knew
         self._refuse_rivals()
@@ -101,7 +99,7 @@ class PluginManager:
     def from_specs(cls, specs: Sequence[PluginSpec]) -> PluginManager:
         """A worker's plugins. Raises ``PluginError`` for one that is not the controller's."""
         known = discover()
-        return cls([Loaded(one.kind, one.alias, one.locate(known), one.build(known), one.weight, one.options) for one in specs])
+        return cls([Loaded(s.kind, s.alias, s.locate(known), s.build(known), s.weight, s.options) for s in specs])
 
     def specs(self) -> list[PluginSpec]:
         """The plugins that implement or wrap a worker hook, in selection order, for other processes.
@@ -117,11 +115,8 @@ class PluginManager:
                     " it as a plugin, or stay in this process"
                 )
         return [
-            PluginSpec(
-                item.kind, info.kind, item.alias, info.name, info.distribution, info.version, dict(item.options), item.weight
-            )
+            replace(PluginSpec.of(item.info, item.options), kind=item.kind, alias=item.alias, weight=item.weight)
             for item in needed
-            for info in [item.info]
         ]
 
     def names(self, hook: str, kind: str | None = None) -> list[str]:
@@ -130,7 +125,7 @@ class PluginManager:
 
     def hooks(self, key: str) -> list[str]:
         """What the plugin implements or wraps, in the order of the contract."""
-        return [hook for hook in RULES if key in self._touching(hook)]
+        return [hook for hook in RULES if any(each.plugin.key == key for each in self._implementations(hook))]
 
     def has(self, hook: str) -> bool:
         return bool(self._parts[hook])
@@ -158,8 +153,10 @@ class PluginManager:
 
     def one(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
         """The result of the only implementation, or ``None`` without one."""
-        key = self._only(hook, kind)
-        return None if key is None else self.call(key, hook, **kwargs)
+        keys = self.names(hook, kind)
+        if len(keys) > 1:
+            raise PluginError(f"{' and '.join(keys)} implement {hook}; this call is for one")
+        return self.call(keys[0], hook, **kwargs) if keys else None
 
     async def acall(self, key: str, hook: str, **kwargs: Any) -> Any:
         """As ``call``, awaiting an awaitable result; synchronous ``score`` and agent hooks run in the thread pool."""
@@ -178,7 +175,8 @@ class PluginManager:
         """Let the thread pool end."""
         self._threads.close()
 
-    def _register(self, loaded: Loaded) -> None:
+    def _register(self, loaded: Loaded) -> _Part:
+        """Its own implementations, without wrappers."""
         own, wrappers = _Part(loaded.key), _Part(loaded.key)
         for attribute in dir(loaded.plugin):
             marks = self._pluggy.parse_hookimpl_opts(loaded.plugin, attribute)
@@ -200,6 +198,7 @@ class PluginManager:
                 raise PluginError(f"{loaded}: {_misfit(part) or ' '.join(str(error).split())}") from error
         for hook in own.functions:
             self._parts[hook][loaded.key] = own
+        return own
 
     def _refuse_rivals(self) -> None:
         for hook in (hook for hook, rule in RULES.items() if rule.calls == "one" and rule.per == "run"):
@@ -215,20 +214,15 @@ class PluginManager:
                     f"{self.by_key[key]} and {other} both play episodes ({hook}), and a run has one agent; leave one out"
                 )
 
-    def _touching(self, hook: str) -> set[str]:
-        return {implementation.plugin.key for implementation in getattr(self._pluggy.hook, hook).get_hookimpls()}
+    def _implementations(self, hook: str) -> list[Any]:
+        """Wrappers too."""
+        return getattr(self._pluggy.hook, hook).get_hookimpls()
 
     def _caller(self, key: str, hook: str) -> pluggy.HookCaller:
         if (caller := self._callers.get((key, hook))) is None:
             others = [part for other, part in self._parts[hook].items() if other != key]
             caller = self._callers[key, hook] = self._pluggy.subset_hook_caller(hook, others)
         return caller
-
-    def _only(self, hook: str, kind: str | None) -> str | None:
-        keys = self.names(hook, kind)
-        if len(keys) > 1:
-            raise PluginError(f"{' and '.join(keys)} implement {hook}; this call is for one")
-        return keys[0] if keys else None
 
     def _raise_named(self, error: BaseException, key: str, hook: str) -> NoReturn:
         if isinstance(error, EpisodeFailed | HookFailed):
@@ -245,7 +239,7 @@ class PluginManager:
     def _culprit(self, error: BaseException, key: str, hook: str) -> str:
         """The plugin whose code raised: ``key``, or another that wraps the hook; the deepest frame of theirs decides."""
         owners: dict[CodeType | None, str] = {}
-        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
+        for implementation in self._implementations(hook):
             if implementation.wrapper or implementation.hookwrapper:
                 owners[getattr(implementation.function, "__code__", None)] = implementation.plugin.key
         owners[getattr(self._parts[hook][key].functions[hook], "__code__", None)] = key

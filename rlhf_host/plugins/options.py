@@ -71,8 +71,7 @@ def describe_options(model: type[BaseModel], prefix: str = "") -> list[Option]:
     """Every option of ``model`` in order of definition."""
     rows: list[Option] = []
     for name, field in _fields(model):
-        nested = _nested(field)
-        if nested is not None:
+        if (nested := _nested(field)) is not None:
             rows += describe_options(nested, f"{prefix}{name}.")
         else:
             rows.append(Option(prefix + name, type_name(field.annotation), _default(field), field.description or ""))

@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel
-
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
@@ -26,11 +24,11 @@ Given: TypeAlias = Mapping[tuple[str, str], Any]
 """(kind, name) → an instance or class with hooks or, as a reward, a function."""
 
 
-def look_up(given: Given, kind: str, spec: str) -> Any:
+def look_up(objects: Given, kind: str, spec: str) -> Any:
     """What was given under ``spec``. Raises ``PluginError`` where nothing was."""
     name = spec.partition(":")[2]
     try:
-        return given[kind, name]
+        return objects[kind, name]
     except KeyError:
         raise PluginError(not_given(kind, spec)) from None
 
@@ -49,11 +47,6 @@ def has_hooks(plugin: Any) -> bool:
     return any(hasattr(inspect.getattr_static(plugin, name, None), f"{hookspecs.PROJECT}_impl") for name in names)
 
 
-def options_of(plugin: Any) -> type[BaseModel]:
-    """The options it takes: a class's own; instances and functions are made already and take none."""
-    return options_model(plugin if isinstance(plugin, type) else object)
-
-
 def build_given(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> object:
     """The plugin: an instance as it is, a class made from its options, a function as a reward.
 
@@ -61,13 +54,13 @@ def build_given(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> ob
         PluginError: for options that do not fit, or an object that is no plugin.
     """
     who = f"{info.kind} {info.name!r} ({info.value})"
-    parsed = parse_options(options_of(plugin), options, who)
+    # Instances and functions are built already, and take no options.
+    parsed = parse_options(options_model(plugin if isinstance(plugin, type) else object), options, who)
     if isinstance(plugin, type):
         if not has_hooks(plugin):
             raise PluginError(f"{who}: the class marks no method with @hookimpl")
-        bare = plugin.__init__ is object.__init__  # type: ignore[misc]
         try:
-            return plugin() if bare else plugin(parsed)
+            return plugin() if plugin.__init__ is object.__init__ else plugin(parsed)  # type: ignore[misc]
         except Exception as error:
             raise PluginError(f"{who}: building it failed: {type(error).__name__}: {error}") from error
     if has_hooks(plugin):
@@ -111,18 +104,13 @@ class FunctionReward:
 
     @hookimpl
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
-        found = [self._call(trajectory, context) for trajectory in trajectories]
-        if any(map(inspect.isawaitable, found)):
-            return self._gathered(found)
-        return [_as_reward(value) for value in found]
+        values = [self._call(trajectory, context) for trajectory in trajectories]
+        return _gathered(values) if any(map(inspect.isawaitable, values)) else list(map(_as_reward, values))
 
     def _call(self, trajectory: Trajectory, context: ScoreContext) -> Any:
         by_place = [_OFFERS[offer](trajectory, context) for name, offer in self.arguments if name is None]
         by_name = {name: _OFFERS[offer](trajectory, context) for name, offer in self.arguments if name is not None}
         return self.function(*by_place, **by_name)
-
-    async def _gathered(self, found: Sequence[Any]) -> list[Any]:
-        return [_as_reward(value) for value in await asyncio.gather(*found)]
 
 
 def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str | None, str]]:
@@ -143,6 +131,10 @@ def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str 
         f"reward {name!r} takes ({', '.join(p.name for p in wanted)}): a reward function takes (text, label), "
         f"(trajectory), or any of {', '.join(_OFFERS)} by name"
     )
+
+
+async def _gathered(values: Sequence[Any]) -> list[Any]:
+    return list(map(_as_reward, await asyncio.gather(*values)))
 
 
 def _as_reward(value: Any) -> Any:

@@ -30,10 +30,8 @@ def pinned(plugins: Iterable[str], extras: Iterable[str] = ()) -> str:
     others = sorted(_required({name: roots[name] for name in names}, installed) - set(names))
     lines = [f"# Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
     lines += ["# The host and the plugins.", *(_line(installed[name]) for name in names)]
-    lines += [
-        "# Their dependencies; +cpu, +cu128 and similar versions are on separate indexes.",
-        *(_line(installed[name]) for name in others),
-    ]
+    lines += ["# Their dependencies; +cpu, +cu128 and similar versions are on separate indexes."]
+    lines += [_line(installed[name]) for name in others]
     return "\n".join(lines) + "\n"
 
 
@@ -46,13 +44,13 @@ def extras_of_host() -> list[str]:
 
 def installed_distributions() -> dict[str, Distribution]:
     """Normalised name → distribution, the first on ``sys.path`` winning as it does for imports."""
-    found: dict[str, Distribution] = {}
+    installed: dict[str, Distribution] = {}
     for distribution in distributions():
         try:
-            found.setdefault(normalised(distribution.name), distribution)  # type: ignore[arg-type]
+            installed.setdefault(normalised(distribution.name), distribution)  # type: ignore[arg-type]
         except Exception:  # metadata that cannot be read
             continue
-    return found
+    return installed
 
 
 def _required(roots: Mapping[str, frozenset[str]], installed: Mapping[str, Distribution]) -> set[str]:
@@ -83,16 +81,14 @@ def _requirements(distribution: Distribution, extras: frozenset[str]) -> Iterato
 
 
 def _line(distribution: Distribution) -> str:
+    from urllib.parse import urlsplit
+
     line = f"{distribution.name}=={distribution.version}"
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url")
     except ValueError:
         origin = None
-    return f"{line}  # from {_without_credentials(origin)}" if origin else line
-
-
-def _without_credentials(url: str) -> str:
-    from urllib.parse import urlsplit, urlunsplit
-
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    if not origin:
+        return line
+    parts = urlsplit(origin)  # its credentials are left out
+    return f"{line}  # from {parts._replace(netloc=parts.netloc.rpartition('@')[2]).geturl()}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 PYTHON = "python"
-"""Stands where a distribution's name does for plugins that are Python objects (``plugins.objects``)."""
+"""Stands where a distribution's name does for plugins that are Python objects (``plugins.python_objects``)."""
 
 
 def parse_choice(text: str) -> tuple[str, str]:
@@ -53,10 +53,8 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
         owners = " and ".join(info.source for info in chosen)
         raise PluginError(f"{kind} {name!r} is provided by {owners}; choose with {choices}")
     if named:
-        owners = " and ".join(info.distribution for info in named)
-        raise PluginError(
-            f"{distribution!r} provides no {kind} {name!r}; {owners} {'does' if len(named) == 1 else 'do'}: {choices}"
-        )
+        owners = " and ".join(info.distribution for info in named) + (" does" if len(named) == 1 else " do")
+        raise PluginError(f"{distribution!r} provides no {kind} {name!r}; {owners}: {choices}")
     raise PluginError(_not_found(kind, name, known))
 
 
@@ -176,10 +174,7 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
         return f"{message}, though {distribution} is: upgrade it"
     others = sorted({info.kind for info in known if info.name == name}, key=list(GROUPS).index)
     if others:
-        return f"{message}; {name!r} is the name of {' and '.join(_article(other) for other in others)}"
+        kinds = " and ".join(f"{'an' if other[0] in 'aeiou' else 'a'} {other}" for other in others)
+        return f"{message}; {name!r} is the name of {kinds}"
     near = near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
     return message + (near or "; rlhf plugins lists what is installed")
-
-
-def _article(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

@@ -41,18 +41,13 @@ class PluginSpec:
             PluginError: it is not installed here, or in another version; both are named.
         """
         here = platform.node()
+        wanted = f"{self.group} {self.name!r}: the controller has {self.distribution} {self.version}"
         try:
             info = find(self.group, f"{self.distribution}:{self.name}", known)
         except PluginError as error:
-            raise PluginError(
-                f"{self.group} {self.name!r}: the controller has {self.distribution} {self.version}, and on {here} it cannot be"
-                f" used: {error}"
-            ) from error
+            raise PluginError(f"{wanted}, and on {here} it cannot be used: {error}") from error
         if info.version != self.version:
-            raise PluginError(
-                f"{self.group} {self.name!r}: the controller has {self.distribution} {self.version}, and {here} has"
-                f" {info.version}; install the same version on every node"
-            )
+            raise PluginError(f"{wanted}, and {here} has {info.version}; install the same version on every node")
         return info
 
     def build(self, known: Sequence[PluginInfo] | None = None) -> Any:

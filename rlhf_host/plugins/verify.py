@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import PluginError
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo, preset_file
 
 DEADLINE_S = 10.0
@@ -42,58 +38,36 @@ def look_inside(info: PluginInfo, deadline_s: float = DEADLINE_S) -> Inspection:
     """Import the plugin in a subprocess of at most ``deadline_s`` seconds: its hooks, options and file, or what is wrong."""
     if info.status in ("incompatible", "missing", "disabled"):
         return Inspection(problem=info.problem)
-    with tempfile.TemporaryDirectory(prefix="rlhf-verify-") as folder:
-        answer, errors = Path(folder, "answer.json"), Path(folder, "stderr")
-        # -P: no working directory on sys.path, as for the rlhf command; PYTHONPATH: everything that was on ours.
-        command = [sys.executable, "-P", "-m", __name__, json.dumps(dataclasses.asdict(info)), str(answer)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        with errors.open("wb") as stderr:
-            child = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(deadline_s)
-            except subprocess.TimeoutExpired:
-                return Inspection(problem=f"importing {info.module} took longer than {deadline_s:g} s")
-            finally:
-                end_process(child)
-        if answer.exists():
-            return Inspection(**json.loads(answer.read_text(encoding="utf-8")))
-        return Inspection(
-            problem=f"importing {info.module} ended the process with exit code {code}",
-            trace=errors.read_text(encoding="utf-8", errors="replace"),
-        )
+    try:
+        (facts,) = answers(f"{__name__}:_inspect", dataclasses.asdict(info), deadline_s)
+    except ChildFailed as failure:
+        problem = f"importing {info.module} {failure}"
+        return Inspection(problem=problem, trace="" if failure.timed_out else failure.trace)
+    return Inspection(**facts)
 
 
 def verify(plugins: Sequence[PluginInfo], deadline_s: float = DEADLINE_S) -> list[PluginInfo]:
     """The same plugins, those that cannot be imported or implement unknown hooks now ``broken``."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = list(pool.map(lambda info: look_inside(info, deadline_s), plugins))
+        inspections = list(pool.map(lambda info: look_inside(info, deadline_s), plugins))
     return [
         replace(info, status="broken", problem=inside.problem) if inside.problem and info.status in ("ok", "conflict") else info
-        for info, inside in zip(plugins, found, strict=True)
+        for info, inside in zip(plugins, inspections, strict=True)
     ]
 
 
-def end_process(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the child, its own children included."""
-    if child.poll() is None:
-        if hasattr(os, "killpg"):
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-        child.wait()
-
-
-def _inspect(info: PluginInfo) -> Inspection:
+def _inspect(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """In the child."""
-    if info.kind == "preset":
-        return _inspect_preset(info)
+    info = PluginInfo(**job)
+    try:
+        inspection = _inspect_preset(info) if info.kind == "preset" else _inspect_class(info)
+    except PluginError as error:
+        trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+        inspection = Inspection(problem=str(error).removeprefix(f"{info}: "), trace=trace)
+    yield dataclasses.asdict(inspection)
+
+
+def _inspect_class(info: PluginInfo) -> Inspection:
     from rlhf_host.plugins.libraries import traits_of
     from rlhf_host.plugins.manager import Loaded, PluginManager
     from rlhf_host.plugins.options import describe_options, options_model
@@ -125,18 +99,3 @@ def _inspect_preset(info: PluginInfo) -> Inspection:
         return Inspection(problem=f"{file}: {' '.join(str(error).split())}", file=str(file))
     problem = "" if isinstance(content, dict) else f"{file}: a preset is a mapping of settings"
     return Inspection(problem=problem, file=str(file))
-
-
-def _child(description: str, answer: str) -> None:
-    info = PluginInfo(**json.loads(description))
-    try:
-        inspection = _inspect(info)
-    except PluginError as error:
-        trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-        inspection = Inspection(problem=str(error).removeprefix(f"{info}: "), trace=trace)
-    Path(answer).write_text(json.dumps(dataclasses.asdict(inspection)), encoding="utf-8")
-    os._exit(0)  # threads that an import left behind must not hold the answer back
-
-
-if __name__ == "__main__":
-    _child(*sys.argv[1:])

@@ -14,17 +14,7 @@ from rich.text import Text
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import (
-    completion_text,
-    number,
-    prompt_text,
-    reward_cell,
-    setting,
-    shorten,
-    spread,
-    visible,
-)
-from rlhf_host.training.records import plain
+from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, shorten, spread, visible
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("score", "score/mean", ".3f"),
@@ -74,25 +64,17 @@ class Console:
         for notice in context.notices:
             self._line(Text(visible(notice), "dim"))
         if self._terminal.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("ETA"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=self._terminal,
-                transient=True,
-            )
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            remaining = (TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
+            self._progress = Progress(*columns, *remaining, console=self._terminal, transient=True)
             self._progress.add_task("steps", total=self._steps or None, completed=max(context.resume_step, 0))
             self._progress.start()
 
     @hookimpl
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        values = {name: found for name, value in metrics.items() if (found := number(value)) is not None}
+        values = numbers(metrics)
         evaluation = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
-        line = self._step_line(step, values)
-        if line:
+        if line := self._step_line(step, values):
             self._line(line)
         if evaluation:
             self._line(self._eval_line(step, evaluation))
@@ -102,17 +84,14 @@ class Console:
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        # The first steps tell most: whether the prompt, the stop and the reward are what was meant.
-        wanted = split != "train" or step <= 1 or step % self.options.every == 0
-        shown = spread(trajectories, self._show) if wanted else []
+        shown = spread(trajectories, self._show) if has_samples(split, step, self.options.every) else []
         if not shown:
             return
         rows = [self._cells(trajectory) for trajectory in shown]
         if not self._terminal.is_terminal:
             for prompt, completion, label, reward in rows:
-                self._line(
-                    Text(f"  {split} sample: prompt={prompt!r} completion={completion!r} label={label!r} reward={reward}")
-                )
+                sample = f"prompt={prompt!r} completion={completion!r} label={label!r} reward={reward}"
+                self._line(Text(f"  {split} sample: {sample}"))
             return
         table = Table(title=f"{split} samples, step {step}", title_justify="left", show_lines=True)
         for name in ("prompt", "completion", "label"):
@@ -133,24 +112,22 @@ class Console:
         self._line(Text(visible(text), style))
 
     def _cells(self, trajectory: Trajectory) -> tuple[str, str, str, str]:
-        width = self.options.width
-        label = trajectory.task.ground_truth
-        texts = (prompt_text(trajectory), completion_text(trajectory), "" if label is None else str(plain(label)))
-        prompt, completion, wanted = (self._encodable(shorten(visible(text), width)) for text in texts)
-        return prompt, completion, wanted, reward_cell(trajectory)
+        texts = (shorten(visible(text), self.options.width) for text in sample_texts(trajectory))
+        prompt, completion, label = map(self._encodable, texts)
+        return prompt, completion, label, reward_cell(trajectory)
 
     def _step_line(self, step: int, values: Mapping[str, float]) -> Text | None:
         parts = []
         if "reward/mean" in values:
-            spread_ = f" ± {values['reward/std']:.3f}" if "reward/std" in values else ""
-            parts.append(("reward", f"{values['reward/mean']:.3f}{spread_}"))
+            deviation = f" ± {values['reward/std']:.3f}" if "reward/std" in values else ""
+            parts.append(("reward", f"{values['reward/mean']:.3f}{deviation}"))
         parts += [(label, format(values[name], form)) for label, name, form in COLUMNS if name in values]
         of = f"/{self._steps}" if self._steps else ""
         return self._labelled(f"step {step:>{len(of) - 1}}{of}" if of else f"step {step}", parts) if parts else None
 
     def _eval_line(self, step: int, values: Mapping[str, float]) -> Text:
-        first = sorted(values, key=lambda name: ("pass@" not in name, name))
-        return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in first])
+        names = sorted(values, key=lambda name: ("pass@" not in name, name))
+        return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in names])
 
     def _labelled(self, head: str, parts: Sequence[tuple[str, str]]) -> Text:
         text = Text(head, "bold")
@@ -159,17 +136,17 @@ class Console:
         return text
 
     def _warn(self, step: int, values: Mapping[str, float]) -> None:
-        found = {}
+        warnings = {}
         broken = sorted(name for name, value in values.items() if not math.isfinite(value))
         if broken:
-            found["nonfinite"] = f"not finite: {', '.join(broken)}"
+            warnings["nonfinite"] = f"not finite: {', '.join(broken)}"
         if values.get("rollout/unjudged", 0) > 0:
-            found["unjudged"] = f"{values['rollout/unjudged']:.0f} trajectories could not be judged and were left out"
+            warnings["unjudged"] = f"{values['rollout/unjudged']:.0f} trajectories could not be judged and were left out"
         if values.get("rollout/failed", 0) > 0:
-            found["failed"] = f"{values['rollout/failed']:.0f} episodes failed and were left out"
+            warnings["failed"] = f"{values['rollout/failed']:.0f} episodes failed and were left out"
         if values.get("groups/no_variance", 0) == 1:
-            found["flat"] = "in every group all rewards are the same: this batch has nothing to teach"
-        for kind, message in found.items():
+            warnings["flat"] = "in every group all rewards are the same: this batch has nothing to teach"
+        for kind, message in warnings.items():
             if step - self._warned.get(kind, -_REMIND) >= _REMIND:
                 self._warned[kind] = step
                 self._line(Text(visible(f"warning: step {step}: {message}"), "yellow"))

@@ -56,11 +56,9 @@ class JsonLines:
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        if self._run_dir is None or not self._every or not trajectories:
+        if self._run_dir is None or not self._every or not trajectories or (split == "train" and step % self._every):
             return
-        if split == "train" and step % self._every:
-            return
-        rows = trajectories[: self._limit] if self._limit else trajectories
+        rows = trajectories[: self._limit or None]
         folder = self._run_dir / "trajectories"
         folder.mkdir(exist_ok=True)
         origin = provenance(self._config, split) if self._tokens else {}
@@ -68,10 +66,10 @@ class JsonLines:
         write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
 
     def _record(self, trajectory: Trajectory) -> dict[str, Any]:
-        if trajectory.decode is None:
-            readable = replace(trajectory, decode=lambda token_ids: "")
-            return record(readable, tokens=self._tokens) | {"prompt": prompt_text(trajectory)}
-        return record(trajectory, tokens=self._tokens)
+        if trajectory.decode is not None:
+            return record(trajectory, tokens=self._tokens)
+        readable = replace(trajectory, decode=lambda token_ids: "")
+        return record(readable, tokens=self._tokens) | {"prompt": prompt_text(trajectory)}
 
     @hookimpl
     def run_finished(self, outcome: Outcome) -> None:
@@ -83,12 +81,12 @@ class JsonLines:
 def _mend(path: Path, last_step: int | None) -> None:
     """Drop a torn last line, and rows after ``last_step``."""
     content = path.read_bytes()
-    kept = b"".join(line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _keeps(line, last_step))
-    if kept != content:
-        write_whole(path, kept)
+    valid = b"".join(line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _valid(line, last_step))
+    if valid != content:
+        write_whole(path, valid)
 
 
-def _keeps(line: bytes, last_step: int | None) -> bool:
+def _valid(line: bytes, last_step: int | None) -> bool:
     try:
         row = json.loads(line)
     except ValueError:

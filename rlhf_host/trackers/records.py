@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_host.records.episodes import Trajectory
+from rlhf_host.training.records import plain
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
@@ -18,6 +19,11 @@ def number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are a single number each."""
+    return {name: value for name, metric in metrics.items() if (value := number(metric)) is not None}
 
 
 def visible(text: str) -> str:
@@ -47,12 +53,12 @@ def prompt_text(trajectory: Trajectory) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content", "")) for message in prompt)
 
 
-def completion_text(trajectory: Trajectory) -> str:
-    """What came after the prompt, observations included; empty where nothing can decode it."""
-    if trajectory.decode is None:
-        return ""
-    single = len(trajectory.completion) == 1
-    return trajectory.text if single else trajectory.full_text
+def sample_texts(trajectory: Trajectory) -> tuple[str, str, str]:
+    """The prompt; what came after it, observations included, empty where nothing can decode it; the label, empty without one."""
+    completion, label = "", trajectory.task.ground_truth
+    if trajectory.decode is not None:
+        completion = trajectory.text if len(trajectory.completion) == 1 else trajectory.full_text
+    return prompt_text(trajectory), completion, "" if label is None else str(plain(label))
 
 
 def reward_cell(trajectory: Trajectory) -> str:
@@ -63,11 +69,16 @@ def reward_cell(trajectory: Trajectory) -> str:
 
 def setting(config: Mapping[str, Any], section: str, key: str, default: Any) -> Any:
     """``config[section][key]``, or the default where a caller's configuration has no such section."""
-    found: Any = config.get(section) or {}
-    return found.get(key, default)
+    return (config.get(section) or {}).get(key, default)
+
+
+def has_samples(split: str, step: int, every: int) -> bool:
+    """Whether a step shows sample trajectories: the first steps tell most, whether prompt, stop and reward are what was meant."""
+    return split != "train" or step <= 1 or step % every == 0
 
 
 def spread(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     """``count`` of them, evenly apart, so that they come from several groups."""
     total = len(trajectories)
-    return [trajectories[i * total // count] for i in range(min(count, total))] if count < total else list(trajectories)
+    count = min(count, total)
+    return [trajectories[i * total // count] for i in range(count)]

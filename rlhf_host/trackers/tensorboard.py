@@ -11,8 +11,7 @@ from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import completion_text, number, prompt_text, reward_cell, setting, spread, visible
-from rlhf_host.training.records import plain
+from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, spread, visible
 
 
 class TensorBoard:
@@ -45,15 +44,13 @@ class TensorBoard:
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._writer is None:
             return
-        for name, value in metrics.items():
-            found = number(value)
-            if found is not None:
-                self._writer.add_scalar(name, found, step)
+        for name, value in numbers(metrics).items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        if self._writer is None or (split == "train" and step > 1 and step % self.options.every):
+        if self._writer is None or not has_samples(split, step, self.options.every):
             return
         for place, trajectory in enumerate(spread(trajectories, self._show)):
             self._writer.add_text(f"{split}/sample_{place}", _markdown(trajectory), step)
@@ -67,9 +64,6 @@ class TensorBoard:
 
 def _markdown(trajectory: Trajectory) -> str:
     """Indented blocks: whatever the model writes stays text and is not rendered."""
-    label = trajectory.task.ground_truth
-    parts = {"prompt": prompt_text(trajectory), "completion": completion_text(trajectory)}
-    parts |= {"label": "" if label is None else str(plain(label)), "reward": reward_cell(trajectory)}
-    return "\n\n".join(
-        f"**{name}**\n\n" + "\n".join(f"    {visible(line)}" for line in text.split("\n")) for name, text in parts.items()
-    )
+    parts = zip(("prompt", "completion", "label", "reward"), (*sample_texts(trajectory), reward_cell(trajectory)), strict=True)
+    blocks = ((name, "\n".join(f"    {visible(line)}" for line in text.split("\n"))) for name, text in parts)
+    return "\n\n".join(f"**{name}**\n\n{block}" for name, block in blocks)

@@ -11,7 +11,7 @@ from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import completion_text, number, prompt_text, spread
+from rlhf_host.trackers.records import has_samples, number, numbers, sample_texts, spread
 from rlhf_host.training.records import plain
 
 
@@ -70,12 +70,11 @@ class WandB:
     @hookimpl
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._run is not None:
-            values = {name: found for name, value in metrics.items() if (found := number(value)) is not None}
-            self._run.log(values, step=step)
+            self._run.log(numbers(metrics), step=step)
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        if self._run is None or not trajectories or (split == "train" and step > 1 and step % self.options.every):
+        if self._run is None or not trajectories or not has_samples(split, step, self.options.every):
             return
         columns = ["step", "prompt", "completion", "label", "reward", "score", "finish_reason", "length"]
         table = self._wandb.Table(columns=columns, data=[_row(step, t) for t in spread(trajectories, self.options.rows)])
@@ -97,9 +96,7 @@ class WandB:
 
 
 def _row(step: int, trajectory: Trajectory) -> list[Any]:
-    label = trajectory.task.ground_truth
-    texts = [prompt_text(trajectory), completion_text(trajectory), "" if label is None else str(plain(label))]
     # A column holds one type, and no UTF-8 exists for lone surrogates.
-    texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts]
-    numbers = [number(trajectory.reward), number(trajectory.score)]
-    return [step, *texts, *numbers, trajectory.finish_reason, trajectory.action_length]
+    cells = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory)]
+    rewards = (number(trajectory.reward), number(trajectory.score))
+    return [step, *cells, *rewards, trajectory.finish_reason, trajectory.action_length]

@@ -134,7 +134,7 @@ def tasks_of(
     manager: PluginManager,
 ) -> TaskSet:
     room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
-    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, given=rows, manager=manager)
+    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
 
 
 def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> TaskStream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,15 +19,19 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rlhf_host.plugins.verify import end_process
-
 
 class ChildFailed(Exception):
-    """The work ended or hung before it was done; ``trace`` is the end of what it wrote to stderr."""
+    """The work ended, or hung (``timed_out``), before it was done; ``trace`` is what it wrote to stderr."""
 
-    def __init__(self, reason: str, trace: str):
+    def __init__(self, reason: str, errors: Path, timed_out: bool = False):
         super().__init__(reason)
-        self.trace = trace
+        self.trace = errors.read_text(encoding="utf-8", errors="replace")
+        self.timed_out = timed_out
+
+    @property
+    def tail(self) -> str:
+        """The end of ``trace``."""
+        return "\n".join(self.trace.rstrip().splitlines()[-20:])
 
 
 def answers(work: str, job: Mapping[str, Any], deadline_s: float) -> Iterator[Any]:
@@ -52,13 +57,12 @@ def answers(work: str, job: Mapping[str, Any], deadline_s: float) -> Iterator[An
                 start_new_session=True,
             )
             lines: SimpleQueue[bytes] = SimpleQueue()
-            reader = threading.Thread(target=_read, args=(child, lines), daemon=True)
-            reader.start()
+            threading.Thread(target=_read, args=(child, lines), daemon=True).start()
             try:
                 while (answer := json.loads(_next(child, lines, deadline_s, errors))) is not None:
                     yield answer
             finally:
-                end_process(child)
+                _end(child)
 
 
 def _next(child: subprocess.Popen[bytes], lines: SimpleQueue[bytes], deadline_s: float, errors: Path) -> bytes:
@@ -73,8 +77,8 @@ def _next(child: subprocess.Popen[bytes], lines: SimpleQueue[bytes], deadline_s:
                 continue
         if line:
             return line
-        raise ChildFailed(f"ended the process with exit code {child.wait()}", _tail(errors))
-    raise ChildFailed(f"took longer than {deadline_s:g} s", _tail(errors))
+        raise ChildFailed(f"ended the process with exit code {child.wait()}", errors)
+    raise ChildFailed(f"took longer than {deadline_s:g} s", errors, timed_out=True)
 
 
 def _read(child: subprocess.Popen[bytes], lines: SimpleQueue[bytes]) -> None:
@@ -85,8 +89,14 @@ def _read(child: subprocess.Popen[bytes], lines: SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def _tail(errors: Path) -> str:
-    return "\n".join(errors.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-20:])
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the child, its own children included."""
+    if child.poll() is None:
+        if hasattr(os, "killpg"):
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.kill()
+        child.wait()
 
 
 def _child(work: str, job: str) -> None:
