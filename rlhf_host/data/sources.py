@@ -194,9 +194,10 @@ class _Reader:
     def fits(self, task: Task) -> bool:
         return self.longest is None or len(task.prompt_ids or ()) <= self.longest
 
-    def prepare_all(self, tasks: Sequence[Task]) -> tuple[list[Task], str]:
+    def prepare_all(self, tasks: Sequence[Task], batch: int = 512) -> tuple[list[Task], str]:
         """Those that stay, and what was done to the others."""
-        rendered = self._tokenised(tasks)
+        # A tokenizer's encodings take many times the memory of their ids.
+        rendered = [task for begin in range(0, len(tasks), batch) for task in self._tokenised(tasks[begin : begin + batch])]
         fitting = [task for task in rendered if self.fits(task)]
         long = len(rendered) - len(fitting)
         if not long:
