@@ -63,9 +63,9 @@ def evaluate(ctx: click.Context, argv: Sequence[str]) -> None:
     manager = build_plugins(config, "evaluate")
     try:
         check_evaluation(config, manager)
-        from rlhf_host.training.evaluate import evaluate as run
+        from rlhf_host.training.run import evaluate_only
 
-        metrics = run(config, manager)
+        metrics = evaluate_only(config, manager)
     finally:
         manager.close()
     if "json" in control:

@@ -44,8 +44,7 @@ class Checkpoint:
 def checkpoint_dirs(run_dir: Path) -> list[tuple[int, Path]]:
     """``(step, path)`` of the whole checkpoints of a run, oldest first."""
     root = run_dir / "checkpoints"
-    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name))]
-    return sorted(found)
+    return sorted((int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
 
 
 def save_checkpoint(
@@ -106,8 +105,7 @@ def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
     """Remove all but the newest ``keep`` (0: all stay) and the best, and what killed writers left behind."""
     for left in (run_dir / "checkpoints").glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
-    found = checkpoint_dirs(run_dir)
-    for step, path in found[:-keep] if keep else []:
+    for step, path in checkpoint_dirs(run_dir)[:-keep] if keep else []:
         if step != best_step:
             remove_directory(path)
 
@@ -123,10 +121,10 @@ def load_checkpoint(run_dir: Path) -> Checkpoint | None:
         path = old.with_name(old.name[1 : -len(".old")])
         if not path.exists():
             old.rename(path)
-    found = checkpoint_dirs(run_dir)
-    if not found:
+    whole = checkpoint_dirs(run_dir)
+    if not whole:
         return None
-    step, path = found[-1]
+    step, path = whole[-1]
     try:
         state = json.loads((path / "state.json").read_text())
         tensors = torch.load(path / "trainer.pt", weights_only=True, map_location="cpu")

@@ -14,9 +14,10 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Drop, Group, Trajectory
+from rlhf_host.records.episodes import Group, Trajectory
 from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
 from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.collect import drop_reason
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import Judges, judges, score_group
 from rlhf_host.training.assemble import Started
@@ -205,17 +206,15 @@ class _Replayer:
 
     def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:
         """The judged rows by group, and why others would not have been kept in training."""
-        kept: list[Group] = []
+        remaining: list[Group] = []
         dropped: dict[str, str] = {}
         for group in dataclasses.replace(step, rows=list(rows)).groups():
-            verdicts = self.manager.each("keep_group", group=group) if step.split == "train" else []
-            refusal = next(((key, verdict) for key, verdict in verdicts if verdict is not True), None)
-            if refusal is None:
-                kept.append(group)
+            reason = drop_reason(self.manager, group) if step.split == "train" else None
+            if reason is None:
+                remaining.append(group)
             else:
-                key, verdict = refusal
-                dropped[group.group_id] = verdict.reason if isinstance(verdict, Drop) else key
-        return kept, dropped
+                dropped[group.group_id] = reason
+        return remaining, dropped
 
     def _experience(self, step: SavedStep, groups: Sequence[Group], weights: Mapping[str, float]) -> Experience | None:
         """The groups with rewards transformed and, where an algorithm is chosen, advantages; ``None`` without groups."""

@@ -54,14 +54,10 @@ class Role:
             return cls(name, passes)
         assert settings is not None
         assert ranks is not None
+        head = passes.head_parameters
         started = backend.start(
             BackendStart(
-                model=model,
-                compute=passes.compute,
-                head=passes.head_parameters,
-                role=settings,
-                total_updates=total_updates,
-                ranks=ranks,
+                model=model, compute=passes.compute, head=head, role=settings, total_updates=total_updates, ranks=ranks
             )
         )
         if traits.even_passes or traits.sharded:
@@ -76,14 +72,13 @@ class Role:
     def blank(self) -> Tensor:
         """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
         ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
-        outputs = self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"}))
-        return zero_loss(outputs)
+        return zero_loss(self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"})))
 
 
 def rows_of(batch: Batch) -> dict[str, Any]:
     """What a pass takes of a batch."""
-    rows = (batch.prompt_ids, batch.completion_ids, batch.completion_mask, batch.group_id, batch.temperature)
-    return dict(zip(("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature"), rows, strict=True))
+    names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature")
+    return {name: getattr(batch, name) for name in names}
 
 
 def zero_loss(outputs: Outputs) -> Tensor:

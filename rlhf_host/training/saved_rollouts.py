@@ -72,11 +72,8 @@ class SavedRollouts:
         step = self.saved[context.step - 1]
         for row in step.rows if context.tokenizer is not None else ():
             row.decode = decoder(context.tokenizer)
-        collected = Collected(step.groups(), trajectories=len(step.rows), drawn=len(step.group_sizes))
-        for row in step.rows:
-            if row.reward is None:
-                collected.unjudged[row.unjudged_reason or "unknown"] += 1
-                collected.unjudged_rows.append(row)
+        collected = Collected(step.groups(), drawn=len(step.group_sizes))
+        collected.note_unjudged(step.rows)
         return collected
 
     def state_dict(self) -> dict[str, Any]:
