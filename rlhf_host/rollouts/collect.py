@@ -71,11 +71,8 @@ class Collector:
         self._live = 0
 
     async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
-        """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped.
-
-        Raises:
-            RunError: when too many trajectories are unjudged, or the refills are used up with nothing kept.
-        """
+        """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped. Raises ``RunError`` when
+        too many trajectories are unjudged, or the refills are used up with nothing kept."""
         collected = Collected()
         budget = groups * (1 + self.settings.max_refills)
         while len(collected.groups) < groups and collected.drawn < budget:
@@ -150,11 +147,8 @@ def drop_reason(manager: PluginManager, group: Group) -> str | None:
 
 
 async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone.
-
-    Raises:
-        RunError: when a piece of work was cancelled by somebody else.
-    """
+    """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone. Raises ``RunError``
+    when a piece of work was cancelled by somebody else."""
     stray = RunError(f"{purpose} was cancelled, and not by the host")
 
     async def guarded(work: Coroutine[Any, Any, T]) -> T:

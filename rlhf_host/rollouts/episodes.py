@@ -60,9 +60,8 @@ class Episodes:
     def agent_key(self, task: Task) -> str:
         name = task.agent or next(iter(self.agents), None)
         if name is None or name not in self.agents:
-            raise UserError(
-                f"task {task.source}:{task.index} asks for the agent {name!r}, which is not loaded; choose it with --agent"
-            )
+            place = f"{task.source}:{task.index}"
+            raise UserError(f"task {place} asks for the agent {name!r}, which is not loaded; choose it with --agent")
         return self.agents[name]
 
     def _fitting(self, length: int) -> Sampling:
@@ -74,11 +73,8 @@ class Episodes:
         return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
 
     async def play(self, episode: Episode) -> list[Trajectory]:
-        """The episode's trajectories; retried as configured when it fails retryably.
-
-        Raises:
-            EpisodeFailed: when it could not be finished.
-        """
+        """The episode's trajectories; retried as configured when it fails retryably. Raises ``EpisodeFailed`` when it could not
+        be finished."""
         for _ in range(self.retries):
             try:
                 return await self._play_once(replace(episode))
@@ -168,11 +164,7 @@ class Episodes:
 
 
 def _check_trajectory(trajectory: Trajectory, episode: Episode, key: str) -> None:
-    """What the host relies on of an agent's own trajectories.
-
-    Raises:
-        RunError: naming the agent.
-    """
+    """What the host relies on of an agent's own trajectories. Raises ``RunError``, naming the agent."""
     if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
         raise RunError(f"{key}: agent_run must give trajectories with the episode's own group_id and episode_id")
     if not trajectory.segments or trajectory.segments[0].kind != "prompt":

@@ -51,6 +51,7 @@ class Started:
     runtime: Runtime
     handles: dict[str, RoleHandle]
     needs: Needs
+    tokenizer: Any
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -86,16 +87,14 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
-        name: TrainerRole(
-            runtime.trainer, name, settings, runtime.context_lengths[name], temperature=temperature, threads=threads
-        )
-        for name, settings in start.roles.items()
+        name: TrainerRole(runtime.trainer, name, role, runtime.context_lengths[name], temperature=temperature, threads=threads)
+        for name, role in start.roles.items()
     }
     bring = start.bring
     assert isinstance(bring, Bring)
     bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
     bring.exact = runtime.exact and not start.needs.rounded_weights
-    return Started(runtime, handles, start.needs)
+    return Started(runtime, handles, start.needs, start.tokenizer)
 
 
 def read_inputs(config: RunConfig, rows: GivenRows, manager: PluginManager) -> Inputs:
@@ -131,27 +130,22 @@ def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> Task
     return TaskStream(tasks, config.seed, config.data.shuffle, choose if manager.has("draw_tasks") else None)
 
 
-def collector_of(config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any) -> Collector:
-    episodes = _episodes(config, manager, started, tokenizer, config.data, config.rollout)
+def collector_of(config: RunConfig, manager: PluginManager, started: Started) -> Collector:
+    episodes = _episodes(config, manager, started, config.data, config.rollout)
     return Collector(episodes, manager, config.rollout, n=config.rollout.n, seed=config.seed, split="train")
 
 
 def evaluation_of(
-    config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any, held_out: TaskSet, data: DataConfig
+    config: RunConfig, manager: PluginManager, started: Started, held_out: TaskSet, data: DataConfig
 ) -> Evaluation:
     settings = config.eval
-    episodes = _episodes(config, manager, started, tokenizer, data, settings)
+    episodes = _episodes(config, manager, started, data, settings)
     collector = Collector(episodes, manager, config.rollout, n=settings.n, seed=settings.seed, split="eval")
-    return Evaluation(held_out.tasks, collector, settings, started.handles, tokenizer)
+    return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
 
 
 def _episodes(
-    config: RunConfig,
-    manager: PluginManager,
-    started: Started,
-    tokenizer: Any,
-    data: DataConfig,
-    drawn: RolloutConfig | EvalConfig,
+    config: RunConfig, manager: PluginManager, started: Started, data: DataConfig, drawn: RolloutConfig | EvalConfig
 ) -> Episodes:
     rollout = config.rollout
     sampling = Sampling(
@@ -165,4 +159,4 @@ def _episodes(
     )
     context_length = started.runtime.context_lengths["actor"]
     longest = min(rollout.max_tokens or context_length, context_length)
-    return Episodes(manager, started.runtime.engine, tokenizer, data, sampling, longest, rollout.episode_retries)
+    return Episodes(manager, started.runtime.engine, started.tokenizer, data, sampling, longest, rollout.episode_retries)

@@ -81,10 +81,7 @@ def save_checkpoint(
 
 def plain_state(value: Any, owner: str) -> Any:
     """``value`` as what ``weights_only`` reads back: plain values, lists, tuples, dicts and tensors; NumPy becomes these.
-
-    Raises:
-        RunError: for anything else, naming ``owner``: it would be saved now and fail at the resume.
-    """
+    Raises ``RunError`` for anything else, naming ``owner``: it would be saved now and fail at the resume."""
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray):
@@ -96,9 +93,8 @@ def plain_state(value: Any, owner: str) -> Any:
     if isinstance(value, list | tuple):
         items = [plain_state(item, owner) for item in value]
         return items if isinstance(value, list) else tuple(items)
-    raise RunError(
-        f"{owner} gives a {type(value).__name__} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors"
-    )
+    kind = type(value).__name__
+    raise RunError(f"{owner} gives a {kind} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors")
 
 
 def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
@@ -111,11 +107,8 @@ def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
 
 
 def load_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; ``None`` when it was killed before its first.
-
-    Raises:
-        UserError: when it was written by another format.
-    """
+    """The newest whole checkpoint of a run; ``None`` when it was killed before its first. Raises ``UserError`` when it was
+    written by another format."""
     for old in (run_dir / "checkpoints").glob(".step-*.old"):
         # A kill between the two renames of a replacement leaves the older whole one under this name.
         path = old.with_name(old.name[1 : -len(".old")])

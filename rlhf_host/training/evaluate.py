@@ -33,11 +33,8 @@ class Evaluation:
     tokenizer: Any
 
     async def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Metrics under ``eval/`` and all trajectories, unjudged ones included.
-
-        Raises:
-            RunError: when too many trajectories could not be judged.
-        """
+        """Metrics under ``eval/`` and all trajectories, unjudged ones included. Raises ``RunError`` when too many trajectories
+        could not be judged."""
         started = time.perf_counter()
         collected = Collected()
         context = ScoreContext("eval", step, self.handles, self.tokenizer)

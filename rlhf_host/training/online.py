@@ -7,9 +7,10 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rlhf_host.protocols import Runtime, Trainer
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
-from rlhf_host.training.checkpoints import plain_state
+from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
@@ -36,7 +37,7 @@ from rlhf_host.training.saved_rows import lines, write_lines
 
 @dataclass(slots=True)
 class OnlineLoop:
-    """The controller. ``step`` counts finished steps; everything that must survive a crash is in ``state_dict``."""
+    """The controller. ``step`` counts finished steps; ``save`` writes everything that must survive a crash."""
 
     config: RunConfig
     manager: PluginManager
@@ -47,7 +48,6 @@ class OnlineLoop:
     evaluation: Evaluation | None
     loop: EventLoop
     run_dir: Path
-    save: Callable[[OnlineLoop], None]
     tokenizer: Any = None
     step: int = 0
     version: int = 0
@@ -77,7 +77,7 @@ class OnlineLoop:
             elif not self.resumed and self.evaluation is not None and self.config.eval.at_start:
                 metrics = self._finish({}, evaluate=True)
                 if self._checkpoint_due():
-                    self.save(self)
+                    self.save()
             while self.step < self.steps and self.stopped is None and not self.loop.stop_requested:
                 stream, plugins = self._position()
                 try:
@@ -90,14 +90,14 @@ class OnlineLoop:
                 self.step += 1
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
                 if self._checkpoint_due():
-                    self.save(self)
+                    self.save()
                     self._saved = (self.step, None)
         except Interrupted:
             pass
         unfinished = self.pending is not None or (self.stopped is None and self.step < self.steps)
         interrupted = self.loop.stop_requested and unfinished
         if (interrupted or self.config.checkpoint.final) and self._saved != (self.step, self.pending):
-            self.save(self)
+            self.save()
         status: Any = "interrupted" if interrupted else "finished"
         return Outcome(status, self.step, self.run_dir, metrics=metrics, reason=self.stopped)
 
@@ -109,21 +109,30 @@ class OnlineLoop:
         states = {key: copy.deepcopy(plain_state(manager.call(key, "state_dict"), key)) for key in saving}
         return self.rollouts.state_dict(), states
 
-    def state_dict(self) -> dict[str, Any]:
-        """JSON values: data position, weight version, best metric, what is pending, adjusted rates."""
+    def save(self) -> None:
+        """Write a checkpoint."""
+        plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
+        tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
         state = {"version": self.version, "best": self.best, "pending": self.pending, "rates": self.rates}
-        return {"stream": self.rollouts.state_dict(), **state}
+        state["stream"] = self.rollouts.state_dict()
+        savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
+        save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
+        keep_checkpoints(self.run_dir, self.config.checkpoint.keep, self.best["step"] if self.best else None)
 
-    def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
-        self.step, self.resumed = step, True
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from it."""
+        state = checkpoint.state
+        self.step, self.resumed = checkpoint.step, True
         self.rollouts.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
         self.pending = state["pending"]
         for role, rate in state["rates"].items():
             self._set_rate(role, rate)
-
-    # --- one step ---------------------------------------------------------------------------------
+        self.runtime.load_state(checkpoint.optimizers)
+        torch.set_rng_state(checkpoint.tensors["torch_rng"])
+        for key, saved in checkpoint.tensors["plugins"].items():
+            self.manager.call(key, "load_state_dict", state=saved)
 
     def _take_step(self, number: int) -> dict[str, float]:
         """Steps 1 to 8 of the design's loop; the metrics are complete but for evaluation."""
@@ -168,11 +177,8 @@ class OnlineLoop:
         return self.runtime.trainer.compute_s + self.runtime.engine.busy_s
 
     def _train(self, experience: Experience, number: int) -> dict[str, float]:
-        """``epochs × minibatches`` optimizer batches.
-
-        Raises:
-            RunError: on a non-finite loss or gradient, unless ``train.on_nonfinite`` is ``skip``.
-        """
+        """``epochs × minibatches`` optimizer batches. Raises ``RunError`` on a non-finite loss or gradient, unless
+        ``train.on_nonfinite`` is ``skip``."""
         train = self.config.train
         metrics = Metrics()
         updates = skipped = 0
@@ -210,8 +216,6 @@ class OnlineLoop:
         """Bring the weights to the engines."""
         self.loop.run(self.runtime.sync(self.version), interruptible=False)
 
-    # --- after the step ---------------------------------------------------------------------------
-
     def _evaluation_due(self) -> bool:
         settings, last = self.config.eval, self.step == self.steps
         due = bool(settings.every) and self.step % settings.every == 0
@@ -245,11 +249,8 @@ class OnlineLoop:
         return metrics | evaluated
 
     def _heed(self, answers: Iterable[tuple[str, Stop | Adjust]]) -> None:
-        """Do what plugins answered to ``step_finished``.
-
-        Raises:
-            RunError: another answer; a setting that there is not, that two plugins set, or that cannot have the value.
-        """
+        """Do what plugins answered to ``step_finished``. Raises ``RunError`` for another answer, and for a setting that there is
+        not, that two plugins set, or that cannot have the value."""
         wanted: dict[str, tuple[str, float]] = {}
         for key, answer in answers:
             if isinstance(answer, Stop):
@@ -316,11 +317,8 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
 
 
 def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:
-    """Rewards transformed and shaped, then advantages, in place; metrics of them.
-
-    Raises:
-        RunError: when a plugin gives another shape or non-finite numbers.
-    """
+    """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
+    another shape or non-finite numbers."""
     apply_rewards(experience, manager)
     result: Advantages = manager.one("compute_advantages", experience=experience)
     values = {"advantages": result.advantages, "returns": result.returns}
@@ -350,11 +348,8 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
 
 
 def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
-    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks.
-
-    Raises:
-        RunError: when a plugin gives anything but tensors and numbers, or two have one alias.
-    """
+    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks. Raises
+    ``RunError`` when a plugin gives anything but tensors and numbers, or two have one alias."""
     for output in needs.outputs:
         if output.what == "distribution" and output.top is not None:
             experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)

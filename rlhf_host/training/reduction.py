@@ -91,11 +91,10 @@ class Reducer:
             ValueError: for an unknown mask, or values of the wrong shape.
         """
         values = term.values.float()
-        width = int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
-        if values.shape not in ((len(rows),), (len(rows), width)):
-            raise ValueError(
-                f"loss term {term.name!r} has shape {tuple(values.shape)}; expected [{len(rows)}] or [{len(rows)}, {width}]"
-            )
+        count, width = len(rows), int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
+        if values.shape not in ((count,), (count, width)):
+            shape = tuple(values.shape)
+            raise ValueError(f"loss term {term.name!r} has shape {shape}; expected [{count}] or [{count}, {width}]")
         per_row = values.dim() == 1
         key = (term.mask, alias, None if per_row else term.aggregation)
         if key not in self._weights:

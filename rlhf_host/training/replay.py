@@ -110,8 +110,8 @@ def _size(value: float | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]) -> Replay:
@@ -132,7 +132,7 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
     if not roles:
         with event_loop(config.debug) as events:
             try:
-                with run_lifecycle(events, manager, run_context(config, tokenizer, None, {}, resume_step=None)):
+                with run_lifecycle(events, manager, run_context(config, tokenizer, {})):
                     return _Replayer(config, manager, needs, events, None, tokenizer).run(steps)
             finally:
                 manager.close()
@@ -144,10 +144,10 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
     """What must be there to score and compute advantages, all frozen; the actor comes with any other."""
     asked = {output.role for output in needs.outputs if output.what != "distribution"}
-    found = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
-    if found and all(role.name != "actor" for role in found):
-        found.insert(0, RoleNeed("actor", source=None))
-    return tuple(found)
+    roles = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
+    if roles and all(role.name != "actor" for role in roles):
+        roles.insert(0, RoleNeed("actor", source=None))
+    return tuple(roles)
 
 
 @dataclass(slots=True)
@@ -165,19 +165,19 @@ class _Replayer:
         recomputed = False
         for step in steps:
             fresh, by, weights = self._scored(step)
-            kept, dropped = self._filtered(step, fresh)
-            found = [
+            groups, dropped = self._filtered(step, fresh)
+            of_step = [
                 Change(step.step, step.split, old, new, new.reward, dropped.get(old.group_id))
                 for old, new in zip(step.rows, fresh, strict=True)
             ]
             if self.manager.has("compute_advantages") and all(row.advantage is None for row in step.rows):
                 recomputed = True
                 self._experience(step, step.groups(), step.reward_weights({}))
-            experience = self._experience(step, kept, weights)
+            experience = self._experience(step, groups, weights)
             if experience is not None:
-                self._note(experience, {id(change.new): change for change in found})
-            changes += found
-            rows = [change.new for change in found if change.dropped is None]
+                self._note(experience, {id(change.new): change for change in of_step})
+            changes += of_step
+            rows = [change.new for change in of_step if change.dropped is None]
             scored.append(SavedStep(step.step, step.split, rows, weights if by else step.weights, step.sampling, step.where))
         return Replay(changes, scored, recomputed)
 
@@ -198,8 +198,8 @@ class _Replayer:
         context = ScoreContext(step.split, step.step, self.started.handles if self.started else {}, self.tokenizer)
 
         async def score() -> None:
-            scoring = (score_group(self.manager, by, group, context, self.config.rollout) for group in groups.values())
-            await asyncio.gather(*scoring)
+            settings = self.config.rollout
+            await asyncio.gather(*(score_group(self.manager, by, group, context, settings) for group in groups.values()))
 
         self.events.run(score())
         return rows, by, {alias: weight for alias, (_, weight) in by.items()}
@@ -241,10 +241,10 @@ class _Replayer:
         return experience
 
     def _note(self, experience: Experience, changes: Mapping[int, Change]) -> None:
-        rewards, kept = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
-        raw = [row.reward for row in experience.trajectories]
-        for row, reward, before, inside in zip(experience.trajectories, rewards, raw, kept, strict=True):
+        rewards, in_loss = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
+        for row, reward, inside in zip(experience.trajectories, rewards, in_loss, strict=True):
             change = changes[id(row)]
             # float32 only where a transform has changed it
-            change.reward = before if before is not None and math.isclose(reward, before, rel_tol=1e-6) else reward
+            unchanged = row.reward is not None and math.isclose(reward, row.reward, rel_tol=1e-6)
+            change.reward = row.reward if unchanged else reward
             change.masked = not inside

@@ -47,20 +47,16 @@ class Role:
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported()
         autocast = torch.bfloat16 if train.autocast == "bfloat16" or (train.autocast == "auto" and capable) else None
         traits = BackendTraits() if backend is None else backend.traits
-        passes = Passes(
-            model, kernels=kernels, shared_prefix=train.shared_prefix, autocast=autocast, even_passes=traits.even_passes
-        )
+        even = traits.even_passes
+        passes = Passes(model, kernels=kernels, shared_prefix=train.shared_prefix, autocast=autocast, even_passes=even)
         if backend is None:
             return cls(name, passes)
         assert settings is not None
         assert ranks is not None
-        head = passes.head_parameters
-        started = backend.start(
-            BackendStart(
-                model=model, compute=passes.compute, head=head, role=settings, total_updates=total_updates, ranks=ranks
-            )
-        )
-        if traits.even_passes or traits.sharded:
+        compute, head = passes.compute, passes.head_parameters
+        start = BackendStart(model=model, compute=compute, head=head, role=settings, total_updates=total_updates, ranks=ranks)
+        started = backend.start(start)
+        if even or traits.sharded:
             passes.go_through(started, ranks)
         return cls(name, passes, started, traits)
 

@@ -58,13 +58,10 @@ class TrainerRole:
 def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch:
     """Trajectories as rows for a forward pass; nothing of sampling is filled in."""
     tokens = [[token for segment in row.completion for token in segment.token_ids] for row in trajectories]
-    shape = (len(tokens), max(1, max(map(len, tokens), default=1)))
-    ids = torch.zeros(shape, dtype=torch.int64)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    for i, row in enumerate(tokens):
-        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
-        mask[i, : len(row)] = True
-    rows = torch.arange(shape[0])
+    width = max([1, *map(len, tokens)])
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.int64).reshape(-1, width)
+    mask = torch.arange(width) < torch.tensor([len(row) for row in tokens]).unsqueeze(-1)
+    shape, rows = ids.shape, torch.arange(len(tokens))
     groups: dict[str, int] = {}
     return Batch(
         prompt_ids=[row.prompt_ids for row in trajectories],

@@ -37,12 +37,9 @@ class SavedRollouts:
         self.weights: dict[str, float] = {}
         for step in self.saved:
             self._check(step, config)
-            weights = step.reward_weights(configured)
-            clash = next((name for name, weight in weights.items() if self.weights.setdefault(name, weight) != weight), None)
-            if clash:
-                raise UserError(
-                    f"{step.where}: the reward {clash} is weighted {weights[clash]:g} here and {self.weights[clash]:g} before"
-                )
+            for name, weight in step.reward_weights(configured).items():
+                if (before := self.weights.setdefault(name, weight)) != weight:
+                    raise UserError(f"{step.where}: the reward {name} is weighted {weight:g} here and {before:g} before")
 
     @property
     def steps(self) -> int:
