@@ -184,8 +184,7 @@ class OnlineLoop:
         updates = skipped = 0
         sampled_now = True
         for epoch in range(train.epochs):
-            for rows in self._minibatches(experience, number, epoch):
-                batch = experience if rows is None else experience.select(rows)
+            for batch in self._minibatches(experience, number, epoch):
                 update = self.runtime.trainer.update(batch, sampled_now=sampled_now)
                 sampled_now = False
                 if update.refused is None:
@@ -202,15 +201,17 @@ class OnlineLoop:
                 skipped += 1
         return metrics.result() | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
 
-    def _minibatches(self, experience: Experience, number: int, epoch: int) -> list[list[int] | None]:
-        """Rows per optimizer update: groups shuffled by seed, step and epoch, dealt out evenly."""
+    def _minibatches(self, experience: Experience, number: int, epoch: int) -> Iterator[Experience]:
+        """One per optimizer update: groups shuffled by seed, step and epoch, dealt out evenly."""
         count = self.config.train.minibatches
         if count == 1:
-            return [None]
+            yield experience
+            return
         order = np.random.default_rng([self.config.seed, number, epoch]).permutation(int(experience.group_id.max()) + 1)
         parts = [set(part.tolist()) for part in np.array_split(order, count)]
         groups = experience.group_id.tolist()
-        return [[row for row, group in enumerate(groups) if group in part] for part in parts if part]
+        for part in filter(None, parts):
+            yield experience.select([row for row, group in enumerate(groups) if group in part])
 
     def sync(self) -> None:
         """Bring the weights to the engines."""

@@ -85,6 +85,7 @@ class Replay:
         old, new = [c.old.reward for c in self.changes], [c.reward for c in self.changes]
         before, after = [c.old.advantage for c in self.changes], [c.new.advantage for c in self.changes]
         pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+        old_sizes, new_sizes = ([abs(a) for a in advantages if a is not None] for advantages in (before, after))
         return {
             "trajectories": len(self.changes),
             "rewards_changed": sum(map(_differ, old, new)),
@@ -94,7 +95,7 @@ class Replay:
             "masked": sum(c.masked for c in self.changes),
             "advantages_changed": sum(_differ(a, b) for a, b in pairs),
             "advantages_flipped": sum(a * b < 0 for a, b in pairs),
-            "advantage_size_mean": {"old": _mean([_size(a) for a in before]), "new": _mean([_size(a) for a in after])},
+            "advantage_size_mean": {"old": _mean(old_sizes), "new": _mean(new_sizes)},
             "old_advantages": "recomputed from the saved rewards" if self.recomputed else "as saved",
         }
 
@@ -103,10 +104,6 @@ def _differ(old: float | None, new: float | None) -> bool:
     if old is None or new is None:
         return old is not new
     return not math.isclose(old, new, rel_tol=1e-5, abs_tol=1e-7)
-
-
-def _size(value: float | None) -> float | None:
-    return None if value is None else abs(value)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

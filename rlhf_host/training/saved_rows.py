@@ -234,16 +234,15 @@ def _inconsistency(row: _Row) -> str:
         return "segments: a trajectory begins with its prompt, and has one"
     if any(token < 0 for segment in row.segments for token in segment.token_ids):
         return "segments: a token id is negative"
-    for number, segment in enumerate(row.segments):
-        if segment.kind == "action":
-            count = len(segment.token_ids)
-            for name, values in (("logprobs", segment.logprobs), ("versions", segment.versions)):
-                if values is None or len(values) != count:
-                    return f"segments.{number}: {count} tokens were sampled, and it has {len(values or ())} {name}"
+    actions = [(number, segment) for number, segment in enumerate(row.segments) if segment.kind == "action"]
+    for number, segment in actions:
+        count = len(segment.token_ids)
+        for name, values in (("logprobs", segment.logprobs), ("versions", segment.versions)):
+            if values is None or len(values) != count:
+                return f"segments.{number}: {count} tokens were sampled, and it has {len(values or ())} {name}"
     if row.reward is not None and not math.isfinite(row.reward):
         return "reward: not a finite number"
-    actions = [segment for segment in row.segments if segment.kind == "action"]
-    sampled = sum(len(segment.token_ids) for segment in actions)
+    sampled = sum(len(segment.token_ids) for _, segment in actions)
     for name, verdict in (row.verdicts or {}).items():
         if verdict and verdict.turns is not None and len(verdict.turns) != len(actions):
             return f"verdicts.{name}: {len(verdict.turns)} rewards for {len(actions)} turns"
