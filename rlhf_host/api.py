@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ class Run:
         prompt_ids = render_prompts(prompts, tokenizer, data.system_prompt, data.template)
         config = self.config.model_copy(update={"roles": {"actor": role}})
         answers = generate_only(config, tokenizer, prompt_ids, sampling, n=n, seed=seed)
-        return [[str(tokenizer.decode(one.token_ids, skip_special_tokens=True)) for one in own] for own in answers]
+        return [[str(tokenizer.decode(row.token_ids, skip_special_tokens=True)) for row in samples] for samples in answers]
 
 
 def train(
@@ -145,29 +146,21 @@ def train(
         UserError: for settings or input that cannot be used.
         RunError: when the run had to stop.
     """
-    plugins = {
-        "algo": algo,
-        "reward": rewards,
-        "eval.reward": eval_rewards,
-        "with": extensions,
-        "agent": agent,
-        "tracker": trackers,
-    }
-    asked = Arguments({**plugins, "actor.model": model, "data": data, "eval.data": eval_data}, settings)
+    plugins = {"algo": algo, "reward": rewards, "with": extensions, "agent": agent, "tracker": trackers}
+    inputs = {"actor.model": model, "data": data, "eval.data": eval_data, "eval.reward": eval_rewards}
+    asked = Arguments({**plugins, **inputs}, settings)
     if resume is not None:
         if config is not None or preset or "run_dir" in settings:
             raise UserError("resume uses the run's own directory and settings: leave config, preset and run_dir out")
         config = require_run(Path(resume))
     ready, manager = _assemble(asked, "train", config, preset)
-    try:
+    with closing(manager):
         for warning in check(ready, manager, merge_needs(manager)):
-            _say(f"Warning: {warning}")
+            print(f"Warning: {warning}", file=sys.stderr)
         ready = ready.model_copy(update={"run_dir": str(resume)}) if resume is not None else with_run_dir(ready)
         from rlhf_host.training.run import train as run
 
         outcome = run(ready, manager, resume=None if resume is None else Path(resume), rows=asked.rows)
-    finally:
-        manager.close()
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     return Run(Path(str(ready.run_dir)), outcome, ready, asked)
@@ -208,13 +201,11 @@ def evaluate(
             raise UserError("checkpoint uses the run's own model and settings: leave model, config and preset out")
         config = require_run(run_of(Path(checkpoint)))
     ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
-    try:
+    with closing(manager):
         check_evaluation(ready, manager)
         from rlhf_host.training.run import evaluate_only
 
         return evaluate_only(ready, manager, rows=asked.rows)
-    finally:
-        manager.close()
 
 
 def rollout(
@@ -253,7 +244,7 @@ def rollout(
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
     asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
     ready, manager = _assemble(asked, "rollout", config, preset)
-    try:
+    with closing(manager):
         check_rollout(ready, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
@@ -261,21 +252,19 @@ def rollout(
 
         if output is not None:
             saved_rows.check_output(Path(output))
-        found: list[Trajectory] = []
+        trajectories: list[Trajectory] = []
         parts: list[bytes] = []
         origin = provenance(ready.model_dump(mode="json"), "train")
 
         def take_in(step: int, collected: Any) -> None:
             rows = collected.trajectories_in_order()
-            found.extend(rows)
+            trajectories.extend(rows)
             parts.append(saved_rows.lines(step, "train", rows, origin))
 
         rollout_only(ready, manager, prompts_per_step(ready, steps, rollouts), take_in, rows=asked.rows)
         if output is not None:
             saved_rows.write_lines(Path(output), parts)
-        return found
-    finally:
-        manager.close()
+        return trajectories
 
 
 def replay(
@@ -307,7 +296,7 @@ def replay(
     """
     asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "actor.model": model}, settings)
     ready, manager = _assemble(asked, "replay", config, preset)
-    try:
+    with closing(manager):
         check_replay(ready, manager)
         from rlhf_host.training.replay import replay as run
         from rlhf_host.training.saved_rows import SavedStep, read_steps
@@ -319,8 +308,6 @@ def replay(
         else:
             raise UserError("there are no trajectories to replay")
         return run(ready, manager, steps)
-    finally:
-        manager.close()
 
 
 def _assemble(
@@ -330,7 +317,7 @@ def _assemble(
     presets = [preset] if isinstance(preset, str) else list(preset)
     loaded = read_config(path, (), presets, settings=asked.settings, quickstart=use != "replay")
     for notice in loaded.notices:
-        _say(notice)
+        print(notice, file=sys.stderr)
     config = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
     config = complete(config, loaded.origins, use, asked.objects)
     local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
@@ -340,7 +327,3 @@ def _assemble(
             "leave runtime out, or install it as a plugin (rlhf plugins new)"
         )
     return config, build_plugins(config, use, asked.objects)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -60,8 +60,8 @@ class Arguments:
 
     def _choices(self, kind: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {alias: self._choice(kind, one, alias) for alias, one in value.items()}
-        return [self._choice(kind, one) for one in (value if isinstance(value, list | tuple) else [value])]
+            return {alias: self._choice(kind, choice, alias) for alias, choice in value.items()}
+        return [self._choice(kind, choice) for choice in (value if isinstance(value, list | tuple) else [value])]
 
     def _choice(self, kind: str, value: Any, alias: str | None = None) -> Any:
         """The choice in the form of a file, a name in place of an object."""
@@ -115,13 +115,13 @@ def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
     if isinstance(value, Mapping):
         if not hasattr(value, "column_names"):
             return None
-        # a dict of the splits of a dataset
-        chosen = next((name for name in SPLITS[split] if name in value), None)
-        if chosen is None:
-            raise UserError(f"the dataset has the splits {', '.join(value)}: give one of them, data=dataset[SPLIT]")
-        return value[chosen]
+        for name in SPLITS[split]:  # the splits of a dataset
+            if name in value:
+                return value[name]
+        raise UserError(f"the dataset has the splits {', '.join(value)}: give one of them, data=dataset[SPLIT]")
     if isinstance(value, list | tuple):
-        rows = [row for row in value if isinstance(row, Mapping) and not _names_source(row)]
+        # a mapping with a path and no prompt names a source
+        rows = [row for row in value if isinstance(row, Mapping) and ("path" not in row or set(row) & set(PROMPT_KEYS))]
         if not rows and value:
             return None
         if len(rows) < len(value):
@@ -132,7 +132,3 @@ def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
     if isinstance(value, Iterable):  # a dataset is one, and is not copied
         return value if hasattr(value, "column_names") else list(value)
     return None
-
-
-def _names_source(row: Mapping[str, Any]) -> bool:
-    return "path" in row and not any(key in row for key in PROMPT_KEYS)

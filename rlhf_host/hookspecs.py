@@ -29,7 +29,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 Calls: TypeAlias = Literal["one", "each", "all", "chained", "summed", "and", "multiplied"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HookRule:
     """How the host calls a hook: of whom, where, and on which thread."""
 
@@ -42,25 +42,15 @@ class HookRule:
     threaded: bool = False
     """Implementations that are not coroutines run in a thread pool, so they may block."""
 
-
-RULES: dict[str, HookRule] = {}
-"""Every hook's rule, in the order of the contract."""
-
-
-def hookspec(
-    *,
-    calls: Calls,
-    where: Literal["controller", "worker"] = "controller",
-    per: Literal["run", "agent"] = "run",
-    threaded: bool = False,
-) -> Callable[[_Function], _Function]:
-    """Mark a function as the specification of a hook; ``function.rule`` has these arguments."""
-
-    def mark(function: _Function) -> _Function:
-        function.rule = RULES[function.__name__] = HookRule(calls, where, per, threaded)  # type: ignore[attr-defined]
+    def __call__(self, function: _Function) -> _Function:
+        """Mark a function as the specification of a hook with this rule, ``function.rule``."""
+        function.rule = RULES[function.__name__] = self  # type: ignore[attr-defined]
         return _mark(function)
 
-    return mark
+
+hookspec = HookRule
+RULES: dict[str, HookRule] = {}
+"""Every hook's rule, in the order of the contract."""
 
 
 # --- before and around the run ------------------------------------------------------------------

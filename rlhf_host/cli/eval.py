@@ -51,9 +51,9 @@ def evaluate(line: CommandLine) -> None:
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
     with closing(build_plugins(config, "evaluate")) as manager:
         check_evaluation(config, manager)
-        from rlhf_host.training.evaluate import evaluate as run
+        from rlhf_host.training.run import evaluate_only
 
-        metrics = run(config, manager)
+        metrics = evaluate_only(config, manager)
     if "json" in line.own:
         click.echo(json.dumps(dict(metrics), indent=2))
     else:

@@ -102,8 +102,8 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     for item in (item for kind in kinds for item in _single(config, kind)):
         _complete_one(item, known, given, places, errors)
     if config.kernels.name in WORDS and config.kernels.options:
-        place = where(("kernels", next(iter(config.kernels.options))), places)
-        errors.append(f"{place}: only kernels chosen by name (--kernels NAME) take options, not '{config.kernels.name}'")
+        key = where(("kernels", next(iter(config.kernels.options))), places)
+        errors.append(f"{key}: only kernels chosen by name (--kernels NAME) take options, not '{config.kernels.name}'")
     if not errors:
         try:
             swapped = swap_for_debugging(config, known) if config.debug else []

@@ -45,10 +45,7 @@ class KL:
         target: float = Field(0.01, gt=0, description="adaptive: the KL to reach, in nats per token")
         horizon: PositiveInt = Field(10000, description="adaptive: trajectories over which the coefficient may double")
 
-        @field_validator("aggregation")
-        @classmethod
-        def _known(cls, value: str) -> str:
-            return check_aggregation(value)
+        _known = field_validator("aggregation")(check_aggregation)
 
         @field_validator("estimator")
         @classmethod
@@ -81,9 +78,7 @@ class KL:
 
     @hookimpl
     def shape_rewards(self, experience: Experience) -> Tensor | None:
-        if self.options.coef == 0:
-            return None
-        if self.options.place != "reward":
+        if self.options.coef == 0 or self.options.place != "reward":
             return None
         actor, reference = experience.logprobs["actor"], experience.logprobs["reference"]
         return -self.coef * F.kl_estimate(actor, reference, experience.action_mask, self.options.decided_estimator)
@@ -97,8 +92,7 @@ class KL:
     def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         if role != "actor" or outputs.logprobs is None or self.options.coef == 0:
             return
-        reference = batch.logprobs["reference"]
-        mask = batch.loss_mask
+        reference, mask = batch.logprobs["reference"], batch.loss_mask
         logprobs, actions, coef = outputs.logprobs.detach(), batch.action_mask, batch.own["coef"]
         # Of the policy that sampled, which the coefficient follows: updates of the same batch move the other one.
         per_token = F.kl_estimate(logprobs if batch.old_logprobs is None else batch.old_logprobs, reference, actions, "k1")

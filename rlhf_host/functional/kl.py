@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MAX_LOG = 20.0
-
-
-def _difference(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    # Sanitised before exp: a where after it would still give NaN gradients.
-    return torch.where(mask, logprobs - reference, 0.0)
+from rlhf_host.functional.policy import MAX_LOG, importance_ratio
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
@@ -21,13 +16,14 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: st
     Raises:
         ValueError: for an unknown estimator.
     """
-    x = _difference(logprobs, reference, mask)
+    # Sanitised before exp: a where after it would still give NaN gradients.
+    x = torch.where(mask, logprobs - reference, 0.0)
     if estimator == "k1":
         return x
     if estimator == "k2":
         return 0.5 * x.square()
     if estimator == "k3":
-        x = x.clamp(-_MAX_LOG, _MAX_LOG)
+        x = x.clamp(-MAX_LOG, MAX_LOG)
         return torch.expm1(-x) + x
     raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
 
@@ -47,8 +43,7 @@ def kl_loss(
         value = kl_estimate(logprobs, reference, mask, "k2")
         if sampling_logprobs is None:
             return value
-        gap = _difference(logprobs.detach(), sampling_logprobs, mask).clamp(-_MAX_LOG, _MAX_LOG)
-        return gap.exp().clamp(max=10.0) * value
+        return importance_ratio(logprobs.detach(), sampling_logprobs, mask).clamp(max=10.0) * value
     if estimator in ("k2", "k3"):
         return kl_estimate(logprobs, reference, mask, estimator)
     raise ValueError(f"KL estimator {estimator!r} cannot be a loss: unbiased, k2 or k3 (k1 has zero expected gradient)")

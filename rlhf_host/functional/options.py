@@ -11,9 +11,10 @@ from rlhf_host.records.needs import Forbid, Needs, Output, RoleNeed
 from rlhf_host.records.tensors import AGGREGATIONS, SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, Aggregation
 
 
-def check_aggregation(value: str) -> str:
+def check_aggregation(value: str | None) -> str | None:
     """The value. Raises ``ValueError`` when it is no aggregation."""
-    Aggregation.parse(value)
+    if value is not None:
+        Aggregation.parse(value)
     return value
 
 
@@ -51,10 +52,7 @@ class PolicyLossOptions(BaseModel):
         f"default: {SEQUENCE_MEAN_TOKEN_MEAN} for gspo (which allows no other) and sapo, token-mean for the others",
     )
 
-    @field_validator("aggregation")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        return None if value is None else check_aggregation(value)
+    _known = field_validator("aggregation")(check_aggregation)
 
     @model_validator(mode="after")
     def _fits_the_loss(self) -> PolicyLossOptions:

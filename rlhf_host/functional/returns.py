@@ -9,12 +9,7 @@ _MIN_VARIANCE = 1e-8
 
 
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    action_mask: Tensor,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    bootstrap: Tensor | None = None,
+    rewards: Tensor, values: Tensor, action_mask: Tensor, gamma: float = 1.0, lam: float = 1.0, bootstrap: Tensor | None = None
 ) -> Tensor:
     """Generalised advantage estimation, ``[B, T]`` float32, 0 outside ``action_mask`` (arXiv:1506.02438, eqs. 11 to 16).
 

@@ -10,8 +10,8 @@ from rlhf_host.records.tensors import Experience
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of ``values`` where ``mask`` is true; other values may be NaN. Both have the same shape."""
-    kept = torch.where(mask, values, 0.0)
-    return kept.sum() if dim is None else kept.sum(dim)
+    counted = torch.where(mask, values, 0.0)
+    return counted.sum() if dim is None else counted.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -27,15 +27,14 @@ def on_actions(values: Tensor, action_mask: Tensor) -> Tensor:
 
 def suffix_sum(values: Tensor, action_mask: Tensor) -> Tensor:
     """``[B, T]``: ``Σ_{s≥t}`` of ``values`` over action tokens, 0 outside ``action_mask``."""
-    kept = torch.where(action_mask, values, 0.0).to(torch.float64)
-    sums = kept.flip(-1).cumsum(-1).flip(-1)
+    sums = torch.where(action_mask, values, 0.0).to(torch.float64).flip(-1).cumsum(-1).flip(-1)
     return torch.where(action_mask, sums, 0.0).to(torch.float32)
 
 
-class _Episodes:
+class Episodes:
     """Rows folded to episodes (an episode's trajectories average), episodes to groups."""
 
-    def __init__(self, values: Tensor, group_id: Tensor, episode_id: Tensor | None):
+    def __init__(self, values: Tensor, group_id: Tensor, episode_id: Tensor | None = None):
         groups, self.group_of_row = torch.unique(group_id, return_inverse=True)
         if episode_id is None:
             episode_id = torch.arange(len(group_id), device=group_id.device)
@@ -45,25 +44,20 @@ class _Episodes:
         self.group_of_episode = episodes // max(1, len(numbers))
         self.count = len(groups)
         wide = values.to(torch.float64)
-        rows = torch.zeros(len(episodes), dtype=torch.float64, device=values.device)
-        rows = rows.index_add(0, self.episode_of_row, torch.ones_like(wide))
-        total = torch.zeros_like(rows).index_add(0, self.episode_of_row, wide)
-        self.values = total / rows
-        self.sizes = torch.zeros(self.count, dtype=torch.float64, device=values.device).index_add(
-            0, self.group_of_episode, torch.ones_like(self.values)
-        )
+        rows = _sums(torch.ones_like(wide), self.episode_of_row, len(episodes))
+        self.values = _sums(wide, self.episode_of_row, len(episodes)) / rows
+        self.sizes = _sums(torch.ones_like(self.values), self.group_of_episode, self.count)
 
     def mean(self) -> Tensor:
         """``[G]``, shifted by each group's first extreme so that large equal rewards cancel exactly."""
         low = self._extreme("amin")
         shifted = self.values - low[self.group_of_episode]
-        return low + torch.zeros_like(low).index_add(0, self.group_of_episode, shifted) / self.sizes
+        return low + _sums(shifted, self.group_of_episode, self.count) / self.sizes
 
     def std(self) -> Tensor:
         """``[G]``: unbiased; 0 for a group of one."""
         squares = (self.values - self.mean()[self.group_of_episode]).square()
-        total = torch.zeros_like(self.sizes).index_add(0, self.group_of_episode, squares)
-        return (total / (self.sizes - 1).clamp(min=1)).sqrt()
+        return (_sums(squares, self.group_of_episode, self.count) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def constant(self) -> Tensor:
         """``[G]`` bool: zero variance, ``max − min ≤ 1e-6·max(1, max|R|)``; a group of one is constant."""
@@ -76,6 +70,11 @@ class _Episodes:
         return start.scatter_reduce(0, self.group_of_episode, self.values, reduce, include_self=False)
 
 
+def _sums(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """``[count]`` float64: the sum of the values that have each index."""
+    return torch.zeros(count, dtype=torch.float64, device=values.device).index_add(0, index, values)
+
+
 def group_sizes(group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
     """``[B]`` int64: how many episodes the row's group has.
 
@@ -83,7 +82,7 @@ def group_sizes(group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
         group_id: ``[B]`` int64.
         episode_id: ``[B]`` int64; ``None``: every row is an episode.
     """
-    episodes = _Episodes(torch.zeros(len(group_id), device=group_id.device), group_id, episode_id)
+    episodes = Episodes(torch.zeros(len(group_id), device=group_id.device), group_id, episode_id)
     return episodes.sizes[episodes.group_of_row].to(torch.int64)
 
 
@@ -95,7 +94,7 @@ def group_mean(values: Tensor, group_id: Tensor, episode_id: Tensor | None = Non
         group_id: ``[B]`` int64; rows of a group need not be adjacent, sizes may differ.
         episode_id: ``[B]`` int64; ``None``: every row is an episode.
     """
-    episodes = _Episodes(values, group_id, episode_id)
+    episodes = Episodes(values, group_id, episode_id)
     return episodes.mean()[episodes.group_of_row]
 
 
@@ -104,7 +103,7 @@ def leave_one_out(values: Tensor, group_id: Tensor, episode_id: Tensor | None = 
 
     Exactly 0 for groups of one and for groups of zero variance. Arguments as in ``group_mean``.
     """
-    episodes = _Episodes(values, group_id, episode_id)
+    episodes = Episodes(values, group_id, episode_id)
     size = episodes.sizes[episodes.group_of_row]
     own = episodes.values[episodes.episode_of_row]
     others = (size * episodes.mean()[episodes.group_of_row] - own) / (size - 1).clamp(min=1)
@@ -129,24 +128,20 @@ def group_normalize(
     """
     if std not in ("group", "batch", "none"):
         raise ValueError(f"unknown std {std!r}: group, batch or none")
-    episodes = _Episodes(values, group_id, episode_id)
+    episodes = Episodes(values, group_id, episode_id)
     mean = episodes.mean()
     centred = torch.where(episodes.constant()[episodes.group_of_row], 0.0, values.double() - mean[episodes.group_of_row])
     if std == "none":
         return centred
     if std == "batch":
-        scale = _Episodes(values, torch.zeros_like(group_id), episodes.episode_of_row).std()
+        scale = Episodes(values, torch.zeros_like(group_id), episodes.episode_of_row).std()
     else:
         scale = episodes.std()[episodes.group_of_row]
     return centred / (scale + eps).clamp(min=torch.finfo(torch.float64).tiny)  # 0/0 without an eps
 
 
 def turn_advantages(
-    token_rewards: Tensor,
-    turn_ids: Tensor,
-    action_mask: Tensor,
-    group_id: Tensor,
-    episode_id: Tensor | None = None,
+    token_rewards: Tensor, turn_ids: Tensor, action_mask: Tensor, group_id: Tensor, episode_id: Tensor | None = None
 ) -> Tensor:
     """``[B, T]`` float32: per-turn credit, the return-to-go of the token's turn minus its mean over the group's trajectories
     that have that turn. 0 outside ``action_mask``, and exactly 0 where one trajectory alone has the turn or all agree.

@@ -120,24 +120,19 @@ class RoleHandle(Protocol):
     @property
     def tokenizer(self) -> Any:
         """The role's own tokenizer, loaded when it is first used."""
-        ...
 
     @property
     def context_length(self) -> int:
         """Longest row, in tokens."""
-        ...
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Per trajectory, log-probabilities of its completion tokens."""
-        ...
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Per trajectory, the scalar head at each completion token."""
-        ...
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Per trajectory, the scalar head at its last token."""
-        ...
 
 
 @dataclass(slots=True)

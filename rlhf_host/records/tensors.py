@@ -176,13 +176,10 @@ class Batch:
 
         def __getattr__(self, name: str) -> Any:
             """For what is not there: where it is instead."""
-            place = _ELSEWHERE.get(name, "")
+            place = "is bootstrap[role] now" if name == "bootstrap_value" else "does not exist"
             if name in Experience.__dataclass_fields__:
                 place = "stays with the controller: give it in prepare_batch"
-            raise AttributeError(f"batch.{name} {place or 'does not exist'}", name=name, obj=self)
-
-
-_ELSEWHERE = {"bootstrap_value": "is bootstrap[role] now"}
+            raise AttributeError(f"batch.{name} {place}", name=name, obj=self)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -33,6 +33,12 @@ class Collected:
     unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log."""
 
+    def note_unjudged(self, rows: Sequence[Trajectory]) -> None:
+        """Count the trajectories, and those without a reward."""
+        self.trajectories += len(rows)
+        self.unjudged_rows += (missed := [row for row in rows if row.reward is None])
+        self.unjudged.update(row.unjudged_reason or "unknown" for row in missed)
+
     def trajectories_in_order(self) -> list[Trajectory]:
         """Those of the kept groups, then the unjudged ones."""
         return [trajectory for group in self.groups for trajectory in group.trajectories] + self.unjudged_rows
@@ -42,60 +48,39 @@ class Collected:
         return self.unjudged.total() + self.failed.total()
 
     def metrics(self) -> dict[str, float]:
-        values = {"rollout/drawn": self.drawn, "rollout/groups": len(self.groups)}
-        values |= {"rollout/unjudged": self.unjudged.total(), "rollout/failed": self.failed.total()}
-        values |= {"rollout/dropped": self.dropped.total()}
-        values |= {f"rollout/dropped/{reason}": count for reason, count in self.dropped.items()}
-        return {name: float(value) for name, value in values.items()}
+        values = {"drawn": self.drawn, "groups": len(self.groups), "unjudged": self.unjudged.total()}
+        values |= {"failed": self.failed.total(), "dropped": self.dropped.total()}
+        values |= {f"dropped/{reason}": count for reason, count in self.dropped.items()}
+        return {f"rollout/{name}": float(value) for name, value in values.items()}
 
 
-@dataclass(slots=True)
-class Played:
-    """A group whose episodes are over and scored, and why some of them failed."""
-
-    group: Group
-    failed: Counter[str]
-
-
+@dataclass
 class Collector:
     """Turns draws into scored groups for one split."""
 
-    def __init__(
-        self,
-        episodes: Episodes,
-        manager: PluginManager,
-        settings: RolloutConfig,
-        *,
-        n: int,
-        seed: int,
-        split: Literal["train", "eval"],
-    ):
-        self.episodes = episodes
-        self.manager = manager
-        self.judges = judges(manager, split)
-        self.needless = brings_signal(manager)
-        self.filters = split == "train"
-        self.settings = settings
-        self.n = n
-        self.seed = seed
-        self.split = split
+    episodes: Episodes
+    manager: PluginManager
+    settings: RolloutConfig
+    n: int
+    seed: int
+    split: Literal["train", "eval"]
+
+    def __post_init__(self) -> None:
+        self.judges = judges(self.manager, self.split)
+        self.needless = brings_signal(self.manager)
         self._live = 0
 
     async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
-        """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped.
-
-        Raises:
-            RunError: when too many trajectories are unjudged, or the refills are used up with nothing kept.
-        """
+        """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped. Raises ``RunError`` when
+        too many trajectories are unjudged, or the refills are used up with nothing kept."""
         collected = Collected()
         budget = groups * (1 + self.settings.max_refills)
         while len(collected.groups) < groups and collected.drawn < budget:
             wanted = min(groups - len(collected.groups), budget - collected.drawn)
             await self.run(draw(wanted), context, collected)
         if not collected.groups:
-            reasons = ", ".join(
-                f"{reason} ({count})" for reason, count in (collected.dropped + collected.unjudged).most_common(3)
-            )
+            commonest = (collected.dropped + collected.unjudged).most_common(3)
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in commonest)
             raise RunError(f"no group was kept of {collected.drawn} drawn: {reasons}")
         return collected
 
@@ -107,26 +92,25 @@ class Collector:
         into.drawn += len(draws)
         self._live = len(draws) * self.n
         self.episodes.engine.expect(self._live)
-        groups = [self._play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
-        for played in await side_by_side("scoring a group", groups):
-            self._settle(played, into)
+        playing = [self._play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
+        for group, failed in await side_by_side("scoring a group", playing):
+            into.failed += failed
+            self._settle(group, into)
         lost, total = into.lost, into.trajectories + into.failed.total()
         if total and lost / total > self.settings.max_unjudged:
-            reason, count = (into.unjudged + into.failed).most_common(1)[0]
-            limit = f"{self.settings.max_unjudged:g}"
+            [(reason, count)] = (into.unjudged + into.failed).most_common(1)
             raise RunError(
-                f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged {limit}); "
-                f"most often: {reason} ({count} times)"
+                f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged "
+                f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)"
             )
 
-    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> Played:
-        """All episodes of a group, then its scores."""
+    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> tuple[Group, Counter[str]]:
+        """A group whose episodes are over and scored, and why some of them failed."""
         seed = episode_seed(self.seed, self.split, draw.task, draw.epoch)
         failed = Counter[str]()
 
         async def play(sample: int) -> list[Trajectory]:
-            number = f"{group_id}-{sample}"
-            episode = Episode(number, group_id, draw.task, sample=sample, seed=seed, split=self.split)
+            episode = Episode(f"{group_id}-{sample}", group_id, draw.task, sample=sample, seed=seed, split=self.split)
             try:
                 return await self.episodes.play(episode)
             except EpisodeFailed as failure:
@@ -139,35 +123,33 @@ class Collector:
         episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
         trajectories = [trajectory for rows in episodes for trajectory in rows]
         await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
-        return Played(Group(group_id, draw.task, trajectories), failed)
+        return Group(group_id, draw.task, trajectories), failed
 
-    def _settle(self, played: Played, into: Collected) -> None:
+    def _settle(self, group: Group, into: Collected) -> None:
         """Keep what is judged and no filter refuses. In draw order, so that a filter with state does not depend on timing."""
-        group = played.group
-        into.failed += played.failed
-        into.trajectories += len(group.trajectories)
-        for trajectory in group.trajectories:
-            if trajectory.reward is None:
-                into.unjudged[trajectory.unjudged_reason or "unknown"] += 1
-                into.unjudged_rows.append(trajectory)
+        into.note_unjudged(group.trajectories)
         group.trajectories = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
         if not group.trajectories:
             return
-        if self.filters:
-            for key, verdict in self.manager.each("keep_group", group=group):
-                if verdict is not True:
-                    into.dropped[verdict.reason if isinstance(verdict, Drop) else key] += 1
-                    return
-        into.groups.append(group)
+        reason = drop_reason(self.manager, group) if self.split == "train" else None
+        if reason is None:
+            into.groups.append(group)
+        else:
+            into.dropped[reason] += 1
 
 
-async def side_by_side(what: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone.
+def drop_reason(manager: PluginManager, group: Group) -> str | None:
+    """Why a filter refuses the group; ``None``: it stays."""
+    for key, verdict in manager.each("keep_group", group=group):
+        if verdict is not True:
+            return verdict.reason if isinstance(verdict, Drop) else key
+    return None
 
-    Raises:
-        RunError: when a piece of work was cancelled by somebody else.
-    """
-    stray = RunError(f"{what} was cancelled, and not by the host")
+
+async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone. Raises ``RunError``
+    when a piece of work was cancelled by somebody else."""
+    stray = RunError(f"{purpose} was cancelled, and not by the host")
 
     async def guarded(work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -182,13 +164,10 @@ async def side_by_side(what: str, works: Iterable[Coroutine[Any, Any, T]]) -> li
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(guarded(work)) for work in works]
     except BaseExceptionGroup as failures:
-        raise first_failure(failures)  # noqa: B904  (its own cause must stay)
+        first: BaseException = failures
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first  # noqa: B904  (its own cause must stay)
     if any(task.cancelled() for task in tasks):
         raise stray
     return [task.result() for task in tasks]
-
-
-def first_failure(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -13,17 +13,7 @@ from rlhf_host.data.chat import observation_ids, render_prompt
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
-from rlhf_host.records.episodes import (
-    Action,
-    Episode,
-    EpisodeFailed,
-    Generation,
-    Sampling,
-    Segment,
-    Step,
-    Task,
-    Trajectory,
-)
+from rlhf_host.records.episodes import Action, Episode, EpisodeFailed, Generation, Sampling, Segment, Step, Task, Trajectory
 
 
 def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
@@ -48,43 +38,30 @@ class EngineForEpisode:
         return await self.engine.generate(token_ids, sampling or self.sampling, key)
 
 
+@dataclass
 class Episodes:
-    """Runs episodes of one split against one engine.
+    """Runs episodes of one split against one engine."""
 
-    Args:
-        max_tokens: longest trajectory, prompt included.
-    """
+    manager: PluginManager
+    engine: Generator
+    tokenizer: Any
+    data: DataConfig
+    sampling: Sampling
+    max_tokens: int
+    """Longest trajectory, prompt included."""
+    retries: int = 0
 
-    def __init__(
-        self,
-        manager: PluginManager,
-        engine: Generator,
-        tokenizer: Any,
-        data: DataConfig,
-        sampling: Sampling,
-        max_tokens: int,
-        retries: int = 0,
-    ):
-        self.manager = manager
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.data = data
-        self.sampling = sampling
-        self.max_tokens = max_tokens
-        self.retries = retries
-        agents = [item for item in manager.loaded if item.kind == "agent"]
-        self.agents = {item.alias: item.key for item in agents}
-        self.default_agent = agents[0].alias if agents else None
+    def __post_init__(self) -> None:
+        self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def agent_key(self, task: Task) -> str:
-        name = task.agent or self.default_agent
+        name = task.agent or next(iter(self.agents), None)
         if name is None or name not in self.agents:
-            raise UserError(
-                f"task {task.source}:{task.index} asks for the agent {name!r}, which is not loaded; choose it with --agent"
-            )
+            place = f"{task.source}:{task.index}"
+            raise UserError(f"task {place} asks for the agent {name!r}, which is not loaded; choose it with --agent")
         return self.agents[name]
 
     def _fitting(self, length: int) -> Sampling:
@@ -96,11 +73,8 @@ class Episodes:
         return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
 
     async def play(self, episode: Episode) -> list[Trajectory]:
-        """The episode's trajectories; retried as configured when it fails retryably.
-
-        Raises:
-            EpisodeFailed: when it could not be finished.
-        """
+        """The episode's trajectories; retried as configured when it fails retryably. Raises ``EpisodeFailed`` when it could not
+        be finished."""
         for _ in range(self.retries):
             try:
                 return await self._play_once(replace(episode))
@@ -170,33 +144,27 @@ class Episodes:
             episode.turn += 1
 
     def _prompt(self, task: Task, step: Step) -> list[int]:
-        seen = step.observation
-        if seen is None:
-            if task.prompt_ids is not None:
-                return list(task.prompt_ids)
-            seen = task.prompt
+        if step.observation is None and task.prompt_ids is not None:
+            return list(task.prompt_ids)
+        seen = task.prompt if step.observation is None else step.observation
         if _is_tokens(seen):
             return list(seen)  # type: ignore[arg-type]
         return render_prompt(seen, self.tokenizer, self.data.system_prompt, self.data.template)  # type: ignore[arg-type]
 
-    def _observation(self, step: Step, made: Generation) -> list[int]:
+    def _observation(self, step: Step, answer: Generation) -> list[int]:
         seen = step.observation
         if seen is None:
             raise RunError("agent_step gave neither an observation nor done=True")
         if _is_tokens(seen):
             return list(seen)  # type: ignore[arg-type]
-        last = made.token_ids[-1] if made.token_ids else None
+        last = answer.token_ids[-1] if answer.token_ids else None
         # A stop string ends the sampling, not the turn: only a special token does.
-        ended = made.finish_reason == "stop" and last in self.tokenizer.all_special_ids
+        ended = answer.finish_reason == "stop" and last in self.tokenizer.all_special_ids
         return observation_ids(seen, self.tokenizer, ended, last_token=last, template=self.data.template)  # type: ignore[arg-type]
 
 
 def _check_trajectory(trajectory: Trajectory, episode: Episode, key: str) -> None:
-    """What the host relies on of an agent's own trajectories.
-
-    Raises:
-        RunError: naming the agent.
-    """
+    """What the host relies on of an agent's own trajectories. Raises ``RunError``, naming the agent."""
     if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
         raise RunError(f"{key}: agent_run must give trajectories with the episode's own group_id and episode_id")
     if not trajectory.segments or trajectory.segments[0].kind != "prompt":

@@ -18,13 +18,7 @@ from rlhf_host.rollouts.scoring import AGENT
 
 
 def make_experience(
-    groups: Sequence[Group],
-    weights: dict[str, float],
-    *,
-    step: int,
-    max_new_tokens: int,
-    temperature: float,
-    version: int = 0,
+    groups: Sequence[Group], weights: dict[str, float], *, step: int, max_new_tokens: int, temperature: float, version: int = 0
 ) -> Experience:
     """Rows in group order, right-padded.
 
@@ -153,15 +147,15 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     before = experience.rewards.clone()
     for key in hooks.names("transform_rewards"):
         changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards.clone())
-        experience.rewards = finite(_of_shape(changed, before.shape, key, "transform_rewards"), key, "transform_rewards")
+        experience.rewards = _finite(_of_shape(changed, before.shape, key, "transform_rewards"), key, "transform_rewards")
     if hooks.has("transform_rewards"):
         change = experience.rewards - before
         experience.token_rewards = experience.token_rewards + _on_last_action(change, experience.action_mask)
     shape = experience.action_mask.shape
     shaped = torch.zeros(shape)
     for key, part in hooks.each("shape_rewards", experience=experience):
-        kept = torch.where(experience.action_mask, _of_shape(part, shape, key, "shape_rewards"), 0.0)
-        shaped = shaped + finite(kept, key, "shape_rewards")
+        on_actions = torch.where(experience.action_mask, _of_shape(part, shape, key, "shape_rewards"), 0.0)
+        shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
     for key, mask in hooks.each("loss_masks", experience=experience):
         if _of_shape(mask, shape, key, "loss_masks").dtype != torch.bool:
@@ -171,12 +165,12 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
 
 def _of_shape(value: Any, shape: torch.Size, key: str, hook: str) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != shape:
-        given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise RunError(f"{key} gave {given} from {hook}, expected a tensor {list(shape)}")
+        shape_or_type = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise RunError(f"{key} gave {shape_or_type} from {hook}, expected a tensor {list(shape)}")
     return value
 
 
-def finite(values: Tensor, key: str, hook: str) -> Tensor:
+def _finite(values: Tensor, key: str, hook: str) -> Tensor:
     """As float32, where what was finite may be infinite. Raises ``RunError`` for what is not finite there."""
     values = values.to(torch.float32)
     if not bool(torch.isfinite(values).all()):
@@ -188,11 +182,7 @@ def reward_metrics(experience: Experience) -> dict[str, float]:
     """Rewards, scores, lengths and truncation of a batch, as they go to the log; without any reward, none are made up."""
     rewards = experience.rewards.double()
     lengths = experience.action_mask.sum(-1).double()
-    values = {
-        "length/mean": lengths.mean(),
-        "length/max": lengths.max(),
-        "truncated": experience.truncated.double().mean(),
-    }
+    values = {"length/mean": lengths.mean(), "length/max": lengths.max(), "truncated": experience.truncated.double().mean()}
     if experience.reward_names:
         values |= {"reward/mean": rewards.mean(), "reward/std": rewards.std(correction=0)}
         values |= {"reward/min": rewards.min(), "reward/max": rewards.max()}
@@ -203,5 +193,5 @@ def reward_metrics(experience: Experience) -> dict[str, float]:
     for row in experience.trajectories:
         for name, value in row.metrics.items():
             extra.setdefault(name, []).append(float(value))
-    found = {name: float(value) for name, value in values.items() if math.isfinite(float(value))}
-    return {**{name: sum(items) / len(items) for name, items in extra.items()}, **found}
+    means = {name: sum(items) / len(items) for name, items in extra.items()}
+    return means | {name: float(value) for name, value in values.items() if math.isfinite(value)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_host.config.defaults import kernels_to_try
-from rlhf_host.config.schema import DataConfig, EvalConfig, PluginChoice, RolloutConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
 from rlhf_host.data.sources import GivenRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
@@ -22,7 +22,7 @@ from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.role_handles import TrainerRole
-from rlhf_host.training.role_settings import settings_of_roles
+from rlhf_host.training.role_settings import role_settings
 from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.saved_rows import check_vocabulary
 from rlhf_host.weight_sync.bring import Bring
@@ -51,10 +51,7 @@ class Started:
     runtime: Runtime
     handles: dict[str, RoleHandle]
     needs: Needs
-
-    @property
-    def context_length(self) -> int:
-        return self.runtime.context_lengths["actor"]
+    tokenizer: Any
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -70,15 +67,14 @@ def runtime_start(
         total_updates: optimizer updates of the whole run; 0: nothing is trained.
         models: where a role's weights come from instead: a checkpoint.
     """
-    bring = Bring(manager, config.sync.verify, tokenizer, config.rollout.temperature)
     return RuntimeStart(
-        roles=settings_of_roles(config.roles, needs, models),
+        roles={need.name: role_settings(config.roles, need, models.get(need.name), needs) for need in needs.roles},
         needs=needs,
-        engine=_spec("engine", config.engine),
-        backend=_spec("backend", config.backend),
+        engine=PluginSpec.of(find("engine", config.engine.name), config.engine.options),
+        backend=PluginSpec.of(find("backend", config.backend.name), config.backend.options),
         kernels=tuple(kernels_to_try(config.kernels)),
         hooks=manager,
-        bring=bring,
+        bring=Bring(manager, config.sync.verify, tokenizer, config.rollout.temperature),
         train=config.train,
         tokenizer=tokenizer,
         total_updates=total_updates,
@@ -89,26 +85,16 @@ def runtime_start(
 
 def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     runtime = runtime_plugin(config).start(start)
+    temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
-        name: TrainerRole(
-            runtime.trainer,
-            name,
-            settings,
-            runtime.context_lengths[name],
-            temperature=config.rollout.temperature,
-            threads=not config.debug,
-        )
-        for name, settings in start.roles.items()
+        name: TrainerRole(runtime.trainer, name, role, runtime.context_lengths[name], temperature=temperature, threads=threads)
+        for name, role in start.roles.items()
     }
     bring = start.bring
     assert isinstance(bring, Bring)
     bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
     bring.exact = runtime.exact and not start.needs.rounded_weights
-    return Started(runtime, handles, start.needs)
-
-
-def _spec(kind: str, choice: PluginChoice) -> PluginSpec:
-    return PluginSpec.of(find(kind, choice.name), choice.options)
+    return Started(runtime, handles, start.needs, start.tokenizer)
 
 
 def read_inputs(config: RunConfig, rows: GivenRows, manager: PluginManager) -> Inputs:
@@ -138,34 +124,31 @@ def tasks_of(
 
 
 def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> TaskStream:
-    choose = None
-    if manager.has("draw_tasks"):
+    def choose(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
+        return manager.one("draw_tasks", tasks=tasks, count=count, step=step)
 
-        def choose(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
-            return manager.one("draw_tasks", tasks=tasks, count=count, step=step)
-
-    return TaskStream(tasks, config.seed, config.data.shuffle, choose)
+    return TaskStream(tasks, config.seed, config.data.shuffle, choose if manager.has("draw_tasks") else None)
 
 
-def collector_of(config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any) -> Collector:
-    rollout = config.rollout
-    sampling = _sampling(rollout, rollout)
-    episodes = _episodes(manager, started, tokenizer, config.data, sampling, rollout)
-    return Collector(episodes, manager, rollout, n=rollout.n, seed=config.seed, split="train")
+def collector_of(config: RunConfig, manager: PluginManager, started: Started) -> Collector:
+    episodes = _episodes(config, manager, started, config.data, config.rollout)
+    return Collector(episodes, manager, config.rollout, n=config.rollout.n, seed=config.seed, split="train")
 
 
 def evaluation_of(
-    config: RunConfig, manager: PluginManager, started: Started, tokenizer: Any, held_out: TaskSet, data: DataConfig
+    config: RunConfig, manager: PluginManager, started: Started, held_out: TaskSet, data: DataConfig
 ) -> Evaluation:
-    settings, rollout = config.eval, config.rollout
-    sampling = _sampling(settings, rollout)
-    episodes = _episodes(manager, started, tokenizer, data, sampling, rollout)
-    collector = Collector(episodes, manager, rollout, n=settings.n, seed=settings.seed, split="eval")
-    return Evaluation(held_out.tasks, collector, settings, started.handles, tokenizer)
+    settings = config.eval
+    episodes = _episodes(config, manager, started, data, settings)
+    collector = Collector(episodes, manager, config.rollout, n=settings.n, seed=settings.seed, split="eval")
+    return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
 
 
-def _sampling(drawn: RolloutConfig | EvalConfig, rollout: RolloutConfig) -> Sampling:
-    return Sampling(
+def _episodes(
+    config: RunConfig, manager: PluginManager, started: Started, data: DataConfig, drawn: RolloutConfig | EvalConfig
+) -> Episodes:
+    rollout = config.rollout
+    sampling = Sampling(
         max_new_tokens=drawn.max_new_tokens or rollout.max_new_tokens,
         temperature=drawn.temperature,
         top_p=drawn.top_p,
@@ -174,10 +157,6 @@ def _sampling(drawn: RolloutConfig | EvalConfig, rollout: RolloutConfig) -> Samp
         stop=tuple(rollout.stop),
         stop_token_ids=tuple(rollout.stop_token_ids),
     )
-
-
-def _episodes(
-    manager: PluginManager, started: Started, tokenizer: Any, data: DataConfig, sampling: Sampling, rollout: RolloutConfig
-) -> Episodes:
-    longest = min(rollout.max_tokens or started.context_length, started.context_length)
-    return Episodes(manager, started.runtime.engine, tokenizer, data, sampling, longest, rollout.episode_retries)
+    context_length = started.runtime.context_lengths["actor"]
+    longest = min(rollout.max_tokens or context_length, context_length)
+    return Episodes(manager, started.runtime.engine, started.tokenizer, data, sampling, longest, rollout.episode_retries)

@@ -57,7 +57,7 @@ def _fill(pieces: Sequence[list[int]], budget: int, cost: Cost) -> list[list[int
 
 def group_rows(ids: Sequence[int]) -> list[list[int]]:
     """Rows by equal id, in order of first appearance."""
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for row, number in enumerate(ids):
-        found.setdefault(number, []).append(row)
-    return list(found.values())
+        rows.setdefault(number, []).append(row)
+    return list(rows.values())

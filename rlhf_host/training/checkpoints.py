@@ -44,8 +44,7 @@ class Checkpoint:
 def checkpoint_dirs(run_dir: Path) -> list[tuple[int, Path]]:
     """``(step, path)`` of the whole checkpoints of a run, oldest first."""
     root = run_dir / "checkpoints"
-    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name))]
-    return sorted(found)
+    return sorted((int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
 
 
 def save_checkpoint(
@@ -82,10 +81,7 @@ def save_checkpoint(
 
 def plain_state(value: Any, owner: str) -> Any:
     """``value`` as what ``weights_only`` reads back: plain values, lists, tuples, dicts and tensors; NumPy becomes these.
-
-    Raises:
-        RunError: for anything else, naming ``owner``: it would be saved now and fail at the resume.
-    """
+    Raises ``RunError`` for anything else, naming ``owner``: it would be saved now and fail at the resume."""
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray):
@@ -97,36 +93,31 @@ def plain_state(value: Any, owner: str) -> Any:
     if isinstance(value, list | tuple):
         items = [plain_state(item, owner) for item in value]
         return items if isinstance(value, list) else tuple(items)
-    raise RunError(
-        f"{owner} gives a {type(value).__name__} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors"
-    )
+    kind = type(value).__name__
+    raise RunError(f"{owner} gives a {kind} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors")
 
 
 def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
     """Remove all but the newest ``keep`` (0: all stay) and the best, and what killed writers left behind."""
     for left in (run_dir / "checkpoints").glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
-    found = checkpoint_dirs(run_dir)
-    for step, path in found[:-keep] if keep else []:
+    for step, path in checkpoint_dirs(run_dir)[:-keep] if keep else []:
         if step != best_step:
             remove_directory(path)
 
 
 def load_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; ``None`` when it was killed before its first.
-
-    Raises:
-        UserError: when it was written by another format.
-    """
+    """The newest whole checkpoint of a run; ``None`` when it was killed before its first. Raises ``UserError`` when it was
+    written by another format."""
     for old in (run_dir / "checkpoints").glob(".step-*.old"):
         # A kill between the two renames of a replacement leaves the older whole one under this name.
         path = old.with_name(old.name[1 : -len(".old")])
         if not path.exists():
             old.rename(path)
-    found = checkpoint_dirs(run_dir)
-    if not found:
+    whole = checkpoint_dirs(run_dir)
+    if not whole:
         return None
-    step, path = found[-1]
+    step, path = whole[-1]
     try:
         state = json.loads((path / "state.json").read_text())
         tensors = torch.load(path / "trainer.pt", weights_only=True, map_location="cpu")

@@ -20,13 +20,10 @@ class Corrections:
     """``[b, t]``: the product of all, 1 outside the action tokens."""
     rows: Tensor
     """``[b]``: the product of those that are ``[b]``."""
-    token_keys: frozenset[str]
-    """Plugins that gave weights ``[b, t]``."""
+    keys: frozenset[str]
+    """Plugins that gave weights."""
     row_keys: frozenset[str]
-
-    @property
-    def keys(self) -> frozenset[str]:
-        return self.token_keys | self.row_keys
+    """Those that gave ``[b]``."""
 
     def of(self, values: Tensor) -> tuple[Tensor, frozenset[str]]:
         """What is multiplied into a loss of this shape, and whose it is."""
@@ -54,7 +51,7 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
         version=batch.version,
     )
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
-    keys: tuple[set[str], set[str]] = (set(), set())
+    row_keys: set[str] = set()
     for key, weight in answers:
         if not isinstance(weight, Tensor) or weight.shape not in (mask.shape, mask.shape[:1]):
             shape = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
@@ -65,8 +62,6 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
         if weight.dim() == 1:
             rows = rows * torch.where(mask.any(-1), weight, 1.0)
             weight = weight.unsqueeze(-1)
-            keys[1].add(key)
-        else:
-            keys[0].add(key)
+            row_keys.add(key)
         tokens = tokens * torch.where(mask, weight, 1.0)
-    return Corrections(tokens, rows, frozenset(keys[0]), frozenset(keys[1]))
+    return Corrections(tokens, rows, frozenset(key for key, _ in answers), frozenset(row_keys))

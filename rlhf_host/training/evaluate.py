@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.config.schema import EvalConfig, RunConfig
+from rlhf_host.config.schema import EvalConfig
 from rlhf_host.data.stream import Draw
-from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Task, Trajectory
 from rlhf_host.records.needs import RoleHandle, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Collector
@@ -34,11 +33,8 @@ class Evaluation:
     tokenizer: Any
 
     async def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Metrics under ``eval/`` and all trajectories, unjudged ones included.
-
-        Raises:
-            RunError: when too many trajectories could not be judged.
-        """
+        """Metrics under ``eval/`` and all trajectories, unjudged ones included. Raises ``RunError`` when too many trajectories
+        could not be judged."""
         started = time.perf_counter()
         collected = Collected()
         context = ScoreContext("eval", step, self.handles, self.tokenizer)
@@ -49,10 +45,9 @@ class Evaluation:
             for source in sorted(sources):
                 groups = [group for group in collected.groups if group.task.source == source]
                 metrics |= {f"eval/{source}/{name}": value for name, value in summary(groups, self.settings).items()}
-        metrics["eval/unjudged"] = float(collected.unjudged.total())
-        metrics["eval/failed"] = float(collected.failed.total())
+        metrics |= {"eval/unjudged": float(collected.unjudged.total()), "eval/failed": float(collected.failed.total())}
         metrics["time/eval"] = time.perf_counter() - started
-        return metrics, [t for group in collected.groups for t in group.trajectories] + collected.unjudged_rows
+        return metrics, collected.trajectories_in_order()
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
@@ -61,10 +56,10 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     if not rows:
         return {"samples": 0.0}
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
+    def mean(numbers: Sequence[float]) -> float:
+        return sum(numbers) / len(numbers)
 
-    found = {
+    values = {
         "reward/mean": mean([row.reward or 0.0 for row in rows]),
         "length/mean": mean([float(row.action_length) for row in rows]),
         "truncated": mean([float(row.truncated) for row in rows]),
@@ -72,21 +67,14 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     }
     scores = [row.score for row in rows if row.score is not None]
     if scores:
-        found["score/mean"] = mean(scores)
+        values["score/mean"] = mean(scores)
         for k in sorted({1, settings.n, *settings.k}):
             # A group short of k judged samples has no unbiased estimate, and is left out of this k.
             counted = [g for g in groups if len(g.trajectories) >= k]
             if counted:
-                found[f"pass@{k}"] = mean([pass_at_k(len(g.trajectories), _passed(g), k) for g in counted])
-    return found
+                values[f"pass@{k}"] = mean([pass_at_k(len(g.trajectories), _passed(g), k) for g in counted])
+    return values
 
 
 def _passed(group: Group) -> int:
-    return sum(1 for t in group.trajectories if t.score is not None and t.score >= 1.0)
-
-
-def evaluate(config: RunConfig, manager: PluginManager) -> dict[str, float]:
-    """Evaluate the actor alone, without training (``rlhf eval``); metrics under ``eval/``."""
-    from rlhf_host.training.run import evaluate_only
-
-    return evaluate_only(config, manager)
+    return sum(row.score is not None and row.score >= 1.0 for row in group.trajectories)

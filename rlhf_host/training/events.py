@@ -41,11 +41,8 @@ class EventLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
-        """Wait for a coroutine on the loop.
-
-        Raises:
-            Interrupted: when a stop was requested meanwhile; the coroutine has been cancelled.
-        """
+        """Wait for a coroutine on the loop. Raises ``Interrupted`` when a stop was requested meanwhile; the coroutine has been
+        cancelled."""
         if interruptible and self.stop_requested:
             work.close()
             raise Interrupted
@@ -120,11 +117,8 @@ class LoopHere(EventLoop):
     """The same without a thread of its own: coroutines, and so the hooks they call, run on the thread that waits (``debug``)."""
 
     def __init__(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # there is none
             asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
             raise UserError(
                 "debug runs the event loop in this thread, which has one already, as in a notebook: run it as a script"
             )

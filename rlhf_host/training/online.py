@@ -7,9 +7,10 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError
+from rlhf_host.functional.statistics import Episodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
-from rlhf_host.training.checkpoints import plain_state
+from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
@@ -34,23 +36,8 @@ from rlhf_host.training.saved_rows import lines, write_lines
 
 
 @dataclass(slots=True)
-class Phases:
-    """Seconds per phase of one step, as ``time/NAME``."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str):
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-@dataclass(slots=True)
 class OnlineLoop:
-    """The controller. ``step`` counts finished steps; everything that must survive a crash is in ``state_dict``."""
+    """The controller. ``step`` counts finished steps; ``save`` writes everything that must survive a crash."""
 
     config: RunConfig
     manager: PluginManager
@@ -61,7 +48,6 @@ class OnlineLoop:
     evaluation: Evaluation | None
     loop: EventLoop
     run_dir: Path
-    save: Callable[[OnlineLoop], None]
     tokenizer: Any = None
     step: int = 0
     version: int = 0
@@ -91,25 +77,27 @@ class OnlineLoop:
             elif not self.resumed and self.evaluation is not None and self.config.eval.at_start:
                 metrics = self._finish({}, evaluate=True)
                 if self._checkpoint_due():
-                    self.save(self)
+                    self.save()
             while self.step < self.steps and self.stopped is None and not self.loop.stop_requested:
-                before = self._position()
+                stream, plugins = self._position()
                 try:
                     metrics = self._take_step(self.step + 1)
                 except Interrupted:
-                    self._return_to(*before)
+                    self.rollouts.load_state_dict(stream)
+                    for key, state in plugins.items():
+                        self.manager.call(key, "load_state_dict", state=state)
                     raise
                 self.step += 1
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
                 if self._checkpoint_due():
-                    self.save(self)
+                    self.save()
                     self._saved = (self.step, None)
         except Interrupted:
             pass
         unfinished = self.pending is not None or (self.stopped is None and self.step < self.steps)
         interrupted = self.loop.stop_requested and unfinished
         if (interrupted or self.config.checkpoint.final) and self._saved != (self.step, self.pending):
-            self.save(self)
+            self.save()
         status: Any = "interrupted" if interrupted else "finished"
         return Outcome(status, self.step, self.run_dir, metrics=metrics, reason=self.stopped)
 
@@ -117,67 +105,69 @@ class OnlineLoop:
         """Where the data is: the stream, and the plugins that have a say in what is drawn."""
         manager = self.manager
         drawing = dict.fromkeys([*manager.names("draw_tasks"), *manager.names("load_tasks")])
-        kept = [key for key in drawing if key in manager.names("state_dict") and key in manager.names("load_state_dict")]
-        states = {key: copy.deepcopy(plain_state(manager.call(key, "state_dict"), key)) for key in kept}
+        saving = [key for key in drawing if key in manager.names("state_dict") and key in manager.names("load_state_dict")]
+        states = {key: copy.deepcopy(plain_state(manager.call(key, "state_dict"), key)) for key in saving}
         return self.rollouts.state_dict(), states
 
-    def _return_to(self, stream: dict[str, Any], plugins: dict[str, Any]) -> None:
-        self.rollouts.load_state_dict(stream)
-        for key, state in plugins.items():
-            self.manager.call(key, "load_state_dict", state=state)
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON values: data position, weight version, best metric, what is pending, adjusted rates."""
+    def save(self) -> None:
+        """Write a checkpoint."""
+        plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
+        tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
         state = {"version": self.version, "best": self.best, "pending": self.pending, "rates": self.rates}
-        return {"stream": self.rollouts.state_dict(), **state}
+        state["stream"] = self.rollouts.state_dict()
+        savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
+        save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
+        keep_checkpoints(self.run_dir, self.config.checkpoint.keep, self.best["step"] if self.best else None)
 
-    def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
-        self.step, self.resumed = step, True
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from it."""
+        state = checkpoint.state
+        self.step, self.resumed = checkpoint.step, True
         self.rollouts.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
         self.pending = state["pending"]
         for role, rate in state["rates"].items():
             self._set_rate(role, rate)
-
-    # --- one step ---------------------------------------------------------------------------------
+        self.runtime.load_state(checkpoint.optimizers)
+        torch.set_rng_state(checkpoint.tensors["torch_rng"])
+        for key, saved in checkpoint.tensors["plugins"].items():
+            self.manager.call(key, "load_state_dict", state=saved)
 
     def _take_step(self, number: int) -> dict[str, float]:
         """Steps 1 to 8 of the design's loop; the metrics are complete but for evaluation."""
         started = time.perf_counter()
-        phases = Phases()
+        times: dict[str, float] = {}
         busy = self._busy()
         context = ScoreContext("train", number, self.handles, self.tokenizer)
-        rollout = self.config.rollout
-        with phases("rollout"):
+        with _timed(times, "rollout"):
             collected = self.loop.run(self.rollouts.next_rollouts(context))
         experience = make_experience(
             collected.groups,
             self.rollouts.weights,
             step=number,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            temperature=self.config.rollout.temperature,
             version=self.version,
         )
-        with phases("logprobs"):
+        with _timed(times, "logprobs"):
             add_outputs(experience, self.runtime.trainer, self.needs, self.config.train.old_logprobs_mode)
-        with phases("advantages"):
-            found = add_advantages(experience, self.manager, self.needs)
+        with _timed(times, "advantages"):
+            of_advantages = add_advantages(experience, self.manager, self.needs)
             add_extra(experience, self.manager, self.runtime.trainer, self.needs)
-        metrics = collected.metrics() | reward_metrics(experience) | found
-        with phases("train"):
-            trained = self._train(experience, number)
-        metrics |= trained
-        with phases("sync"):
+        metrics = collected.metrics() | reward_metrics(experience) | of_advantages
+        with _timed(times, "train"):
+            metrics |= self._train(experience, number)
+        with _timed(times, "sync"):
             self.version += 1
             self.sync()
-        with phases("log"):
+        with _timed(times, "log"):
             trajectories = collected.trajectories_in_order()
             self.manager.each("log_trajectories", step=number, split="train", trajectories=trajectories)
         tokens = int(experience.action_mask.sum())
         elapsed = time.perf_counter() - started
         outside = elapsed - (self._busy() - busy)
-        metrics |= {f"time/{name}": value for name, value in phases.seconds.items()}
+        metrics |= times
         metrics |= {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
         metrics |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | memory()
         return metrics
@@ -187,49 +177,45 @@ class OnlineLoop:
         return self.runtime.trainer.compute_s + self.runtime.engine.busy_s
 
     def _train(self, experience: Experience, number: int) -> dict[str, float]:
-        """``epochs × minibatches`` optimizer batches.
-
-        Raises:
-            RunError: on a non-finite loss or gradient, unless ``train.on_nonfinite`` is ``skip``.
-        """
+        """``epochs × minibatches`` optimizer batches. Raises ``RunError`` on a non-finite loss or gradient, unless
+        ``train.on_nonfinite`` is ``skip``."""
         train = self.config.train
         metrics = Metrics()
-        made = skipped = 0
+        updates = skipped = 0
         sampled_now = True
         for epoch in range(train.epochs):
-            for rows in self._minibatches(experience, number, epoch):
-                batch = experience if rows is None else experience.select(rows)
+            for batch in self._minibatches(experience, number, epoch):
                 update = self.runtime.trainer.update(batch, sampled_now=sampled_now)
                 sampled_now = False
                 if update.refused is None:
                     metrics.merge(update.metrics)
-                    made += 1
+                    updates += 1
                     continue
                 dump = self.run_dir / "nonfinite" / f"step-{number:06d}.jsonl"
                 origin = provenance(self.config.model_dump(mode="json"), "train")
                 write_lines(dump, [lines(number, "train", batch.trajectories, origin)])
                 if train.on_nonfinite == "stop":
                     raise RunError(
-                        f"step {number}: {update.refused}; after {made} updates in this step, its trajectories are in {dump}"
+                        f"step {number}: {update.refused}; after {updates} updates in this step, its trajectories are in {dump}"
                     )
                 skipped += 1
         return metrics.result() | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
 
-    def _minibatches(self, experience: Experience, number: int, epoch: int) -> list[list[int] | None]:
-        """Rows per optimizer update: groups shuffled by seed, step and epoch, dealt out evenly."""
+    def _minibatches(self, experience: Experience, number: int, epoch: int) -> Iterator[Experience]:
+        """One per optimizer update: groups shuffled by seed, step and epoch, dealt out evenly."""
         count = self.config.train.minibatches
         if count == 1:
-            return [None]
+            yield experience
+            return
         order = np.random.default_rng([self.config.seed, number, epoch]).permutation(int(experience.group_id.max()) + 1)
         parts = [set(part.tolist()) for part in np.array_split(order, count)]
         groups = experience.group_id.tolist()
-        return [[row for row, group in enumerate(groups) if group in part] for part in parts if part]
+        for part in filter(None, parts):
+            yield experience.select([row for row, group in enumerate(groups) if group in part])
 
     def sync(self) -> None:
         """Bring the weights to the engines."""
         self.loop.run(self.runtime.sync(self.version), interruptible=False)
-
-    # --- after the step ---------------------------------------------------------------------------
 
     def _evaluation_due(self) -> bool:
         settings, last = self.config.eval, self.step == self.steps
@@ -258,17 +244,14 @@ class OnlineLoop:
         if self.evaluation is None:
             return metrics
         self.pending = metrics
-        found, trajectories = self.loop.run(self.evaluation.run(self.step))
+        evaluated, trajectories = self.loop.run(self.evaluation.run(self.step))
         self.manager.each("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
         self.pending = None
-        return metrics | found
+        return metrics | evaluated
 
     def _heed(self, answers: Iterable[tuple[str, Stop | Adjust]]) -> None:
-        """Do what plugins answered to ``step_finished``.
-
-        Raises:
-            RunError: another answer; a setting that there is not, that two plugins set, or that cannot have the value.
-        """
+        """Do what plugins answered to ``step_finished``. Raises ``RunError`` for another answer, and for a setting that there is
+        not, that two plugins set, or that cannot have the value."""
         wanted: dict[str, tuple[str, float]] = {}
         for key, answer in answers:
             if isinstance(answer, Stop):
@@ -311,14 +294,21 @@ class OnlineLoop:
             self.best = {"step": self.step, "value": value}
 
 
+@contextmanager
+def _timed(times: dict[str, float], phase: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    times[f"time/{phase}"] = time.perf_counter() - started
+
+
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
     """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place."""
-    for role, what in ((output.role, output.what) for output in needs.outputs if output.role):
-        if what == "logprobs":
+    for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
+        if quantity == "logprobs":
             experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
-        elif what == "values":
+        elif quantity == "values":
             experience.values[role] = trainer.outputs(role, "values", experience)
-        elif what == "bootstrap":
+        elif quantity == "bootstrap":
             experience.bootstrap[role] = trainer.outputs(role, "scores", experience)
     if mode == "recompute":
         known = experience.logprobs.get("actor")
@@ -328,14 +318,11 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
 
 
 def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:
-    """Rewards transformed and shaped, then advantages, in place; metrics of them.
-
-    Raises:
-        RunError: when a plugin gives another shape or non-finite numbers.
-    """
+    """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
+    another shape or non-finite numbers."""
     apply_rewards(experience, manager)
-    found: Advantages = manager.one("compute_advantages", experience=experience)
-    values = {"advantages": found.advantages, "returns": found.returns}
+    result: Advantages = manager.one("compute_advantages", experience=experience)
+    values = {"advantages": result.advantages, "returns": result.returns}
     for name, value in values.items():
         if value is None:
             continue
@@ -346,58 +333,41 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
             raise RunError(f"compute_advantages gave non-finite {name} at step {experience.step}")
     experience.advantages, experience.returns = values.values()
     assert experience.advantages is not None
-    kept = experience.advantages[experience.loss_mask].double()
-    metrics = reduced(found.metrics)
-    if kept.numel():
-        metrics |= {"advantages/mean": float(kept.mean()), "advantages/std": float(kept.std(correction=0))}
+    in_loss = experience.advantages[experience.loss_mask].double()
+    metrics = reduced(result.metrics)
+    if in_loss.numel():
+        metrics |= {"advantages/mean": float(in_loss.mean()), "advantages/std": float(in_loss.std(correction=0))}
     if needs.min_group_size > 1:  # to others a group is nothing
-        metrics["groups/no_variance"] = _same_within(experience.rewards, experience.group_id)
-    _note_advantages(experience)
-    return metrics
-
-
-def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
-    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks.
-
-    Raises:
-        RunError: when a plugin gives anything but tensors and numbers, or two have one alias.
-    """
-    for output in needs.outputs:
-        if output.what == "distribution" and output.top is not None:
-            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)
-    for key, given in manager.each("prepare_batch", experience=experience):
-        alias = manager.by_key[key].alias
-        if alias in experience.extra:
-            raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
-        for name, value in given.items():
-            if not isinstance(value, Tensor | float | int):
-                raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
-        experience.extra[alias] = dict(given)
-
-
-def _note_advantages(experience: Experience) -> None:
-    """Each trajectory is told its mean advantage, for logs."""
-    assert experience.advantages is not None
+        equal = Episodes(experience.rewards, experience.group_id).constant()  # such groups teach nothing
+        metrics["groups/no_variance"] = float(equal.double().mean())
     counts = experience.loss_mask.sum(-1)
     sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
     means = (sums / counts.clamp(min=1)).tolist()
     for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
         trajectory.advantage = mean if count else None
+    return metrics
+
+
+def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
+    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks. Raises
+    ``RunError`` when a plugin gives anything but tensors and numbers, or two have one alias."""
+    for output in needs.outputs:
+        if output.what == "distribution" and output.top is not None:
+            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)
+    for key, values in manager.each("prepare_batch", experience=experience):
+        alias = manager.by_key[key].alias
+        if alias in experience.extra:
+            raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
+        for name, value in values.items():
+            if not isinstance(value, Tensor | float | int):
+                raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
+        experience.extra[alias] = dict(values)
 
 
 def memory() -> dict[str, float]:
     """Peak resident memory of this process in GB, and of CUDA where it is used."""
     scale = 1e9 if sys.platform == "darwin" else 1e6
-    found = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
+    used = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["memory/cuda_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return found
-
-
-def _same_within(rewards: Tensor, group_id: Tensor) -> float:
-    """Fraction of groups in which every reward is the same: they teach nothing."""
-    count = int(group_id.max()) + 1
-    wide = rewards.double()
-    low = torch.zeros(count, dtype=torch.float64).scatter_reduce(0, group_id, wide, "amin", include_self=False)
-    high = torch.zeros(count, dtype=torch.float64).scatter_reduce(0, group_id, wide, "amax", include_self=False)
-    return float((high - low <= 1e-6 * torch.maximum(low.abs(), high.abs()).clamp(min=1.0)).double().mean())
+        used["memory/cuda_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return used

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_host.directories import flush
 from rlhf_host.records.episodes import Reward, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
@@ -46,11 +46,11 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
     """What ``saved_rows.read_steps`` needs besides to make the trajectory again."""
     task = trajectory.task
     several = len(trajectory.completion) > 1
-    given: dict[str, Any] = {"prompt": task.prompt, "metadata": task.metadata, "agent": task.agent}
+    problem: dict[str, Any] = {"prompt": task.prompt, "metadata": task.metadata, "agent": task.agent}
     if task.prompt_ids is not None and list(task.prompt_ids) != trajectory.prompt_ids:
-        given["prompt_ids"] = task.prompt_ids  # an agent began with a prompt of its own
+        problem["prompt_ids"] = task.prompt_ids  # an agent began with a prompt of its own
     row: dict[str, Any] = {
-        "row": given,
+        "row": problem,
         "segments": [
             {"kind": s.kind, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
             | ({"text": trajectory.decode(s.token_ids)} if several and trajectory.decode else {})
@@ -68,9 +68,8 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _verdict(reward: Reward) -> dict[str, Any]:
-    fields = {name: getattr(reward, name) for name in ("value", "turns", "tokens", "score")}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return given | {name: value for name, value in (("metrics", reward.metrics), ("parts", reward.parts)) if value}
+    row = {name: value for name in ("value", "turns", "tokens", "score") if (value := getattr(reward, name)) is not None}
+    return row | {name: value for name in ("metrics", "parts") if (value := getattr(reward, name))}
 
 
 def provenance(config: Mapping[str, Any], split: str) -> dict[str, Any]:
@@ -91,10 +90,8 @@ def json_line(row: Mapping[str, Any]) -> bytes:
 def write_whole(path: Path, content: bytes) -> None:
     """Write aside, sync, rename: readers see the old file or the new one."""
     aside = path.with_name(f".{path.name}.partial")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    aside.write_bytes(content)
+    flush(aside)
     aside.replace(path)
 
 

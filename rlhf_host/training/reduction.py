@@ -91,20 +91,18 @@ class Reducer:
             ValueError: for an unknown mask, or values of the wrong shape.
         """
         values = term.values.float()
-        width = int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
-        if values.shape not in ((len(rows),), (len(rows), width)):
-            raise ValueError(
-                f"loss term {term.name!r} has shape {tuple(values.shape)}; expected [{len(rows)}] or [{len(rows)}, {width}]"
-            )
+        count, width = len(rows), int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
+        if values.shape not in ((count,), (count, width)):
+            shape = tuple(values.shape)
+            raise ValueError(f"loss term {term.name!r} has shape {shape}; expected [{count}] or [{count}, {width}]")
         per_row = values.dim() == 1
         key = (term.mask, alias, None if per_row else term.aggregation)
         if key not in self._weights:
             mask, whole = self.whole.mask(term.mask, alias), self.whole
-            self._weights[key] = (
-                row_weights(mask, whole.episode_id)
-                if per_row
-                else token_weights(term.aggregation, mask, whole.group_id, whole.episode_id)
-            )
+            if per_row:
+                self._weights[key] = row_weights(mask, whole.episode_id)
+            else:
+                self._weights[key] = token_weights(term.aggregation, mask, whole.group_id, whole.episode_id)
         weights = self._weights[key][rows] if per_row else self._weights[key][rows, :width]
         if corrections is not None and term.corrected:
             values = values * corrections.of(values)[0]
@@ -127,20 +125,20 @@ class Metrics:
     def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
         for metric in metrics:
             name, values = prefix + metric.name, torch.as_tensor(metric.values, dtype=torch.float64).detach()
-            kept = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
-            if kept.numel() == 0:
+            counted = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
+            if counted.numel() == 0:
                 continue
             if metric.reduce == "mean":
                 total, count = self._sums.get(name, (0.0, 0.0))
-                self._sums[name] = (total + float(kept.sum()), count + kept.numel())
+                self._sums[name] = (total + float(counted.sum()), count + counted.numel())
             elif metric.reduce == "sum":
-                self._totals[name] = self._totals.get(name, 0.0) + float(kept.sum())
+                self._totals[name] = self._totals.get(name, 0.0) + float(counted.sum())
             elif metric.reduce == "min":
-                self._low[name] = min(self._low.get(name, math.inf), float(kept.min()))
+                self._low[name] = min(self._low.get(name, math.inf), float(counted.min()))
             elif metric.reduce == "max":
-                self._high[name] = max(self._high.get(name, -math.inf), float(kept.max()))
+                self._high[name] = max(self._high.get(name, -math.inf), float(counted.max()))
             else:
-                self._weigh(name, (float(kept.sum()), float(kept.square().sum()), kept.numel()))
+                self._weigh(name, (float(counted.sum()), float(counted.square().sum()), counted.numel()))
 
     def _weigh(self, name: str, sums: tuple[float, float, float]) -> None:
         mine = self._weights.get(name, (0.0, 0.0, 0.0))
@@ -176,6 +174,6 @@ class Metrics:
 
 def reduced(metrics: Iterable[Metric]) -> dict[str, float]:
     """Metrics of one place, reduced."""
-    found = Metrics()
-    found.add(metrics)
-    return found.result()
+    together = Metrics()
+    together.add(metrics)
+    return together.result()

@@ -14,9 +14,10 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Drop, Group, Trajectory
+from rlhf_host.records.episodes import Group, Trajectory
 from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
 from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.collect import drop_reason
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import Judges, judges, score_group
 from rlhf_host.training.assemble import Started
@@ -84,6 +85,7 @@ class Replay:
         old, new = [c.old.reward for c in self.changes], [c.reward for c in self.changes]
         before, after = [c.old.advantage for c in self.changes], [c.new.advantage for c in self.changes]
         pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+        old_sizes, new_sizes = ([abs(a) for a in advantages if a is not None] for advantages in (before, after))
         return {
             "trajectories": len(self.changes),
             "rewards_changed": sum(map(_differ, old, new)),
@@ -93,7 +95,7 @@ class Replay:
             "masked": sum(c.masked for c in self.changes),
             "advantages_changed": sum(_differ(a, b) for a, b in pairs),
             "advantages_flipped": sum(a * b < 0 for a, b in pairs),
-            "advantage_size_mean": {"old": _mean([_size(a) for a in before]), "new": _mean([_size(a) for a in after])},
+            "advantage_size_mean": {"old": _mean(old_sizes), "new": _mean(new_sizes)},
             "old_advantages": "recomputed from the saved rewards" if self.recomputed else "as saved",
         }
 
@@ -104,13 +106,9 @@ def _differ(old: float | None, new: float | None) -> bool:
     return not math.isclose(old, new, rel_tol=1e-5, abs_tol=1e-7)
 
 
-def _size(value: float | None) -> float | None:
-    return None if value is None else abs(value)
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]) -> Replay:
@@ -131,7 +129,7 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
     if not roles:
         with event_loop(config.debug) as events:
             try:
-                with run_lifecycle(events, manager, run_context(config, tokenizer, None, {}, resume_step=None)):
+                with run_lifecycle(events, manager, run_context(config, tokenizer, {})):
                     return _Replayer(config, manager, needs, events, None, tokenizer).run(steps)
             finally:
                 manager.close()
@@ -143,10 +141,10 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
     """What must be there to score and compute advantages, all frozen; the actor comes with any other."""
     asked = {output.role for output in needs.outputs if output.what != "distribution"}
-    found = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
-    if found and all(role.name != "actor" for role in found):
-        found.insert(0, RoleNeed("actor", source=None))
-    return tuple(found)
+    roles = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
+    if roles and all(role.name != "actor" for role in roles):
+        roles.insert(0, RoleNeed("actor", source=None))
+    return tuple(roles)
 
 
 @dataclass(slots=True)
@@ -164,19 +162,19 @@ class _Replayer:
         recomputed = False
         for step in steps:
             fresh, by, weights = self._scored(step)
-            kept, dropped = self._filtered(step, fresh)
-            found = [
+            groups, dropped = self._filtered(step, fresh)
+            of_step = [
                 Change(step.step, step.split, old, new, new.reward, dropped.get(old.group_id))
                 for old, new in zip(step.rows, fresh, strict=True)
             ]
             if self.manager.has("compute_advantages") and all(row.advantage is None for row in step.rows):
                 recomputed = True
                 self._experience(step, step.groups(), step.reward_weights({}))
-            experience = self._experience(step, kept, weights)
+            experience = self._experience(step, groups, weights)
             if experience is not None:
-                self._note(experience, {id(change.new): change for change in found})
-            changes += found
-            rows = [change.new for change in found if change.dropped is None]
+                self._note(experience, {id(change.new): change for change in of_step})
+            changes += of_step
+            rows = [change.new for change in of_step if change.dropped is None]
             scored.append(SavedStep(step.step, step.split, rows, weights if by else step.weights, step.sampling, step.where))
         return Replay(changes, scored, recomputed)
 
@@ -197,25 +195,23 @@ class _Replayer:
         context = ScoreContext(step.split, step.step, self.started.handles if self.started else {}, self.tokenizer)
 
         async def score() -> None:
-            scoring = (score_group(self.manager, by, group, context, self.config.rollout) for group in groups.values())
-            await asyncio.gather(*scoring)
+            settings = self.config.rollout
+            await asyncio.gather(*(score_group(self.manager, by, group, context, settings) for group in groups.values()))
 
         self.events.run(score())
         return rows, by, {alias: weight for alias, (_, weight) in by.items()}
 
     def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:
         """The judged rows by group, and why others would not have been kept in training."""
-        kept: list[Group] = []
+        remaining: list[Group] = []
         dropped: dict[str, str] = {}
         for group in dataclasses.replace(step, rows=list(rows)).groups():
-            verdicts = self.manager.each("keep_group", group=group) if step.split == "train" else []
-            refusal = next(((key, verdict) for key, verdict in verdicts if verdict is not True), None)
-            if refusal is None:
-                kept.append(group)
+            reason = drop_reason(self.manager, group) if step.split == "train" else None
+            if reason is None:
+                remaining.append(group)
             else:
-                key, verdict = refusal
-                dropped[group.group_id] = verdict.reason if isinstance(verdict, Drop) else key
-        return kept, dropped
+                dropped[group.group_id] = reason
+        return remaining, dropped
 
     def _experience(self, step: SavedStep, groups: Sequence[Group], weights: Mapping[str, float]) -> Experience | None:
         """The groups with rewards transformed and, where an algorithm is chosen, advantages; ``None`` without groups."""
@@ -242,10 +238,10 @@ class _Replayer:
         return experience
 
     def _note(self, experience: Experience, changes: Mapping[int, Change]) -> None:
-        rewards, kept = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
-        raw = [row.reward for row in experience.trajectories]
-        for row, reward, before, inside in zip(experience.trajectories, rewards, raw, kept, strict=True):
+        rewards, in_loss = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
+        for row, reward, inside in zip(experience.trajectories, rewards, in_loss, strict=True):
             change = changes[id(row)]
             # float32 only where a transform has changed it
-            change.reward = before if before is not None and math.isclose(reward, before, rel_tol=1e-6) else reward
+            unchanged = row.reward is not None and math.isclose(reward, row.reward, rel_tol=1e-6)
+            change.reward = row.reward if unchanged else reward
             change.masked = not inside

@@ -47,24 +47,16 @@ class Role:
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported()
         autocast = torch.bfloat16 if train.autocast == "bfloat16" or (train.autocast == "auto" and capable) else None
         traits = BackendTraits() if backend is None else backend.traits
-        passes = Passes(
-            model, kernels=kernels, shared_prefix=train.shared_prefix, autocast=autocast, even_passes=traits.even_passes
-        )
+        even = traits.even_passes
+        passes = Passes(model, kernels=kernels, shared_prefix=train.shared_prefix, autocast=autocast, even_passes=even)
         if backend is None:
             return cls(name, passes)
         assert settings is not None
         assert ranks is not None
-        started = backend.start(
-            BackendStart(
-                model=model,
-                compute=passes.compute,
-                head=passes.head_parameters,
-                role=settings,
-                total_updates=total_updates,
-                ranks=ranks,
-            )
-        )
-        if traits.even_passes or traits.sharded:
+        compute, head = passes.compute, passes.head_parameters
+        start = BackendStart(model=model, compute=compute, head=head, role=settings, total_updates=total_updates, ranks=ranks)
+        started = backend.start(start)
+        if even or traits.sharded:
             passes.go_through(started, ranks)
         return cls(name, passes, started, traits)
 
@@ -76,14 +68,13 @@ class Role:
     def blank(self) -> Tensor:
         """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
         ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
-        outputs = self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"}))
-        return zero_loss(outputs)
+        return zero_loss(self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"})))
 
 
 def rows_of(batch: Batch) -> dict[str, Any]:
     """What a pass takes of a batch."""
-    rows = (batch.prompt_ids, batch.completion_ids, batch.completion_mask, batch.group_id, batch.temperature)
-    return dict(zip(("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature"), rows, strict=True))
+    names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature")
+    return {name: getattr(batch, name) for name in names}
 
 
 def zero_loss(outputs: Outputs) -> Tensor:

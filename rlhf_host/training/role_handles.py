@@ -26,14 +26,7 @@ class TrainerRole:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        name: str,
-        settings: RoleConfig,
-        context_length: int,
-        *,
-        temperature: float,
-        threads: bool = True,
+        self, trainer: Trainer, name: str, settings: RoleConfig, context_length: int, *, temperature: float, threads: bool
     ):
         self.name, self.context_length = name, context_length
         self._trainer, self._settings, self._temperature, self._threads = trainer, settings, temperature, threads
@@ -51,27 +44,24 @@ class TrainerRole:
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return (await self._outputs("scores", completions(trajectories, self._temperature))).tolist()
 
-    async def _per_token(self, what: Literal["logprobs", "values"], trajectories: Sequence[Trajectory]) -> list[list[float]]:
+    async def _per_token(self, output: Literal["logprobs", "values"], trajectories: Sequence[Trajectory]) -> list[list[float]]:
         batch = completions(trajectories, self._temperature)
-        outputs = await self._outputs(what, batch)
-        return [row[:length].tolist() for row, length in zip(outputs, batch.lengths.tolist(), strict=True)]
+        values = await self._outputs(output, batch)
+        return [row[:length].tolist() for row, length in zip(values, batch.lengths.tolist(), strict=True)]
 
-    async def _outputs(self, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
+    async def _outputs(self, output: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
         if self._threads:
-            return await asyncio.to_thread(self._trainer.outputs, self.name, what, batch)
-        return self._trainer.outputs(self.name, what, batch)
+            return await asyncio.to_thread(self._trainer.outputs, self.name, output, batch)
+        return self._trainer.outputs(self.name, output, batch)
 
 
 def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch:
     """Trajectories as rows for a forward pass; nothing of sampling is filled in."""
     tokens = [[token for segment in row.completion for token in segment.token_ids] for row in trajectories]
-    shape = (len(tokens), max(1, max(map(len, tokens), default=1)))
-    ids = torch.zeros(shape, dtype=torch.int64)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    for i, row in enumerate(tokens):
-        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
-        mask[i, : len(row)] = True
-    count = shape[0]
+    width = max([1, *map(len, tokens)])
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.int64).reshape(-1, width)
+    mask = torch.arange(width) < torch.tensor([len(row) for row in tokens]).unsqueeze(-1)
+    shape, rows = ids.shape, torch.arange(len(tokens))
     groups: dict[str, int] = {}
     return Batch(
         prompt_ids=[row.prompt_ids for row in trajectories],
@@ -81,8 +71,8 @@ def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch
         loss_mask=mask,
         turn_ids=torch.zeros(shape, dtype=torch.int64),
         group_id=torch.tensor([groups.setdefault(row.group_id, len(groups)) for row in trajectories], dtype=torch.int64),
-        episode_id=torch.arange(count),
-        unit_id=torch.arange(count),
+        episode_id=rows,
+        unit_id=rows,
         task_index=torch.tensor([row.task.index for row in trajectories], dtype=torch.int64),
         truncated=torch.tensor([row.truncated for row in trajectories], dtype=torch.bool),
         sampler_logprobs=torch.zeros(shape),

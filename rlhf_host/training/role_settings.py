@@ -11,22 +11,13 @@ from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Needs, RoleNeed
 
 
-def settings_of_roles(roles: Mapping[str, RoleConfig], needs: Needs, models: Mapping[str, Path]) -> dict[str, RoleConfig]:
-    """Settings by role name, in the order of ``needs``.
-
-    Args:
-        roles: as configured.
-        models: where a role's weights come from instead: a checkpoint.
-    """
-    return {need.name: role_settings(roles, need, models.get(need.name), needs) for need in needs.roles}
-
-
 def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Path | None, needs: Needs) -> RoleConfig:
     """The role's own settings, with the model of ``need.source`` (a role's name, or a path) where it names none, and the
     learning rate of ``need`` where it sets none.
 
     Args:
-        override: a checkpoint of the role.
+        roles: as configured.
+        override: where its weights come from instead: a checkpoint.
         needs: of the whole run: the role that ``need.source`` names may have its model from its own source.
 
     Raises:

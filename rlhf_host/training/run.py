@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, TypeAlias
 
 from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, GivenRows
+from rlhf_host.directories import write_directory
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.plugins.manager import PluginManager
@@ -22,30 +21,15 @@ from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Generation, Sampling
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunContext, ScoreContext
 from rlhf_host.rollouts.collect import Collected
-from rlhf_host.training.assemble import (
-    Inputs,
-    Started,
-    collector_of,
-    evaluation_of,
-    read_inputs,
-    runtime_start,
-    start_runtime,
-    stream_of,
-    tasks_of,
-)
-from rlhf_host.training.checkpoints import (
-    Checkpoint,
-    checkpoint_dirs,
-    keep_checkpoints,
-    load_checkpoint,
-    plain_state,
-    save_checkpoint,
-    write_directory,
-)
+from rlhf_host.training import assemble
+from rlhf_host.training.assemble import Inputs, Started
+from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_checkpoint
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.online import OnlineLoop
 from rlhf_host.training.run_files import write_start
 from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
+
+Running: TypeAlias = tuple[Started, EventLoop, Outcome]
 
 
 def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: GivenRows = NO_ROWS) -> Outcome:
@@ -64,20 +48,20 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     if config.run_dir is None:
         raise UserError("the run has no run_dir")
     run_dir = Path(config.run_dir)
-    inputs = read_inputs(config, rows, manager)
+    inputs = assemble.read_inputs(config, rows, manager)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
         _refuse_finished(config, checkpoint, run_dir, inputs)
     needs = merge_needs(manager)
     updates = config.train.steps * config.train.epochs * config.train.minibatches
     models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
-    started = start_runtime(config, runtime_start(config, manager, needs, inputs.tokenizer, updates, models))
+    started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models))
     with event_loop(config.debug) as events:
         try:
             write_start(config, manager, run_dir)
             loop = _online(config, manager, started, inputs, events, run_dir)
             if checkpoint is not None:
-                _restore(loop, checkpoint)
+                loop.restore(checkpoint)
             outcome = _guarded(loop, checkpoint, resume, inputs.notices)
         finally:
             events.run(started.runtime.close(), interruptible=False)
@@ -89,12 +73,11 @@ def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: GivenRows 
     """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
-    held_out = tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows, manager)
+    held_out = assemble.tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows, manager)
     with _without_training(config, manager, tokenizer) as (started, events, outcome):
-        evaluation = evaluation_of(config, manager, started, tokenizer, held_out, data)
+        evaluation = assemble.evaluation_of(config, manager, started, held_out, data)
         metrics, trajectories = events.run(evaluation.run(0))
-        for key in manager.names("log_trajectories"):
-            manager.call(key, "log_trajectories", step=0, split="eval", trajectories=trajectories)
+        manager.each("log_trajectories", step=0, split="eval", trajectories=trajectories)
         outcome.metrics = metrics
     return metrics
 
@@ -119,7 +102,8 @@ def rollout_only(
         KeyboardInterrupt: when asked to stop; the steps that ``each`` was told of are whole.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
-    stream = stream_of(config, manager, tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager))
+    tasks = assemble.tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager)
+    stream = assemble.stream_of(config, manager, tasks)
 
     async def unjudged(step: int, wanted: int) -> Collected:
         collected = Collected()
@@ -127,7 +111,7 @@ def rollout_only(
         return collected
 
     with _without_training(config, manager, tokenizer) as (started, events, outcome):
-        collector = collector_of(config, manager, started, tokenizer)
+        collector = assemble.collector_of(config, manager, started)
         judged = collector.judges or not merge_needs(manager).rewards
         if not judged:
             collector.settings = collector.settings.model_copy(update={"max_unjudged": 1.0})
@@ -144,44 +128,30 @@ def generate_only(
     """``n`` completions of each prompt by the run's engine; no plugin takes part."""
     manager = PluginManager([])
 
-    async def sample(engine: Generator) -> list[Generation]:
+    async def answer(engine: Generator) -> list[Generation]:
         engine.expect(n * len(prompt_ids))
-        keys = [(ids, (seed, number, one)) for number, ids in enumerate(prompt_ids) for one in range(n)]
+        keys = [(ids, (seed, prompt, sample)) for prompt, ids in enumerate(prompt_ids) for sample in range(n)]
         return list(await asyncio.gather(*(engine.generate(ids, sampling, key) for ids, key in keys)))
 
     with using_roles(config, manager, tokenizer, Needs(roles=(RoleNeed("actor", source=None),))) as (started, events, _):
-        answers = events.run(sample(started.runtime.engine))
+        answers = events.run(answer(started.runtime.engine))
     return [answers[begin : begin + n] for begin in range(0, len(answers), n)]
 
 
-@contextmanager
-def _without_training(
-    config: RunConfig, manager: PluginManager, tokenizer: Any
-) -> Iterator[tuple[Started, EventLoop, Outcome]]:
-    """The actor and the plugins' frozen roles, between ``run_started`` and ``run_finished``.
-
-    Raises:
-        KeyboardInterrupt: when the body was interrupted.
-    """
+def _without_training(config: RunConfig, manager: PluginManager, tokenizer: Any) -> AbstractContextManager[Running]:
+    """``using_roles`` with the actor and the plugins' frozen roles."""
     roles = tuple(need for need in merge_needs(manager).roles if not need.trainable and need.name != "actor")
-    needs = Needs(roles=(RoleNeed("actor", source=None), *roles))
-    with using_roles(config, manager, tokenizer, needs) as used:
-        yield used
+    return using_roles(config, manager, tokenizer, Needs(roles=(RoleNeed("actor", source=None), *roles)))
 
 
 @contextmanager
-def using_roles(
-    config: RunConfig, manager: PluginManager, tokenizer: Any, needs: Needs
-) -> Iterator[tuple[Started, EventLoop, Outcome]]:
-    """A runtime with the roles of ``needs`` and an event loop, between ``run_started`` and ``run_finished``.
-
-    Raises:
-        KeyboardInterrupt: when the body was interrupted.
-    """
-    started = start_runtime(config, runtime_start(config, manager, needs, tokenizer, 0, {}))
+def using_roles(config: RunConfig, manager: PluginManager, tokenizer: Any, needs: Needs) -> Iterator[Running]:
+    """A runtime with the roles of ``needs`` and an event loop, between ``run_started`` and ``run_finished``. Raises
+    ``KeyboardInterrupt`` when the body was interrupted."""
+    started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, tokenizer, 0, {}))
     with event_loop(config.debug) as events:
         try:
-            context = run_context(config, tokenizer, None, started.handles, resume_step=None)
+            context = run_context(config, tokenizer, started.handles)
             with run_lifecycle(events, manager, context) as outcome:
                 yield started, events, outcome
         finally:
@@ -191,11 +161,8 @@ def using_roles(
 
 @contextmanager
 def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext) -> Iterator[Outcome]:
-    """``run_started`` before and ``run_finished`` after, with the outcome that the body fills in.
-
-    Raises:
-        KeyboardInterrupt: when the body was interrupted.
-    """
+    """``run_started`` before and ``run_finished`` after, with the outcome that the body fills in. Raises ``KeyboardInterrupt``
+    when the body was interrupted."""
     _call_all(events, manager, "run_started", context=context)
     outcome = Outcome("failed", 0)
     try:
@@ -211,16 +178,14 @@ def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext
 def _online(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> OnlineLoop:
-    rollouts: Rollouts
-    if inputs.saved is not None:
-        rollouts = inputs.saved
-    else:
+    rollouts: Rollouts | None = inputs.saved
+    if rollouts is None:
         assert inputs.tasks is not None
-        stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started, inputs.tokenizer)
+        stream, collector = assemble.stream_of(config, manager, inputs.tasks), assemble.collector_of(config, manager, started)
         rollouts = SampledRollouts(stream, collector, config.train.batch_size)
     evaluation = None
     if inputs.held_out is not None:
-        evaluation = evaluation_of(config, manager, started, inputs.tokenizer, inputs.held_out, config.eval.data)
+        evaluation = assemble.evaluation_of(config, manager, started, inputs.held_out, config.eval.data)
     return OnlineLoop(
         config=config,
         manager=manager,
@@ -231,12 +196,8 @@ def _online(
         evaluation=evaluation,
         loop=events,
         run_dir=run_dir,
-        save=_save,
         tokenizer=inputs.tokenizer,
     )
-
-
-# --- the run ------------------------------------------------------------------------------------
 
 
 def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> Outcome:
@@ -245,7 +206,7 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
     outcome = Outcome("failed", loop.step, loop.run_dir)
     try:
-        context = run_context(loop.config, loop.tokenizer, loop.run_dir, loop.handles, resume_step, notices)
+        context = run_context(loop.config, loop.tokenizer, loop.handles, loop.run_dir, resume_step, notices)
         _call_all(events, manager, "run_started", context=context)
         loop.sync()
         outcome = loop.run()
@@ -303,35 +264,13 @@ def _call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments:
 def run_context(
     config: RunConfig,
     tokenizer: Any,
-    run_dir: Path | None,
     handles: Mapping[str, RoleHandle],
-    resume_step: int | None,
+    run_dir: Path | None = None,
+    resume_step: int | None = None,
     notices: Sequence[str] = (),
 ) -> RunContext:
-    return RunContext(
-        config=config.model_dump(),
-        tokenizer=tokenizer,
-        run_dir=run_dir,
-        seed=config.seed,
-        roles=handles,
-        resumed=resume_step is not None,
-        resume_step=resume_step or 0,
-        notices=tuple(notices),
-    )
-
-
-# --- checkpoints --------------------------------------------------------------------------------
-
-
-def _save(loop: OnlineLoop) -> None:
-    runtime, manager = loop.runtime, loop.manager
-    plugins = {key: plain_state(state, key) for key, state in manager.each("state_dict")}
-    tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
-
-    savers = {need.name: partial(runtime.save_role, need.name) for need in loop.needs.roles if need.trainable}
-    save_checkpoint(loop.run_dir, loop.step, loop.state_dict(), tensors, savers, runtime.save_state)
-    best = loop.best["step"] if loop.best else None
-    keep_checkpoints(loop.run_dir, loop.config.checkpoint.keep, best)
+    resumed, step = resume_step is not None, resume_step or 0
+    return RunContext(config.model_dump(), tokenizer, run_dir, config.seed, handles, resumed, step, tuple(notices))
 
 
 def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, inputs: Inputs) -> None:
@@ -346,16 +285,3 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, i
     done = checkpoint.step >= config.train.steps and checkpoint.state["pending"] is None
     if done and ((run_dir / "model").exists() or not config.checkpoint.final):
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to continue")
-
-
-def _restore(loop: OnlineLoop, checkpoint: Checkpoint) -> None:
-    loop.load_state_dict(checkpoint.step, checkpoint.state)
-    loop.runtime.load_state(checkpoint.optimizers)
-    torch.set_rng_state(checkpoint.tensors["torch_rng"])
-    _restore_plugins(loop.manager, checkpoint.tensors["plugins"])
-
-
-def _restore_plugins(manager: PluginManager, states: Mapping[str, Any]) -> None:
-    for key, state in states.items():
-        if key in manager.names("load_state_dict"):
-            manager.call(key, "load_state_dict", state=state)

@@ -38,7 +38,7 @@ def _requirements(config: RunConfig, manager: PluginManager) -> str:
 
 def _plugin_entry(item: Loaded) -> dict[str, Any]:
     """What reproducing the run needs to know: an installed plugin's distribution, or where a Python object was defined."""
-    given = item.info.distribution == PYTHON
-    installed = {"distribution": item.info.distribution, "version": item.info.version}
-    source = {"distribution": None, "version": None, "object": item.info.value} if given else installed
+    source: dict[str, Any] = {"distribution": item.info.distribution, "version": item.info.version}
+    if item.info.distribution == PYTHON:
+        source = {"distribution": None, "version": None, "object": item.info.value}
     return {"kind": item.kind, "alias": item.alias, "name": item.info.name, **source, "weight": item.weight}

@@ -37,12 +37,9 @@ class SavedRollouts:
         self.weights: dict[str, float] = {}
         for step in self.saved:
             self._check(step, config)
-            weights = step.reward_weights(configured)
-            clash = next((name for name, weight in weights.items() if self.weights.setdefault(name, weight) != weight), None)
-            if clash:
-                raise UserError(
-                    f"{step.where}: the reward {clash} is weighted {weights[clash]:g} here and {self.weights[clash]:g} before"
-                )
+            for name, weight in step.reward_weights(configured).items():
+                if (before := self.weights.setdefault(name, weight)) != weight:
+                    raise UserError(f"{step.where}: the reward {name} is weighted {weight:g} here and {before:g} before")
 
     @property
     def steps(self) -> int:
@@ -72,11 +69,8 @@ class SavedRollouts:
         step = self.saved[context.step - 1]
         for row in step.rows if context.tokenizer is not None else ():
             row.decode = decoder(context.tokenizer)
-        collected = Collected(step.groups(), trajectories=len(step.rows), drawn=len(step.group_sizes))
-        for row in step.rows:
-            if row.reward is None:
-                collected.unjudged[row.unjudged_reason or "unknown"] += 1
-                collected.unjudged_rows.append(row)
+        collected = Collected(step.groups(), drawn=len(step.group_sizes))
+        collected.note_unjudged(step.rows)
         return collected
 
     def state_dict(self) -> dict[str, Any]:

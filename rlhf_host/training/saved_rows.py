@@ -19,8 +19,6 @@ from rlhf_host.training.records import json_line, record, write_whole
 
 Split = Literal["train", "eval"]
 
-HOW = "write token ids too: rlhf rollout does, and rlhf train with --trajectories.tokens"
-
 
 @dataclass(slots=True)
 class SavedStep:
@@ -54,18 +52,10 @@ class SavedStep:
         """Trajectories by group, the unjudged ones among them."""
         return Counter(row.group_id for row in self.rows)
 
-    @property
-    def reward_names(self) -> list[str]:
-        """Aliases of the reward plugins that judged, the agent's own left out."""
-        return list(dict.fromkeys(name for row in self.rows for name in row.rewards if name != AGENT))
-
     def reward_weights(self, configured: Mapping[str, float]) -> dict[str, float]:
-        """The weight of every reward in these rows: the file's, else the configured one, else 1 where rewards say so.
-
-        Raises:
-            UserError: when nothing says, or the file and the configuration say different things.
-        """
-        names = self.reward_names
+        """The weight of every reward in these rows: the file's, else the configured one, else 1 where rewards say so. Raises
+        ``UserError`` when nothing says, or the file and the configuration say different things."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row.rewards if name != AGENT))
         weights = {**configured, **self.weights}
         again = "; rlhf replay scores a file again: --reward NAME --output SCORED.jsonl"
         for name, weight in configured.items():
@@ -73,9 +63,9 @@ class SavedStep:
                 raise UserError(f"{self.where}: scored by {', '.join(names) or 'no plugin'}, not by {name}{again}")
             if self.weights.get(name, weight) != weight:
                 raise UserError(f"{self.where}: {name} was weighted {self.weights[name]:g}, and now {weight:g}{again}")
-        if [name for name in names if name not in weights] and all(map(_is_plain_sum, self.rows)):
-            weights = dict.fromkeys(names, 1.0)
         unknown = [name for name in names if name not in weights]
+        if unknown and all(map(_is_plain_sum, self.rows)):
+            return dict.fromkeys(names, 1.0)
         if unknown:
             raise UserError(
                 f"{self.where}: nothing says how the rewards {', '.join(unknown)} were weighted: "
@@ -86,9 +76,6 @@ class SavedStep:
 
 def _is_plain_sum(row: Trajectory) -> bool:
     return row.reward is None or math.isclose(row.reward, sum(reward.total for reward in row.rewards.values() if reward))
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[str, Any]) -> bytes:
@@ -112,9 +99,6 @@ def check_output(path: Path) -> None:
         raise UserError(f"--output {path}: trajectories are JSON lines: give it a name that ends in .jsonl")
     if path.exists():
         raise UserError(f"--output {path}: this file already exists: choose another name, or remove it")
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 class _Strict(BaseModel):
@@ -227,7 +211,10 @@ def _files(path: Path) -> list[Path]:
 def _parse(values: Mapping[str, Any], where: str) -> _Row:
     if "segments" not in values:
         if "episode_id" in values and "text" in values:
-            raise UserError(f"{where}: a trajectory without its tokens: {HOW}")
+            raise UserError(
+                f"{where}: a trajectory without its tokens: write token ids too: rlhf rollout does, and rlhf train with "
+                "--trajectories.tokens"
+            )
         raise UserError(f"{where}: not a trajectory; it has {', '.join(values) or 'no keys'}")
     try:
         row = _Row.model_validate(values)
@@ -235,8 +222,7 @@ def _parse(values: Mapping[str, Any], where: str) -> _Row:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{where}: {place}: {first['msg'].removeprefix('Input ')}") from error
-    problem = _inconsistency(row)
-    if problem:
+    if problem := _inconsistency(row):
         raise UserError(f"{where}: {problem}")
     return row
 
@@ -248,16 +234,15 @@ def _inconsistency(row: _Row) -> str:
         return "segments: a trajectory begins with its prompt, and has one"
     if any(token < 0 for segment in row.segments for token in segment.token_ids):
         return "segments: a token id is negative"
-    for number, segment in enumerate(row.segments):
-        if segment.kind == "action":
-            count = len(segment.token_ids)
-            for name, values in (("logprobs", segment.logprobs), ("versions", segment.versions)):
-                if values is None or len(values) != count:
-                    return f"segments.{number}: {count} tokens were sampled, and it has {len(values or ())} {name}"
+    actions = [(number, segment) for number, segment in enumerate(row.segments) if segment.kind == "action"]
+    for number, segment in actions:
+        count = len(segment.token_ids)
+        for name, values in (("logprobs", segment.logprobs), ("versions", segment.versions)):
+            if values is None or len(values) != count:
+                return f"segments.{number}: {count} tokens were sampled, and it has {len(values or ())} {name}"
     if row.reward is not None and not math.isfinite(row.reward):
         return "reward: not a finite number"
-    actions = [segment for segment in row.segments if segment.kind == "action"]
-    sampled = sum(len(segment.token_ids) for segment in actions)
+    sampled = sum(len(segment.token_ids) for _, segment in actions)
     for name, verdict in (row.verdicts or {}).items():
         if verdict and verdict.turns is not None and len(verdict.turns) != len(actions):
             return f"verdicts.{name}: {len(verdict.turns)} rewards for {len(actions)} turns"
@@ -270,15 +255,13 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
     saved = row.row or _Task(prompt=row.prompt)
     ids = row.segments[0].token_ids if saved.prompt_ids is None else saved.prompt_ids
     task = Task(saved.prompt, row.label, saved.metadata, saved.agent, row.task, row.source, tuple(ids))
-    verdicts: Mapping[str, _Verdict | None] = (
-        {name: None if value is None else _Verdict(value=value) for name, value in row.rewards.items()}
-        if row.verdicts is None
-        else row.verdicts
-    )
+    verdicts = row.verdicts
+    if verdicts is None:
+        verdicts = {name: None if value is None else _Verdict(value=value) for name, value in row.rewards.items()}
     if not verdicts and row.reward is not None:
         verdicts = {"reward": _Verdict(value=row.reward)}
     try:
-        rewards = {name: None if one is None else _reward(one) for name, one in verdicts.items()}
+        rewards = {name: None if verdict is None else _reward(verdict) for name, verdict in verdicts.items()}
     except ValueError as error:
         raise UserError(f"{where}: verdicts: {error}") from error
     return Trajectory(
@@ -300,8 +283,8 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
     )
 
 
-def _reward(one: _Verdict) -> Reward:
-    return Reward(one.value, one.turns, one.tokens, one.score, _numbers(one.metrics), one.parts)
+def _reward(verdict: _Verdict) -> Reward:
+    return Reward(**{**verdict.model_dump(), "metrics": _numbers(verdict.metrics)})
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:

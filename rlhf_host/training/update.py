@@ -50,7 +50,6 @@ class Accumulation:
     entropy_grad: bool
     whole: Sequence[Role]
     """Roles whose distribution over the whole vocabulary is wanted."""
-    even_passes: bool
     sampled_now: bool
     against_sampler: bool
     """``old_logprobs`` are the sampler's."""
@@ -76,7 +75,7 @@ class Accumulation:
                 result.compute_s += time.perf_counter() - started
         except Exception as error:
             # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
-            if self.even_passes:
+            if self.role.traits.even_passes:
                 raise
             result.failure = error
         return result
@@ -95,17 +94,17 @@ class Accumulation:
             if result.failure is None:
                 loss = self._loss(outputs, part, places, result)
         except Exception as error:
-            if not self.even_passes:
+            if not self.role.traits.even_passes:
                 raise
             result.failure = error
-        if loss is None and self.even_passes:
+        if loss is None and self.role.traits.even_passes:
             loss = zero_loss(outputs)
         if loss is None:
             return True
         value = float(loss.detach())
         if not math.isfinite(value):
             result.refused = f"{self.role.name}: the loss is {value}"
-            if not self.even_passes:
+            if not self.role.traits.even_passes:
                 return False
             loss = zero_loss(outputs)
         result.loss += value

@@ -52,18 +52,16 @@ class Worker:
         def run(part: Batch) -> tuple[Tensor]:
             return (getattr(holder.passes.forward(**rows_of(part), outputs=frozenset({what})), what),)
 
-        return self._compute(holder, batch, run, torch.zeros(shape))[0]
+        return self._fill(holder, batch, run, torch.zeros(shape))[0]
 
     @torch.no_grad()
     def topk(self, role: str, k: int, batch: Batch) -> TopK:
         """The role's ``k`` likeliest tokens at every completion token, on the CPU."""
         shape = (*batch.completion_mask.shape, k)
         holder, ids = self.roles[role], torch.zeros(shape, dtype=torch.int64)
-        return TopK(*self._compute(holder, batch, lambda part: holder.passes.topk(k, **rows_of(part)), torch.zeros(shape), ids))
+        return TopK(*self._fill(holder, batch, lambda part: holder.passes.topk(k, **rows_of(part)), torch.zeros(shape), ids))
 
-    def _compute(
-        self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor
-    ) -> tuple[Tensor, ...]:
+    def _fill(self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor) -> tuple[Tensor, ...]:
         """``results`` with what ``run`` gives for the rows of each micro-batch."""
         started = time.perf_counter()
         for rows, part in self._parts(role, batch):
@@ -118,7 +116,6 @@ class Worker:
                 outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
                 entropy_grad="entropy" in own,
                 whole=wanted,
-                even_passes=role.traits.even_passes,
                 sampled_now=sampled_now,
                 against_sampler=self.settings.old_logprobs == "sampler",
             )
@@ -134,11 +131,11 @@ class Worker:
     def _step(self, role: Role, backend: Backend, result: PassResult, update: Update) -> None:
         """The optimizer's step, where the ranks agree that there is one to take."""
         failure = result.failure
-        message = None if failure is None else str(failure)
-        reports = self.ranks.gather((message, result.refused, result.terms, result.corrections, result.taken))
+        own_error = None if failure is None else str(failure)
+        reports = self.ranks.gather((own_error, result.refused, result.terms, result.corrections, result.taken))
         update.metrics.join(result.metrics, role.prefix)
         messages, refusals, terms, corrections, taken = zip(*reports, strict=True)
-        errors = [one for one in messages if one is not None]
+        errors = [message for message in messages if message is not None]
         update.refused = next(filter(None, refusals), None)
         idle = set().union(*corrections).difference(*taken)
         if any(terms) and idle and role.name == "actor":
@@ -157,9 +154,8 @@ class Worker:
         if not step.applied:
             update.refused = f"{role.name}: the gradient norm is {step.grad_norm}"
             return
-        shared = {"grad_norm": step.grad_norm, "lr": step.lr}
-        update.metrics.add([Metric("loss", result.loss, reduce="sum")], role.prefix)
-        update.metrics.add((Metric(name, value) for name, value in shared.items()), role.prefix)
+        loss = Metric("loss", result.loss, reduce="sum")
+        update.metrics.add([loss, Metric("grad_norm", step.grad_norm), Metric("lr", step.lr)], role.prefix)
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Batch) -> None:
@@ -177,12 +173,9 @@ class Worker:
             except Exception as error:
                 failure = error
         reports = self.ranks.gather((None if failure is None else str(failure), metrics))
-        if failure is not None:
-            raise failure
+        if errors := [message for message, _ in reports if message is not None]:
+            raise failure or RunError(errors[0])
         total = Metrics()
-        for error_elsewhere, _ in reports:
-            if error_elsewhere is not None:
-                raise RunError(error_elsewhere)
         for _, share in reports[:: self.ranks.parts]:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
