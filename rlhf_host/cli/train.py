@@ -74,26 +74,29 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         outcome = run(config, manager, resume=resume)
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
-    _say_what_next(outcome)
+    assert config.run_dir is not None
+    _say_what_next(outcome, Path(config.run_dir))
     if outcome.status == "interrupted":
         ctx.exit(130)
 
 
-def _say_what_next(outcome: Outcome) -> None:
-    run_dir = outcome.run_dir
+def _say_what_next(outcome: Outcome, run_dir: Path) -> None:
     if outcome.status == "interrupted":
         click.echo(
             f"\nInterrupted after step {outcome.step}; a checkpoint is written. Continue with:\n  rlhf train --resume {run_dir}"
         )
         return
     early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
-    lines = [f"\nFinished{early}. Everything is in {run_dir}: metrics.jsonl, trajectories/, checkpoints/, model/"]
+    parts = [name for name in ("metrics.jsonl", "trajectories/", "checkpoints/", "model/") if (run_dir / name).exists()]
+    lines = [f"\nFinished{early}. Everything is in {run_dir}: {', '.join(parts)}"]
     if (score := outcome.metrics.get("eval/pass@1")) is not None:
         lines.append(f"Held-out pass@1 at the end: {score:.3f} over {outcome.metrics.get('eval/samples', 0):.0f} samples")
+    lines.append("What to try next:")
+    if "model/" in parts:
+        lines.append(f"  rlhf eval --checkpoint {run_dir} --eval.n 4        more samples per task, pass@4")
+    if "checkpoints/" in parts and outcome.reason is None:
+        lines.append(f"  rlhf train --resume {run_dir} --train.steps {2 * outcome.step}    continue training")
     lines += [
-        "What to try next:",
-        f"  rlhf eval --checkpoint {run_dir} --eval.n 4        more samples per task, pass@4",
-        f"  rlhf train --resume {run_dir} --train.steps {2 * outcome.step}    continue training",
         "  rlhf train --algo rloo --reward math_verifier --actor.model DIR --data FILE.jsonl    your own model and data",
     ]
     click.echo("\n".join(lines))

@@ -82,6 +82,8 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         for hook in ("compute_advantages", "compute_loss"):
             if not manager.has(hook):
                 yield f"no chosen plugin implements {hook}: algorithm {config.algo.name!r} is incomplete"
+        if not any(need.name == "actor" and need.trainable for need in needs.roles):
+            yield f"no chosen plugin trains the actor: needs() of {config.algo.name!r} lacks RoleNeed('actor', trainable=True)"
     if not saved and not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
         yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
     yield from _role_refusals(config, needs)

@@ -132,9 +132,13 @@ class TaskStream:
         """
         if self._choose is None:
             return [self._next() for _ in range(count)]
-        chosen = list(self._choose(self._all, count, step) or ())
+        answer = self._choose(self._all, count, step)
+        if not isinstance(answer, Iterable):
+            raise RunError(f"draw_tasks gave a {type(answer).__name__} at step {step}, expected {count} tasks or their numbers")
+        chosen = list(islice(answer, count + 1))
         if len(chosen) != count:
-            raise RunError(f"draw_tasks gave {len(chosen)} tasks at step {step}, expected {count}")
+            gave = len(chosen) if len(chosen) < count else f"more than {count}"
+            raise RunError(f"draw_tasks gave {gave} tasks at step {step}, expected {count}")
         return [self._take(choice) for choice in chosen]
 
     def _take(self, choice: int | Task) -> Draw:
@@ -142,7 +146,7 @@ class TaskStream:
         self.epoch = (self._chosen - 1) // len(self._all)
         if isinstance(choice, Task):
             return Draw(choice, self._chosen)
-        if not hasattr(choice, "__index__") or not 0 <= operator.index(choice) < len(self._all):
+        if isinstance(choice, bool) or not hasattr(choice, "__index__") or not 0 <= operator.index(choice) < len(self._all):
             raise RunError(f"draw_tasks gave {choice!r}, expected a Task or a number below {len(self._all)}")
         return Draw(self._all[operator.index(choice)], self._chosen)
 

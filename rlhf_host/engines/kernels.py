@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,13 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder, RepeatingDecoder
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
 from rlhf_host.models.layouts import Layout, to_device
 from rlhf_host.models.loading import context_length
 from rlhf_host.models.passes import evaluation
-from rlhf_host.models.trial import EXACT, FAILURES, ROUGH, distance, random_text, same_gradients, structure
+from rlhf_host.models.trial import (
+    EXACT,
+    FAILURES,
+    ROUGH,
+    appearance,
+    distance,
+    random_text,
+    same_gradients,
+    structure,
+)
 from rlhf_host.protocols import Decoder, KernelsPlugin, Use
 
 log = logging.getLogger(__name__)
@@ -65,48 +75,60 @@ class TriedKernels:
         return decoders[tried]
 
     def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> Any:
+        before, purpose = appearance(model), f"to {use.purpose} {type(model).__name__}"
         for name, plugin in self._plugins:
-            level, problem = logging.INFO, plugin.unsuited(model, use)
-            if problem is None:
-                level = logging.WARNING
-                try:
+            try:
+                problem = plugin.unsuited(model, use)
+                if problem is None:
                     twin = plugin.twin(model, use)
                     problem = problem_of(twin)
-                except FAILURES as error:
-                    problem = f"{type(error).__name__}: {error}"
-                if problem is None:
-                    self._report(logging.INFO, f"kernels {name!r} are used to {use.purpose} {type(model).__name__}")
-                    return twin
-            self._report(level, f"kernels {name!r} are not used to {use.purpose} {type(model).__name__}: {problem}")
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            if appearance(model) != before:
+                raise RunError(
+                    f"kernels {name!r} changed the model itself while they were tried {purpose}: choose other --kernels"
+                )
+            if problem is None:
+                self._report(f"kernels {name!r} are used {purpose}")
+                return twin
+            self._report(f"kernels {name!r} are not used {purpose}: {problem}")
         return None
 
     @torch.inference_mode()
     def _find_decoder(self, model: Any, use: Use, length: int, known: dict[int, Decoder]) -> Decoder:
         """One that was found for other lengths goes on where it is right at this one too."""
-        with evaluation(model), torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None):
+        with evaluation(model), _autocast(use):
             head = find_head(model)
             oracle = _WholeRows(model, head, use, length)
-            for decoder in dict.fromkeys(known.values()):
+            rounded = use.autocast is not None and use.dtype in (torch.float32, torch.float64)
+            for decoder in () if rounded else dict.fromkeys(known.values()):
                 if oracle.problem(decoder) is None:
                     return decoder
             twin = self._twin(model, use, lambda twin: oracle.problem(twin) if hasattr(twin, "prefill") else "they only train")
             if twin is not None:
                 return twin
+            oracles = [oracle]
+            if rounded:  # rounding to 16 bits would hide that some positions are wrong
+                oracles.insert(0, _WholeRows(model, head, replace(use, autocast=None), length))
             problems: list[str] = []
-            for make in (
-                lambda: PlainDecoder(model, head, use.autocast),
-                lambda: GenericDecoder(model),
-                lambda: GenericDecoder(model, positions=False),
-                lambda: RepeatingDecoder(model),
-            ):
+            makes: tuple[Callable[[Use], Any], ...] = (
+                lambda use: PlainDecoder(model, head, use.autocast),
+                lambda use: GenericDecoder(model),
+                lambda use: GenericDecoder(model, positions=False),
+                lambda use: RepeatingDecoder(model),
+            )
+            for make in makes:
+                problem = None
                 try:
-                    decoder = make()
-                    problem = oracle.problem(decoder)
+                    for oracle in oracles:
+                        with _autocast(oracle.use):
+                            decoder = make(oracle.use)
+                            problem = problem or oracle.problem(decoder)
                 except FAILURES as error:
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
                     if problems:
-                        self._report(logging.INFO, f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
+                        log.info(f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
                     return decoder
                 problems.append(problem)
         raise UserError(
@@ -114,10 +136,10 @@ class TriedKernels:
             f" {length} tokens ({problems[-1]}); take another --engine, or shorter rows (--rollout.max-tokens)"
         )
 
-    def _report(self, level: int, line: str) -> None:
+    def _report(self, line: str) -> None:
         if line not in self.reports:
             self.reports.append(line)
-            log.log(level, "%s", line)
+            log.warning("%s", line)  # whoever runs it sees what computes
 
 
 class _WholeRows:
@@ -181,6 +203,10 @@ def _states(module: nn.Module, layout: Layout) -> Tensor:
     with evaluation(module):
         states = decoder_of(module)(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
     return states[torch.cat([layout.predicts, layout.last])]
+
+
+def _autocast(use: Use) -> Any:
+    return torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
 
 
 def _is_exact(use: Use) -> bool:

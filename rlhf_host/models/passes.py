@@ -138,10 +138,14 @@ class Passes:
         self._verdict, self._prepared_for = self._verdicts[length], longest
 
     def _try(self, length: int) -> Verdict:
-        oracle = self.model if self._backend is None else self.compute
-        verdict = try_layouts(
-            self._hidden, oracle, self.compute, length, exact=self.exact, with_shared=self.shared_prefix != "off"
-        )
+        verdict = self._verdict_of(length, exact=self.exact)
+        if self.autocast is not None and next(self.model.parameters()).dtype in (torch.float32, torch.float64):
+            # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it.
+            autocast, self.autocast = self.autocast, None
+            try:
+                verdict = verdict.and_also(self._verdict_of(length, exact=True), self.model)
+            finally:
+                self.autocast = autocast
         if self._ranks is not None:  # a rank on other hardware may see a gap where the others see none
             verdicts = self._ranks.gather((verdict.shared is None, verdict.padded is None))
             shared, padded = (any(refused) for refused in zip(*verdicts, strict=True))
@@ -151,6 +155,10 @@ class Passes:
         if self.shared_prefix == "on" and verdict.shared is None:
             raise UserError(f"train.shared_prefix is on, but {verdict.problems[0]}; set it to auto")
         return verdict
+
+    def _verdict_of(self, length: int, exact: bool) -> Verdict:
+        oracle, with_shared = self.model if self._backend is None else self.compute, self.shared_prefix != "off"
+        return try_layouts(self._hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
 
     @property
     def one_by_one(self) -> bool:
@@ -342,7 +350,7 @@ class Passes:
                     raise
                 raise RunError(
                     f"kernels failed in a pass after they had passed the trial: {type(error).__name__}: {error};"
-                    " go on without them: --resume RUN_DIR --kernels none"
+                    " continue without them: rlhf train --resume with --kernels none"
                 ) from error
         states = [(output.logits if bare else output.last_hidden_state).flatten(0, 1) for output in passes]
         return torch.cat(states) if len(states) > 1 else states[0]

@@ -41,6 +41,15 @@ class Verdict:
     padded: nn.Module | None
     problems: tuple[str, ...] = ()
 
+    def and_also(self, other: Verdict, model: nn.Module) -> Verdict:
+        """What both allow; the model itself where they allow different modules."""
+
+        def of_both(own: nn.Module | None, others: nn.Module | None) -> nn.Module | None:
+            return own if own is others or own is None else None if others is None else model
+
+        problems = tuple(dict.fromkeys(self.problems + other.problems))
+        return Verdict(of_both(self.shared, other.shared), of_both(self.padded, other.padded), problems)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -184,3 +193,15 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     """Equal while the model holds the same parameters, on the same device, in the same types, in as many modules."""
     parameters = ((id(weight), weight.device, weight.dtype, weight.requires_grad) for weight in model.parameters())
     return (sum(1 for _ in model.modules()), *itertools.chain(parameters))
+
+
+def appearance(model: nn.Module) -> tuple[Any, ...]:
+    """Equal while nobody changes the model: its configuration, its modules' code and hooks, its weights."""
+    modules = [
+        (type(module), vars(module).get("forward"), len(module._forward_hooks), len(module._forward_pre_hooks))
+        for module in model.modules()
+    ]
+    saved = model.state_dict(keep_vars=True).values()
+    versions = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in saved]
+    config: Any = model.config
+    return config.to_dict(), config._attn_implementation, modules, versions

@@ -67,7 +67,7 @@ class Needs:
     """What a plugin needs; depends only on its options. The host merges all needs, provides exactly these, and first refuses
     impossible runs.
 
-    Raises ``TypeError`` for a string in place of an ``Output`` or a ``Forbid``.
+    Raises ``TypeError`` for a string in place of an ``Output`` or a ``Forbid``, ``ValueError`` for other values that cannot be.
     """
 
     data: DataFormat | None = None
@@ -96,6 +96,10 @@ class Needs:
             for item in getattr(self, name):
                 if not isinstance(item, kind):
                     raise TypeError(f"Needs: {name} is a tuple of {kind.__name__}(...), and has {item!r}")
+        if self.weights not in ("token", "row", None):
+            raise ValueError(f"Needs: weights is 'token', 'row' or None, not {self.weights!r}")
+        if not isinstance(self.min_group_size, int) or self.min_group_size < 1:
+            raise ValueError(f"Needs: min_group_size is a number from 1, not {self.min_group_size!r}")
 
 
 @dataclass(slots=True)

@@ -141,6 +141,8 @@ class Collector:
 def drop_reason(manager: PluginManager, group: Group) -> str | None:
     """Why a filter refuses the group; ``None``: it stays."""
     for key, verdict in manager.each("keep_group", group=group):
+        if not isinstance(verdict, bool | Drop):
+            raise RunError(f"{key} gave a {type(verdict).__name__} from keep_group, expected True, False or Drop(reason)")
         if verdict is not True:
             return verdict.reason if isinstance(verdict, Drop) else key
     return None

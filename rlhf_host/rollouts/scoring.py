@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -107,6 +107,8 @@ async def _ask(
         try:
             async with asyncio.timeout(settings.score_timeout_s):
                 answer = await manager.acall(key, "score", trajectories=trajectories, context=context)
+            if isinstance(answer, Mapping):
+                raise TypeError(f"rewards come in the order of the trajectories, not as a {type(answer).__name__}")
             rewards = list(answer)
             if len(rewards) != len(trajectories):
                 raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
@@ -128,6 +130,8 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
         if not isinstance(reward, Real):
             raise TypeError(f"a reward is a Reward, a number, Unjudged or None, not {type(reward).__name__}")
         reward = Reward(value=float(reward))
+    if not isinstance(reward.value, Real | None):
+        raise TypeError(f"a reward's value is a number, not {type(reward.value).__name__}")
     placed = reward.turns if reward.turns is not None else reward.tokens
     if placed is not None:
         expected = len(trajectory.actions) if reward.turns is not None else trajectory.action_length

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,13 @@ class OnlineLoop:
         """Write a checkpoint."""
         plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
         tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
-        state = {"version": self.version, "best": self.best, "pending": self.pending, "rates": self.rates}
+        state = {
+            "version": self.version,
+            "best": self.best,
+            "pending": self.pending,
+            "rates": self.rates,
+            "stopped": self.stopped,
+        }
         state["stream"] = self.rollouts.state_dict()
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
@@ -126,7 +133,7 @@ class OnlineLoop:
         self.rollouts.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
-        self.pending = state["pending"]
+        self.pending, self.stopped = state["pending"], state.get("stopped")
         for role, rate in state["rates"].items():
             self._set_rate(role, rate)
         self.runtime.load_state(checkpoint.optimizers)
@@ -262,6 +269,8 @@ class OnlineLoop:
             for name, value in answer.settings.items():
                 if name in wanted:
                     raise RunError(f"{wanted[name][0]} and {key} both adjust {name} after step {self.step}: leave one out")
+                if isinstance(value, bool) or not isinstance(value, Real):
+                    raise RunError(f"{key} adjusts {name} to {value!r} after step {self.step}, expected a number")
                 wanted[name] = (key, float(value))
         rates = {f"{need.name}.lr": need.name for need in self.needs.roles if need.trainable}
         owners = {self.manager.by_key[key].alias: key for key in self.manager.names("adjust")}
@@ -272,7 +281,8 @@ class OnlineLoop:
                 choices = ", ".join([*rates, *(f"{owner}.NAME" for owner in owners)])
                 raise RunError(f"{key} adjusts {name}, which does not exist; there is {choices}")
             if not math.isfinite(value) or (name in rates and value < 0):
-                raise RunError(f"{key} adjusts {name} to {value:g} after step {self.step}")
+                least = " that is 0 or more" if name in rates else ""
+                raise RunError(f"{key} adjusts {name} to {value:g} after step {self.step}, expected a finite number{least}")
             if name not in rates:
                 options.setdefault(owners[alias], {})[option] = value
         for name in wanted.keys() & rates.keys():
@@ -321,7 +331,9 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
     another shape or non-finite numbers."""
     apply_rewards(experience, manager)
-    result: Advantages = manager.one("compute_advantages", experience=experience)
+    result = manager.one("compute_advantages", experience=experience)
+    if not isinstance(result, Advantages):
+        raise RunError(f"compute_advantages gave a {type(result).__name__}, expected Advantages(...)")
     values = {"advantages": result.advantages, "returns": result.returns}
     for name, value in values.items():
         if value is None:
@@ -358,6 +370,8 @@ def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, 
         alias = manager.by_key[key].alias
         if alias in experience.extra:
             raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
+        if not isinstance(values, Mapping):
+            raise RunError(f"{key} gave a {type(values).__name__} from prepare_batch, expected a mapping")
         for name, value in values.items():
             if not isinstance(value, Tensor | float | int):
                 raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")

@@ -60,9 +60,12 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         try:
             write_start(config, manager, run_dir)
             loop = _online(config, manager, started, inputs, events, run_dir)
+            notices = list(inputs.notices)
             if checkpoint is not None:
                 loop.restore(checkpoint)
-            outcome = _guarded(loop, checkpoint, resume, inputs.notices)
+            elif resume is not None:
+                notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
+            outcome = _guarded(loop, checkpoint, resume, notices)
         finally:
             events.run(started.runtime.close(), interruptible=False)
             manager.close()
@@ -282,6 +285,12 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, i
         )
     if inputs.saved is not None and checkpoint.step >= inputs.saved.steps:
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.saved.path} has no more steps")
-    done = checkpoint.step >= config.train.steps and checkpoint.state["pending"] is None
-    if done and ((run_dir / "model").exists() or not config.checkpoint.final):
+    if checkpoint.state["pending"] is not None or (config.checkpoint.final and not (run_dir / "model").exists()):
+        return
+    if (reason := checkpoint.state.get("stopped")) is not None:
+        raise UserError(
+            f"{run_dir} was stopped after step {checkpoint.step} by {reason}; to train further, start a new run with"
+            f" --actor.model {checkpoint.role('actor')}"
+        )
+    if checkpoint.step >= config.train.steps:
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to continue")

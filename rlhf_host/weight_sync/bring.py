@@ -83,7 +83,9 @@ class Bring:
                 proof = "log-probabilities of a probe within %.1g of the trainer's"
                 log.warning(f"engine %s has the weights of version %d ({proof})", target.name, version, gap)
             self._proofs[id(engine)] = engine, proofs + 1
-        if failed and all(target.engine.version != version for target in targets):
-            raise next(iter(failed.values()))
+        if targets and all(target.engine.version != version for target in targets):
+            raise next(
+                iter(failed.values()), RunError(f"no engine says that it has the weights of version {version}: see the sync")
+            )
         for name, problem in failed.items():
             log.error("engine %s is up again, but cannot serve: %s", name, problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -354,6 +355,12 @@ def test_hook_step_finished_may_stop_the_run_after_its_step(run):
     assert (record.run_dir / "model/config.json").exists()
     assert (record.run_dir / "checkpoints/step-000001").is_dir()
     assert "Finished after step 1 (extension:recorder: enough)." in record.output
+    refused = run(resume=record.run_dir, code=2)
+    assert "was stopped after step 1 by extension:recorder: enough; to train further, start a new run" in refused.output
+    shutil.rmtree(record.run_dir / "model")  # as if killed before the end
+    resumed = run("--train.steps", "3", resume=record.run_dir)
+    assert [row["step"] for row in resumed.metrics] == [0, 1]
+    assert (record.run_dir / "model/config.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -362,8 +369,8 @@ def test_hook_step_finished_may_stop_the_run_after_its_step(run):
         (["--with.b.adjust", "actor.lr"], "extension:a and extension:b both adjust actor.lr after step 1: leave one out"),
         (["--with.b.adjust", "nobody.coef"], "adjusts nobody.coef, which does not exist; there is actor.lr, a.NAME, b.NAME"),
         (["--with.b.adjust", "critic.lr"], "adjusts critic.lr, which does not exist"),
-        (["--with.a.to", "nan"], "extension:a adjusts actor.lr to nan after step 1"),
-        (["--with.a.to", "-1"], "extension:a adjusts actor.lr to -1 after step 1"),
+        (["--with.a.to", "nan"], "extension:a adjusts actor.lr to nan after step 1, expected a finite number"),
+        (["--with.a.to", "-1"], "extension:a adjusts actor.lr to -1 after step 1, expected a finite number that is 0 or more"),
     ],
 )
 def test_hook_step_finished_may_adjust_only_what_there_is_and_one_of_them(run, flags, message):

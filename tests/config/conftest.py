@@ -37,7 +37,8 @@ class Toy(Plugin):
 class Picky(Toy):
     @hookimpl
     def needs(self):
-        roles = (RoleNeed("critic", head="scalar", trainable=True, source=None),)
+        critic = RoleNeed("critic", head="scalar", trainable=True, source=None)
+        roles = (RoleNeed("actor", trainable=True, source=None), critic)
         forbids = (Forbid("train.old_logprobs", "sampler", "made up"), Forbid("rollout.n", 16, "made up"))
         return Needs(data="prompts", roles=roles, min_group_size=4, forbids=forbids)
 

@@ -63,9 +63,10 @@ def test_the_first_that_suits_and_passes_the_trial_computes(model, caplog):
     passes = Passes(model, kernels=kernels)
     assert passes.compute is right.twins[0]
     assert (unfit.twins, last.twins) == ([], [])
-    levels = {record.message.split("'")[1]: record.levelname for record in caplog.records}
-    assert levels == {"unfit": "INFO", "wrong": "WARNING", "right": "INFO"}
-    assert "are not used to train LlamaForCausalLM: " in next(line for line in kernels.reports if "wrong" in line)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3, "whoever runs it sees what computes"
+    assert kernels.reports[0] == "kernels 'unfit' are not used to train LlamaForCausalLM: too small"
+    assert "'wrong' are not used to train LlamaForCausalLM: " in kernels.reports[1]
+    assert kernels.reports[2] == "kernels 'right' are used to train LlamaForCausalLM"
     plain = Passes(model).forward(*ROWS).logprobs
     torch.testing.assert_close(passes.forward(*ROWS).logprobs, plain)
 
@@ -78,12 +79,54 @@ def test_the_users_model_is_as_it_was(model):
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == weights
 
 
+def _broken(error):
+    def method(model, use):
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize("method", ["unsuited", "twin"])
+def test_kernels_that_raise_are_left_out(model, method):
+    broken, right = Kernels(), Kernels()
+    setattr(broken, method, _broken(ImportError("no module named 'tiles'")))
+    kernels = TriedKernels([("broken", broken), ("right", right)])
+    assert Passes(model, kernels=kernels).compute is right.twins[0]
+    assert "'broken' are not used to train LlamaForCausalLM: ImportError: no module named 'tiles'" in kernels.reports[0]
+
+
+@torch.no_grad()
+def _scale_head(model):
+    model.lm_head.weight.mul_(3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _scale_head,
+        lambda model: setattr(model.model.norm, "forward", lambda hidden: hidden),
+        lambda model: setattr(model.config, "_attn_implementation", "eager"),
+        lambda model: model.model.register_forward_hook(lambda *_: None),
+        lambda model: setattr(model.model, "norm", nn.Identity()),
+    ],
+    ids=["weights", "forward", "attention", "hook", "module"],
+)
+def test_kernels_that_change_the_model_end_the_run(model, change):
+    class Changing(Kernels):
+        def twin(self, model, use):
+            change(model)
+            return super().twin(model, use)
+
+    with pytest.raises(RunError, match="kernels 'rude' changed the model itself while they were tried to train Llama"):
+        Passes(model, kernels=TriedKernels([("rude", Changing())]))
+
+
 def test_kernels_that_fail_after_their_trial_end_the_run_with_the_way_on(model):
     right = Kernels()
     passes = Passes(model, kernels=TriedKernels([("right", right)]))
     passes.forward(*ROWS)
     right.wrong = 0
-    with pytest.raises(RunError, match=r"failed in a pass .*no such tile; go on without them: .*--kernels none"):
+    with pytest.raises(RunError, match=r"failed in a pass .*no such tile; continue without them: .*--kernels none"):
         passes.forward(*ROWS)
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
+from rlhf_host.models.heads import find_head
 from rlhf_host.models.loading import remove_dropout
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.tensors import TopK
@@ -224,6 +225,24 @@ def test_dropout_is_off_whatever_mode_the_model_was_left_in(rows):
     whole = torch.tensor([SHORT])
     assert torch.equal(model(whole).logits, model.eval()(whole).logits)
     assert model.config.resid_pdrop == 0.1
+
+
+def test_what_rounding_would_hide_is_found_in_32_bits():
+    """A convolution that reaches over the rows' borders in a shared line changes a few of many positions."""
+    passes = Passes(make_model("lfm2-conv"), autocast=torch.bfloat16)
+    assert passes._verdict_of(128, exact=False).shared is passes.model, "in 16 bits the mean hides it"
+    with pytest.warns(UserWarning, match="gives other results in the shared layout for rows of 128 tokens"):
+        passes.prepare(128)
+    assert (passes._verdict.shared, passes._verdict.padded) == (None, passes.model)
+
+
+def test_a_softcap_that_rounding_hides_is_that_of_the_configuration():
+    for seed in range(4):
+        torch.manual_seed(seed)
+        config = transformers.Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=30.0, attn_logit_softcapping=None)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        with torch.no_grad():
+            assert find_head(model).softcap == 30.0
 
 
 def test_bfloat16_autocast_is_close_and_its_log_softmax_is_float32(rows):

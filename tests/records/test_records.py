@@ -104,6 +104,12 @@ def test_needs_are_hashable_values_that_merge():
     assert hash(Output("distribution", role="teacher", top=4)) == hash(Output("distribution", "teacher", 4))
 
 
+@pytest.mark.parametrize(("field", "value"), [("weights", "tokn"), ("min_group_size", -3), ("min_group_size", "4")])
+def test_needs_that_there_are_not_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"Needs: {field} is .*, not {value!r}"):
+        Needs(**{field: value})
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -191,6 +191,13 @@ def test_dropped_groups_are_refilled_in_order_counted_and_bounded(collect):
         def keep_group(self, group):
             return Drop("too easy")
 
+    class Vague:
+        @hookimpl
+        def keep_group(self, group):
+            return 1
+
+    with pytest.raises(RunError, match=r"gave a int from keep_group, expected True, False or Drop\(reason\)"):
+        collect(load(Length(), Vague()))
     with pytest.raises(RunError, match=r"no group was kept of 9 drawn: too easy \(9\)"):
         collect(load(Length(), Nothing()), settings=RolloutConfig(max_refills=2))
 
