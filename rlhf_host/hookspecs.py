@@ -174,8 +174,8 @@ def importance_weights(
     """Return detached weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked ``corrected``.
     The weights of a row may depend on this row only.
 
-    ``old_logprobs`` is the trainer's log π_old and ``logprobs`` is that of this forward pass (equal with one update per batch);
-    both are detached. ``versions`` ``[B, T]`` are the versions that sampled the tokens; the step began with ``version``. Where
+    ``old_logprobs`` is the trainer's log π_old and ``logprobs`` is that of this forward pass (equal with one update per batch).
+    Detach what you return. ``versions`` ``[B, T]`` are the versions that sampled the tokens; the step began with ``version``. Where
     ``mask`` (the action tokens) is false, tensors may hold anything. Terms of shape ``[B]`` take only weights ``[B]``. Weights
     that no term takes are an error.
     """

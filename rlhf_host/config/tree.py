@@ -199,7 +199,8 @@ def _choice(tree: Located, errors: list[str]) -> dict[str, Located]:
 
 def _choices(tree: Located, path: Path, errors: list[str]) -> Iterator[tuple[str, Located]]:
     entries = tree.value if isinstance(tree.value, list) else [] if tree.value is None else [tree]
-    items = tree.value.items() if isinstance(tree.value, dict) else [("", entry) for entry in entries]
+    by_alias = isinstance(tree.value, dict) and not isinstance(plain(tree).get("name"), str)  # else one plugin is spelled out
+    items = tree.value.items() if by_alias else [("", entry) for entry in entries]
     aliases: set[str] = set()
     for alias, item in items:
         choice = _choice(item, errors)

@@ -13,7 +13,18 @@ from rlhf_host.data.chat import observation_ids, render_prompt
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
-from rlhf_host.records.episodes import Action, Episode, EpisodeFailed, Generation, Sampling, Segment, Step, Task, Trajectory
+from rlhf_host.records.episodes import (
+    Action,
+    Episode,
+    EpisodeFailed,
+    Generation,
+    SampleKey,
+    Sampling,
+    Segment,
+    Step,
+    Task,
+    Trajectory,
+)
 
 
 def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
@@ -23,10 +34,29 @@ def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
 
 
 @dataclass(slots=True)
+class NamedEngine:
+    """The run's engine, whose defects are told by its name."""
+
+    engine: Generator
+    name: str
+
+    def expect(self, count: int) -> None:
+        self.engine.expect(count)
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
+        try:
+            return await self.engine.generate(token_ids, sampling, key)
+        except (UserError, RunError):
+            raise
+        except Exception as error:
+            raise RunError(f"engine {self.name} failed in generate: {type(error).__name__}: {error}") from error
+
+
+@dataclass(slots=True)
 class EngineForEpisode:
     """The policy as ``agent_run`` sees it."""
 
-    engine: Generator
+    engine: Generator | NamedEngine
     sampling: Sampling
     episode: Episode
     base_url: str | None = None
@@ -43,7 +73,7 @@ class Episodes:
     """Runs episodes of one split against one engine."""
 
     manager: PluginManager
-    engine: Generator
+    engine: Generator | NamedEngine
     tokenizer: Any
     data: DataConfig
     sampling: Sampling

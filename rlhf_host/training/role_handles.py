@@ -26,7 +26,14 @@ class TrainerRole:
     """
 
     def __init__(
-        self, trainer: Trainer, name: str, settings: RoleConfig, context_length: int, *, temperature: float, threads: bool
+        self,
+        trainer: Trainer,
+        name: str,
+        settings: RoleConfig,
+        context_length: int,
+        *,
+        temperature: float,
+        threads: bool = True,
     ):
         self.name, self.context_length = name, context_length
         self._trainer, self._settings, self._temperature, self._threads = trainer, settings, temperature, threads

@@ -101,7 +101,9 @@ def test_corrections_multiply_corrected_terms_only_and_leave_the_denominator():
     rows = list(range(6))
     half = torch.zeros(batch.loss_mask.shape)
     half[:, 0] = 1.0
-    corrections = Corrections(half, torch.tensor([2.0, 1.0, 1.0, 9.0, 1.0, 0.0]), frozenset({"tokens"}), frozenset({"rows"}))
+    corrections = Corrections(
+        half, torch.tensor([2.0, 1.0, 1.0, 9.0, 1.0, 0.0]), frozenset({"tokens", "rows"}), frozenset({"rows"})
+    )
     values = torch.ones(batch.loss_mask.shape)
     kept = float((batch.loss_mask & (half > 0)).sum() / batch.loss_mask.sum())
     assert float(
