@@ -42,6 +42,11 @@ class Picky(Toy):
         forbids = (Forbid("train.old_logprobs", "sampler", "made up"), Forbid("rollout.n", 16, "made up"))
         return Needs(data="prompts", roles=roles, min_group_size=4, forbids=forbids)
 
+class Headless(Toy):
+    @hookimpl
+    def needs(self):
+        return Needs()
+
 class Pairs(Plugin):
     @hookimpl
     def needs(self):
@@ -81,6 +86,7 @@ ENTRY_POINTS = """
 [rlhf.algos]
 toy = made_up.plugins:Toy
 picky = made_up.plugins:Picky
+headless = made_up.plugins:Headless
 pairs = made_up.plugins:Pairs
 [rlhf.rewards]
 length = made_up.plugins:Length

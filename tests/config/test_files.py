@@ -91,6 +91,13 @@ def test_rewards_and_data_replace_those_below_and_extensions_add():
     assert list(load_config(path, ["--with", "sift=none"], ["paper"]).extensions) == ["other"]
 
 
+def test_one_plugin_spelled_out_is_one_plugin():
+    config = load_config(write("data: d\nreward: {name: length, timeout_s: 3, weight: 2}\nwith: {name: other}\n"))
+    assert list(config.reward) == ["length"]
+    assert (config.reward["length"].options, config.reward["length"].weight) == ({"timeout_s": 3}, 2.0)
+    assert [choice.name for choice in config.extensions.values()] == ["other"]
+
+
 def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
     loaded = read_config()
     assert loaded.notices == (

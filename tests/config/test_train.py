@@ -230,6 +230,10 @@ REFUSALS = {
         ["--algo", "picky", "--reward", "length"],
         "the role 'critic' has no model: give --critic.model PATH",
     ),
+    "nothing to train": (
+        ["--algo", "headless", "--reward", "length"],
+        "no chosen plugin trains the actor: needs() of 'headless' lacks RoleNeed('actor', trainable=True)",
+    ),
     "unknown roles": (
         [*ONE, "--roles.critik.lr", "1"],
         "roles.critik: no chosen plugin knows this role; did you mean 'critic'?",

@@ -78,6 +78,7 @@ TABLE = [
         "completions_end_where_they_should",
         "min(sampling.max_new_tokens, self.context_length - len(token_ids))",
         "sampling.max_new_tokens",
+        deadline_s=5.0,
     ),
     engine("completions_end_where_they_should", 'answer.finish_reason = "stop"', "answer.token_ids[-1:] = []"),
     engine(
