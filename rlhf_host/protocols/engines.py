@@ -42,7 +42,8 @@ class Generator(Protocol):
         """Seconds spent generating so far."""
 
     def expect(self, count: int) -> None:
-        """``count`` requests may still come. Engines that work in waves wait for them."""
+        """At most ``count`` requests can be unanswered at once from now on; this replaces the number given before. Engines that
+        work in waves wait until as many have arrived, but not for long: a cancelled or failed request leaves it too high."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """Sample one completion. Its random numbers depend only on ``key``. Cancelling the call stops the work.
@@ -109,9 +110,13 @@ class EngineStart:
     model: nn.Module | Path
     """As ``traits.takes`` says. A directory has configuration and tokenizer, and also the weights if ``version`` is not -1."""
     tokenizer: Any
+    """The actor's, of transformers."""
     version: int
+    """Of the weights in ``model``; -1: a sync will bring others."""
     compute: Compute
+    """The thread for everything that models compute, ``kernels.decoder`` included."""
     kernels: Kernels
+    """For engines that sample with modules of transformers."""
 
 
 class EnginePlugin(Protocol):

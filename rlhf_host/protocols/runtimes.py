@@ -73,12 +73,17 @@ class RuntimeStart:
     backend: PluginSpec
     kernels: tuple[PluginSpec, ...]
     hooks: PluginManager
+    """The run's plugins, for ``RolesSetup.of``."""
     bring: Bring
+    """``await bring(targets, source, version)`` brings the actor's weights to engines and checks that they arrived."""
     train: TrainConfig
+    """The section ``train`` of the configuration."""
     tokenizer: Any
+    """The actor's, to be saved with it."""
     total_updates: int
     """0 if nothing is trained."""
     placement: tuple[str, ...]
+    """As typed; only for runtimes with ``places``."""
     debug: bool
 
 
