@@ -5,8 +5,8 @@ The host creates a plugin of these kinds as ``Plugin(options)``. This must be ch
 passes to ``start``, so they may get new fields.
 
 Errors have one meaning everywhere. ``UserError``: the settings or the input cannot work; raised before anything runs. ``RunError``:
-the run has to end. ``LostError``: a process is gone. Every other error is a defect of
-the plugin: one in ``generate`` is reported with the engine's name, others end the run with a traceback.
+the run has to end. ``LostError``: a process is gone. Every other error is a defect of the plugin: one in ``generate`` is reported
+with the engine's name, others end the run with a traceback.
 """
 
 from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult

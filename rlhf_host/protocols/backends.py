@@ -62,7 +62,7 @@ class BackendStart:
     head: tuple[nn.Parameter, ...]
     """Parameters that ``run_head`` uses without calling their module's ``forward``."""
     role: RoleConfig
-    """The settings of ``--roles.NAME``: ``schedule``, ``betas``, ``max_grad_norm``, ... and ``peak_lr``, which is ``lr`` or its default."""
+    """The settings of ``--roles.NAME``: ``schedule``, ``betas``, ``max_grad_norm``, ... and ``peak_lr``: ``lr`` or its default."""
     total_updates: int
     """Number of optimizer updates of the whole run, for the schedule."""
     ranks: Ranks
