@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidatorFunctionWrapHandler, field_validator
 
@@ -17,10 +17,14 @@ def defaults() -> dict[str, Any]:
     return cast(dict[str, Any], plain(read_yaml(Path(__file__).parent / "presets/defaults.yaml")))
 
 
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values are checked when set."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -87,7 +91,7 @@ class RoleConfig(Section):
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate of the schedule, as a fraction of lr")
     warmup_steps: int = Field(0, ge=0, description="optimizer updates of linear warm-up")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of AdamW")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas")
     adam_eps: float = Field(1e-8, gt=0, description="AdamW epsilon")
     max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: off")
 
@@ -145,7 +149,7 @@ class RolloutConfig(Section):
         None, description="longest trajectory including the prompt, in tokens; default: the model's context"
     )
     stop: list[str] = Field([], description="stop strings")
-    stop_token_ids: list[int] = Field([], description="stop tokens in addition to the end-of-sequence tokens")
+    stop_token_ids: list[TokenId] = Field([], description="stop tokens in addition to the end-of-sequence tokens")
     max_unjudged: float = Field(
         0.5, ge=0, le=1, description="the run stops if more than this fraction of a step's trajectories is unjudged"
     )
@@ -169,7 +173,7 @@ class TrainConfig(Section):
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="what to do after a non-finite loss or gradient; its trajectories are saved first"
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0: torch's default")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: torch's default")
 
     @property
     def updates_per_batch(self) -> int:
@@ -196,7 +200,7 @@ class EvalConfig(Section):
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     max_new_tokens: PositiveInt | None = Field(None, description="default: as in training")
-    seed: int = Field(0, description="fixes the evaluation samples; independent of the run's seed")
+    seed: int = Field(0, ge=0, description="fixes the evaluation samples; independent of the run's seed")
 
 
 class CheckpointConfig(Section):
@@ -221,7 +225,7 @@ class RunConfig(Section):
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
-    seed: int = Field(0, description="fixes data order, sampling and initial heads")
+    seed: int = Field(0, ge=0, description="fixes data order, sampling and initial heads")
     name: str | None = Field(None, description="the run's name; default: from algorithm and reward")
     run_dir: str | None = Field(None, description="default: runs/<time>-<name>")
     roles: dict[str, RoleConfig] = Field({}, description="--actor.*, --critic.* are shorthands")

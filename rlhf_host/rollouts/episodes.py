@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,10 @@ def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+POSITIVE = 1e-3
+"""Rounding may bring a log-probability so far above 0."""
+
+
 @dataclass(slots=True)
 class NamedEngine:
     """The run's engine, whose defects are told by its name."""
@@ -45,11 +50,17 @@ class NamedEngine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         try:
-            return await self.engine.generate(token_ids, sampling, key)
+            answer = await self.engine.generate(token_ids, sampling, key)
+            count, logprobs = len(answer.token_ids), answer.logprobs
+            if len(logprobs) != count or len(answer.versions) != count or count > sampling.max_new_tokens:
+                raise ValueError(f"{count} tokens of at most {sampling.max_new_tokens} with {len(logprobs)} log-probabilities")
+            if count and not (math.isfinite(sum(logprobs)) and max(logprobs) < POSITIVE):
+                raise ValueError("log-probabilities that are not finite, or above 0")
         except (UserError, RunError):
             raise
         except Exception as error:
             raise RunError(f"engine {self.name} failed in generate: {type(error).__name__}: {error}") from error
+        return answer
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from rlhf_host.errors import RunError
 from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
 
@@ -137,6 +138,8 @@ class Metrics:
                 self._low[name] = min(self._low.get(name, math.inf), float(counted.min()))
             elif metric.reduce == "max":
                 self._high[name] = max(self._high.get(name, -math.inf), float(counted.max()))
+            elif metric.reduce != "ess":
+                raise RunError(f"the metric {name} has reduce={metric.reduce!r}, expected mean, sum, min, max or ess")
             else:
                 self._weigh(name, (float(counted.sum()), float(counted.square().sum()), counted.numel()))
 
