@@ -48,7 +48,7 @@ def test_null_unsets_and_none_stays_a_word_where_it_is_one():
 
 
 def test_values_may_begin_with_a_dash_and_after_equals_with_two():
-    assert load("--seed", "-3").seed == -3
+    assert load("--reward", "length", "--reward.length.weight", "-3").reward["length"].weight == -3
     assert load("--data.system-prompt=--be brief").data.system_prompt == "--be brief"
 
 
