@@ -102,21 +102,24 @@ class RawCommand(click.Command):
         self.usage, self.about, self.start, self.sections = usage, about, start, sections
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.params["argv"] = list(args)
+        words = list(args)
+        if ctx.resilient_parsing:  # which is how completion asks
+            ctx.params["argv"] = words
+            return []
+        file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
+        own, flags = take(parse(words), self.control)
+        leave_out(ctx, own.get("disable", ()))
+        line = CommandLine(self.control, own, flags, file)
+        if "help" in own:
+            self.show_help(line)
+            ctx.exit()
+        ctx.params["line"] = line
         return []
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from rlhf_host.cli.complete_flags import complete
 
         return complete(ctx.params.get("argv", []), incomplete, self.control, self.takes_file)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        words = ctx.params.pop("argv")
-        file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
-        own, flags = take(parse(words), self.control)
-        leave_out(ctx, own.get("disable", ()))
-        ctx.params["line"] = line = CommandLine(self.control, own, flags, file)
-        return self.show_help(line) if "help" in own else super().invoke(ctx)
 
     def show_help(self, line: CommandLine) -> None:
         """Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here."""
