@@ -18,15 +18,15 @@ from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.options import describe_options
-from rlhf_host.plugins.python_objects import Given, build_given, describe, look_up
-from rlhf_host.plugins.selection import build, find, is_given, load, options_model, parse_choice, read_options
+from rlhf_host.plugins.python_objects import PluginObjects, build_object, describe, look_up
+from rlhf_host.plugins.selection import build, find, is_object, load, options_model, parse_choice, read_options
 from rlhf_host.records.needs import Needs, RoleNeed
 
 log = logging.getLogger(__name__)
 
 EVAL_REWARD = "eval_reward"
 
-NOTHING: Given = {}
+NOTHING: PluginObjects = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ def _single(config: RunConfig, key: str) -> list[Chosen]:
     return [Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.name)[0], choice, (key,))] if choice and choice.name else []
 
 
-def complete(config: RunConfig, origins: Origins | None = None, use: Use = "train", given: Given = NOTHING) -> RunConfig:
+def complete(
+    config: RunConfig, origins: Origins | None = None, use: Use = "train", objects: PluginObjects = NOTHING
+) -> RunConfig:
     """The configuration with every chosen plugin found and its options validated and filled in.
 
     With ``debug``, engines, backends and runtimes whose code runs elsewhere give way to the default ones. A sync that nobody
@@ -89,7 +91,7 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
 
     Args:
         use: what the configuration is for.
-        given: plugins that are Python objects.
+        objects: plugins that are Python objects.
 
     Raises:
         PluginError: one line per plugin that is missing or misconfigured, with the place it was chosen.
@@ -100,7 +102,7 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     known = discover()
     kinds = (*KINDS, "kernels") if config.kernels.name not in WORDS else KINDS
     for item in (item for kind in kinds for item in _single(config, kind)):
-        _complete_one(item, known, given, places, errors)
+        _complete_one(item, known, objects, places, errors)
     if config.kernels.name in WORDS and config.kernels.options:
         key = where(("kernels", next(iter(config.kernels.options))), places)
         errors.append(f"{key}: only kernels chosen by name (--kernels NAME) take options, not '{config.kernels.name}'")
@@ -117,7 +119,7 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
         except PluginError as error:
             errors.append(str(error))
     for item in chosen(config, use):
-        _complete_one(item, known, given, places, errors)
+        _complete_one(item, known, objects, places, errors)
     tasks = {info.name for info in known if info.kind == "tasks"}
     for path, data in zip(DATA, (config.data, config.eval.data), strict=True):
         for number, source in enumerate(data.sources):
@@ -132,12 +134,12 @@ def complete(config: RunConfig, origins: Origins | None = None, use: Use = "trai
     return config
 
 
-def _complete_one(item: Chosen, known: list[PluginInfo], given: Given, places: Origins, errors: list[str]) -> None:
+def _complete_one(item: Chosen, known: list[PluginInfo], objects: PluginObjects, places: Origins, errors: list[str]) -> None:
     """Find the plugin and fill in its options; mistakes are appended to ``errors``."""
     cls = None
     try:
-        if is_given(item.choice.name):
-            plugin = look_up(given, item.group, item.choice.name)
+        if is_object(item.choice.name):
+            plugin = look_up(objects, item.group, item.choice.name)
             info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
         else:
             info = find(item.group, item.choice.name, known)
@@ -200,15 +202,15 @@ def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> 
         return False
 
 
-def build_plugins(config: RunConfig, use: Use = "train", given: Given = NOTHING) -> PluginManager:
+def build_plugins(config: RunConfig, use: Use = "train", objects: PluginObjects = NOTHING) -> PluginManager:
     """The run's plugins, built from their options. ``complete`` the configuration first, with the same arguments."""
     known = discover()
     loaded = []
     for item in chosen(config, use):
-        if is_given(item.choice.name):
-            plugin_object = look_up(given, item.group, item.choice.name)
+        if is_object(item.choice.name):
+            plugin_object = look_up(objects, item.group, item.choice.name)
             info = describe(item.group, item.alias, plugin_object)
-            plugin = build_given(info, plugin_object, item.choice.options)
+            plugin = build_object(info, plugin_object, item.choice.options)
         else:
             info = find(item.group, item.choice.name, known)
             plugin = build(info, item.choice.options, item.alias)

@@ -16,7 +16,7 @@ from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.selection import build, find, is_given
+from rlhf_host.plugins.selection import build, find, is_object
 from rlhf_host.records.episodes import Task
 
 Split = Literal["train", "eval"]
@@ -27,10 +27,10 @@ SPLITS: dict[str, tuple[str, ...]] = {"train": ("train",), "eval": ("test", "val
 """Which split of a directory or hub dataset is read when none is named: the first of these it has."""
 
 
-GivenRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
+PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
 """A source's path, ``python:NAME`` → its rows."""
 
-NO_ROWS: GivenRows = {}
+NO_ROWS: PythonRows = {}
 
 
 def load_tasks(
@@ -40,7 +40,7 @@ def load_tasks(
     tokenizer: Any,
     seed: int,
     max_prompt_tokens: int | None = None,
-    rows: GivenRows = NO_ROWS,
+    rows: PythonRows = NO_ROWS,
     manager: PluginManager | None = None,
 ) -> TaskSet:
     """The tasks of all sources, in file order, with prompts rendered and tokenised; those of task plugins that give neither a list
@@ -119,7 +119,7 @@ class _Reader:
     seed: int
     longest: int | None
     """Of prompts, in tokens."""
-    rows: GivenRows
+    rows: PythonRows
     manager: PluginManager
 
     def read(self, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
@@ -128,7 +128,7 @@ class _Reader:
             reader = _RowReader(self.data, source, name, Rows(self.rows[source.path], lambda i: f"{name}[{i}]"))
             tasks = list(islice(reader, limit))
             return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns})"
-        if is_given(source.path):
+        if is_object(source.path):
             raise UserError(
                 f"the data {name!r} was given in Python, and is not in a file: continue from Python with "
                 "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"

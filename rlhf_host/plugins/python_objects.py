@@ -16,21 +16,21 @@ from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.options import options_model, parse_options
-from rlhf_host.plugins.selection import PYTHON, not_given
+from rlhf_host.plugins.selection import PYTHON, object_missing
 from rlhf_host.records.episodes import Reward, Trajectory
 from rlhf_host.records.needs import ScoreContext
 
-Given: TypeAlias = Mapping[tuple[str, str], Any]
+PluginObjects: TypeAlias = Mapping[tuple[str, str], Any]
 """(kind, name) → an instance or class with hooks or, as a reward, a function."""
 
 
-def look_up(objects: Given, kind: str, spec: str) -> Any:
+def look_up(objects: PluginObjects, kind: str, spec: str) -> Any:
     """What was given under ``spec``. Raises ``PluginError`` where nothing was."""
     name = spec.partition(":")[2]
     try:
         return objects[kind, name]
     except KeyError:
-        raise PluginError(not_given(kind, spec)) from None
+        raise PluginError(object_missing(kind, spec)) from None
 
 
 def describe(kind: str, name: str, plugin: Any) -> PluginInfo:
@@ -47,7 +47,7 @@ def has_hooks(plugin: Any) -> bool:
     return any(hasattr(inspect.getattr_static(plugin, name, None), f"{hookspecs.PROJECT}_impl") for name in names)
 
 
-def build_given(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> object:
+def build_object(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> object:
     """The plugin: an instance as it is, a class made from its options, a function as a reward.
 
     Raises:

@@ -39,8 +39,8 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     Raises ``PluginError``: nobody provides the name, or two distributions do and ``spec`` does not say which.
     """
     known = discover() if plugins is None else plugins
-    if is_given(spec):
-        raise PluginError(not_given(kind, spec))
+    if is_object(spec):
+        raise PluginError(object_missing(kind, spec))
     distribution, name = _split(spec)
     if not name:
         raise PluginError(f"{spec!r} names no {kind}: write NAME or DISTRIBUTION:NAME")
@@ -58,12 +58,12 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     raise PluginError(_not_found(kind, name, known))
 
 
-def is_given(spec: str) -> bool:
+def is_object(spec: str) -> bool:
     """Whether a choice means a Python object, which only a caller from Python has."""
     return spec.startswith(f"{PYTHON}:")
 
 
-def not_given(kind: str, spec: str) -> str:
+def object_missing(kind: str, spec: str) -> str:
     """What to do about such a choice where the object is not at hand, as in a resume from the command line."""
     name = spec.partition(":")[2]
     argument = {"reward": "rewards", "extension": "extensions", "tracker": "trackers"}.get(kind, kind)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlhf_host.config.defaults import kernels_to_try
 from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
-from rlhf_host.data.sources import GivenRows, load_tasks
+from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
 from rlhf_host.plugins.manager import PluginManager
@@ -97,7 +97,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     return Started(runtime, handles, start.needs, start.tokenizer)
 
 
-def read_inputs(config: RunConfig, rows: GivenRows, manager: PluginManager) -> Inputs:
+def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
@@ -116,7 +116,7 @@ def tasks_of(
     split: Literal["train", "eval"],
     tokenizer: Any,
     seed: int,
-    rows: GivenRows,
+    rows: PythonRows,
     manager: PluginManager,
 ) -> TaskSet:
     room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1

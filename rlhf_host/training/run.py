@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.data.sources import NO_ROWS, GivenRows
+from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.directories import write_directory
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
@@ -32,7 +32,7 @@ from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 Running: TypeAlias = tuple[Started, EventLoop, Outcome]
 
 
-def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: GivenRows = NO_ROWS) -> Outcome:
+def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: PythonRows = NO_ROWS) -> Outcome:
     """Train as configured; the run directory is ``config.run_dir``.
 
     Args:
@@ -72,7 +72,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     return outcome
 
 
-def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: GivenRows = NO_ROWS) -> dict[str, float]:
+def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: PythonRows = NO_ROWS) -> dict[str, float]:
     """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
@@ -91,7 +91,7 @@ def rollout_only(
     prompts: Sequence[int],
     each: Callable[[int, Collected], None],
     *,
-    rows: GivenRows = NO_ROWS,
+    rows: PythonRows = NO_ROWS,
 ) -> None:
     """Sample and score as the first steps of a run would under weights that stay.
 

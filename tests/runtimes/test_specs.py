@@ -81,6 +81,6 @@ def test_a_plugin_that_is_a_python_object_cannot_travel(config):
             return []
 
     config.algo = PluginChoice(name="python:mine")
-    manager = build_plugins(config, given={("algo", "mine"): Mine()})
+    manager = build_plugins(config, objects={("algo", "mine"): Mine()})
     with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
         manager.specs()
