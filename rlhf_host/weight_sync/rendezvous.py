@@ -60,7 +60,7 @@ def leaving_on_failure(state: dict[str, Any], who: str) -> Iterator[None]:
         link = state.pop(LINK, None)
         if hasattr(link, "board"):
             link.board.fail(who, error)
-            vars(link).clear()  # an open group would keep those who wait in a broadcast until the deadline
+            vars(link).pop("_group", None)  # an open group would keep those who wait in a broadcast until the deadline
             gc.collect()
         raise
 
@@ -116,12 +116,16 @@ class Board:
             for key in keys:
                 if self.store.check([key]):
                     return key
-            if self.store.check(["failed"]):
-                raise OtherEndGone(f"stopped, because another did ({self.read('failed')})")
+            self.raise_failure()
             if time.monotonic() > deadline:
                 raise RunError(f"nothing came within {self.timeout_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
+
+    def raise_failure(self) -> None:
+        """Raises ``OtherEndGone`` when another end failed."""
+        if self.store.check(["failed"]):
+            raise OtherEndGone(f"stopped, because another did ({self.read('failed')})")
 
     def forget(self, *keys: str) -> None:
         for key in keys:

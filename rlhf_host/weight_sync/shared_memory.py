@@ -103,7 +103,11 @@ class Receiver:
     def memory(self, slot: int, ticket: Any) -> Tensor:
         known = self._mapped.get(slot)
         if known is None or known[0] != ticket:
-            self._mapped[slot] = known = (ticket, (DeviceMemory if self.cuda else HostMemory).open(ticket))
+            try:
+                self._mapped[slot] = known = (ticket, (DeviceMemory if self.cuda else HostMemory).open(ticket))
+            except RunError:
+                self.board.raise_failure()  # a trainer that has stopped has given its memory back
+                raise
         return known[1]
 
 
