@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
@@ -15,22 +16,28 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import Loader, Weights
 from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, gathered, renamed
 from rlhf_host.weight_sync.remote_sync import OtherEndGone
-from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, leaving_on_failure, outward_address
+from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure, outward_address
 
 
-class Group:
+class Group(Link):
     """One process's place in the group; rank 0 sends. What it sends is known to all after the first time."""
 
     def __init__(
         self, store: TCPStore, rank: int, size: int, address: str, backend: str, device: torch.device, timeout_s: float
     ):
-        self.board, self.rank, self.backend = Board(store, timeout_s), rank, backend
+        super().__init__(Board(store, timeout_s))
+        self.rank, self.backend = rank, backend
         self.device = device if backend == "nccl" else torch.device("cpu")
         self.layouts: list[Layout] = []
         self.complete = False
         self._buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
         # Made directly, because the default group may be another library's, and belongs to the trainer's ranks alone.
         self._group = _process_group(PrefixStore("group", store), rank, size, address, backend, device, timeout_s)
+
+    def leave(self) -> None:
+        """Who waits in a broadcast would wait for an open group until the deadline."""
+        del self._group
+        gc.collect()
 
     def on_device(self) -> Any:
         """NCCL uses the thread's current GPU, and threads begin on the first."""

@@ -58,10 +58,9 @@ def leaving_on_failure(state: dict[str, Any], who: str) -> Iterator[None]:
         yield
     except BaseException as error:
         link = state.pop(LINK, None)
-        if hasattr(link, "board"):
+        if isinstance(link, Link):
             link.board.fail(who, error)
-            vars(link).pop("_group", None)  # an open group would keep those who wait in a broadcast until the deadline
-            gc.collect()
+            link.leave()
         raise
 
 
@@ -130,3 +129,13 @@ class Board:
     def forget(self, *keys: str) -> None:
         for key in keys:
             self.store.delete_key(key)
+
+
+class Link:
+    """One end of a connection."""
+
+    def __init__(self, board: Board):
+        self.board = board
+
+    def leave(self) -> None:
+        """Give up what would keep the others waiting."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Loader, Weights
 from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, gathered, renamed
-from rlhf_host.weight_sync.rendezvous import LINK, Board, join_store, leaving_on_failure
+from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure
 
 SLOTS = 2
 """Buffers: the trainer packs one bucket while the engines load the other."""
@@ -77,11 +77,12 @@ class DeviceMemory:
         raise RunError(f"the trainer's GPU {ticket['gpu']} is not visible here: use --sync broadcast")
 
 
-class Sender:
+class Sender(Link):
     """The trainer's side: a board to say what lies where, and the memory."""
 
     def __init__(self, board: Board, cuda: bool, receivers: int, device: torch.device):
-        self.board, self.cuda, self.receivers, self.device = board, cuda, receivers, device
+        super().__init__(board)
+        self.cuda, self.receivers, self.device = cuda, receivers, device
         self._memory: dict[int, HostMemory | DeviceMemory] = {}
 
     def memory(self, slot: int, size: int) -> HostMemory | DeviceMemory:
@@ -93,11 +94,12 @@ class Sender:
         return memory
 
 
-class Receiver:
+class Receiver(Link):
     """An engine process's side."""
 
     def __init__(self, board: Board, cuda: bool, rank: int, device: torch.device):
-        self.board, self.cuda, self.rank, self.device = board, cuda, rank, device
+        super().__init__(board)
+        self.cuda, self.rank, self.device = cuda, rank, device
         self._mapped: dict[int, tuple[Any, Tensor]] = {}
 
     def memory(self, slot: int, ticket: Any) -> Tensor:
