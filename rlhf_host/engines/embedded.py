@@ -156,10 +156,8 @@ class EmbeddedEngine:
 
         sampler = Sampler([row.sampling for row in rows], device)
         ends = [torch.tensor([*self._eos, *row.sampling.stop_token_ids], dtype=torch.int64) for row in rows]
-        stops, limits = (
-            pad_sequence(ends, batch_first=True, padding_value=-1).to(device),
-            torch.tensor(limit_list, device=device),
-        )
+        stops = pad_sequence(ends, batch_first=True, padding_value=-1).to(device)
+        limits = torch.tensor(limit_list, device=device)
         texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
         tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
         logprobs = torch.zeros(len(rows), longest, device=device)

@@ -23,6 +23,7 @@ from rlhf_host.models.trial import (
     EXACT,
     FAILURES,
     ROUGH,
+    WIDE,
     appearance,
     distance,
     random_text,
@@ -75,8 +76,9 @@ class TriedKernels:
         return decoders[tried]
 
     def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> Any:
-        before, purpose = appearance(model), f"to {use.purpose} {type(model).__name__}"
+        purpose = f"to {use.purpose} {type(model).__name__}"
         for name, plugin in self._plugins:
+            before = appearance(model)
             try:
                 problem = plugin.unsuited(model, use)
                 if problem is None:
@@ -100,7 +102,7 @@ class TriedKernels:
         with evaluation(model), _autocast(use):
             head = find_head(model)
             oracle = _WholeRows(model, head, use, length)
-            rounded = use.autocast is not None and use.dtype in (torch.float32, torch.float64)
+            rounded = use.autocast is not None and use.dtype in WIDE
             for decoder in () if rounded else dict.fromkeys(known.values()):
                 if oracle.problem(decoder) is None:
                     return decoder
@@ -210,4 +212,4 @@ def _autocast(use: Use) -> Any:
 
 
 def _is_exact(use: Use) -> bool:
-    return use.autocast is None and use.dtype in (torch.float32, torch.float64)
+    return use.autocast is None and use.dtype in WIDE

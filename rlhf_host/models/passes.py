@@ -29,7 +29,7 @@ from rlhf_host.models.layouts import (
     without_last,
 )
 from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
-from rlhf_host.models.trial import Verdict, structure, try_layouts
+from rlhf_host.models.trial import WIDE, Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
 from rlhf_host.records.tensors import Distribution, Outputs, TopK
 
@@ -105,7 +105,7 @@ class Passes:
                 f"the head of {type(model).__name__} is more than a matrix product: all its logits are held in memory",
                 stacklevel=4,
             )
-        self.exact = self.autocast is None and weight.dtype in (torch.float32, torch.float64)
+        self.exact = self.autocast is None and weight.dtype in WIDE
         self._verdicts: dict[int, Verdict] = {}
         self._verdict: Verdict | None = None
         self._prepared_for = 0
@@ -139,13 +139,13 @@ class Passes:
 
     def _try(self, length: int) -> Verdict:
         verdict = self._verdict_of(length, exact=self.exact)
-        if self.autocast is not None and next(self.model.parameters()).dtype in (torch.float32, torch.float64):
+        if self.autocast is not None and next(self.model.parameters()).dtype in WIDE:
             # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it.
-            autocast, self.autocast = self.autocast, None
+            rounded, self.autocast = self.autocast, None
             try:
                 verdict = verdict.and_also(self._verdict_of(length, exact=True), self.model)
             finally:
-                self.autocast = autocast
+                self.autocast = rounded
         if self._ranks is not None:  # a rank on other hardware may see a gap where the others see none
             verdicts = self._ranks.gather((verdict.shared is None, verdict.padded is None))
             shared, padded = (any(refused) for refused in zip(*verdicts, strict=True))

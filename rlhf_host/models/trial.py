@@ -26,6 +26,9 @@ EXACT = 1e-4
 ROUGH = 5e-2
 """Largest mean of it in 16 bits, where rounding may send a token to another expert."""
 
+WIDE = (torch.float32, torch.float64)
+"""Types in which results must agree exactly, but for the order of sums."""
+
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, StopIteration)
 """What models raise for input that they do not take."""
 
