@@ -130,7 +130,7 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
         if not isinstance(reward, Real):
             raise TypeError(f"a reward is a Reward, a number, Unjudged or None, not {type(reward).__name__}")
         reward = Reward(value=float(reward))
-    if not isinstance(reward.value, Real | None):
+    if not isinstance(reward.value, float | Real | None):
         raise TypeError(f"a reward's value is a number, not {type(reward.value).__name__}")
     placed = reward.turns if reward.turns is not None else reward.tokens
     if placed is not None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import re
 import warnings
 
 import pytest
@@ -27,9 +26,9 @@ from rlhf_host.data.stream import Draw
 from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.records.episodes import Generation, Sampling, Segment
+from rlhf_host.records.episodes import Sampling, Segment
 from rlhf_host.rollouts.collect import Collected, Collector
-from rlhf_host.rollouts.episodes import Episodes, NamedEngine, episode_seed
+from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.testing.engines import ScriptedEngine
 
@@ -610,28 +609,3 @@ def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
     asyncio.run(interrupted(agent))
     assert len(agent.opened) == 2
     assert sorted(agent.closed) == sorted(agent.opened)
-
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, "AttributeError: 'NoneType'"),
-        (TypeError("'dict' + 'int'"), "TypeError: 'dict' + 'int'"),
-        (Generation([5, 6], [-1.0], [0, 0], "stop"), "ValueError: 2 tokens of at most 3 with 1 log-probabilities"),
-        (Generation([5] * 4, [-1.0] * 4, [0] * 4, "length"), "ValueError: 4 tokens of at most 3 with 4 log-prob"),
-        (Generation([5, 6], [-1.0, NAN], [0, 0], "stop"), "ValueError: log-probabilities that are not finite, or above 0"),
-        (Generation([5, 6], [-1.0, 0.5], [0, 0], "stop"), "ValueError: log-probabilities that are not finite, or above 0"),
-    ],
-)
-def test_what_an_engine_gets_wrong_is_told_with_its_name(answer, message):
-    class Engine:
-        async def generate(self, token_ids, sampling, key):
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-    with pytest.raises(RunError, match=re.escape(f"engine acme failed in generate: {message}")):
-        asyncio.run(NamedEngine(Engine(), "acme").generate([1], Sampling(3), (0, 0, 0)))
