@@ -5,7 +5,8 @@
     python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray
 
 ``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make
-smollm2``) with GSM8K prompts (4 prompts × 8 samples × 64 tokens); ``tiny-*`` make a 0.6M-parameter Llama (16 × 8 × 32). Both sides
+smollm2``) with GSM8K prompts (4 prompts × 8 samples × 64 tokens); ``tiny-*`` make a 0.6M-parameter Llama (16 × 8 × 32), ``1b`` one
+of 1.1B (16 × 8 × 256); ``smoke`` only shows that it runs. Both sides
 compute a reward that counts sevens. A step is all its work but the writing of its metrics (TRL's: from ``on_step_begin`` to
 ``on_step_end``; ours: ``time/step``); each run's first step is left out.
 With ``--json`` the last line is one object: ``ratio`` (TRL's seconds over ours, the smallest of the cases run) and ``cases``.
@@ -44,6 +45,7 @@ class Case:
 CASES = {
     "tiny-fixed": Case(16, 8, 32, 12, ragged=False),
     "tiny-ragged": Case(16, 8, 32, 12, ragged=True),
+    "smoke": Case(2, 2, 4, 2, ragged=False, size=(32, 2, 4)),
     "1b": Case(16, 8, 256, 5, ragged=False, size=(2048, 28, 16)),
     "smollm2": Case(4, 8, 64, 3, ragged=False, model="models/SmolLM2-135M-Instruct"),
 }
@@ -178,10 +180,11 @@ def run_ours(
         command += ["--runtime", "ray", "--ray.num-cpus", str(2 * threads), "--ray.object-store-mb", "200"]
         command += ["--placement", f"actor={threads}", "--placement", f"rollout={threads}"]
         command += ["--ray.num-gpus", "0"] if device == "cpu" else []
+    path = [str(inputs["plugin"]), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(each),
-        "PYTHONPATH": f"{inputs['plugin']}:{ROOT}",
+        "PYTHONPATH": os.pathsep.join(path),
         "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,0 +1,1 @@
+"""What ``gpu_accept.py`` measures: a file for each kind of part."""

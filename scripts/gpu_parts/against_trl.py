@@ -1,0 +1,46 @@
+"""A step against TRL's ``GRPOTrainer`` on the same GPU, by ``benchmarks/step_vs_trl.py``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpu_parts.machine import Machine, Skipped
+from rlhf_host.plugins.discovery import discover
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks/step_vs_trl.py"
+
+
+def ratio(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """TRL's seconds per step over ours: 1.1B parameters, 16 prompts × 8 samples × 256 tokens."""
+    if machine.peer_python is None:
+        raise Skipped("it needs --peer-python, the Python of an environment with torch and trl")
+    if not any(info.kind == "algo" and info.name == "rloo" for info in discover()):
+        raise Skipped("rlhf-plugin-rloo is not installed here")
+    benchmark, case, threads = _benchmark(), "smoke" if machine.dry else "1b", os.cpu_count() or 1
+    options = argparse.Namespace(
+        peer_python=machine.peer_python, rounds=machine.size(2, 1), device=machine.device.type, threads=threads
+    )
+    options.kernels, options.model, options.runtime = None, None, "local"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            peak = benchmark.matmul_gflops(threads)
+            result = benchmark.compare(case, benchmark.CASES[case], Path(folder), options, peak)
+    except SystemExit as error:
+        raise RuntimeError(str(error)) from error
+    return float(result.pop("ratio")), result
+
+
+def _benchmark() -> Any:
+    """The benchmark as a module."""
+    spec = importlib.util.spec_from_file_location("step_vs_trl", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

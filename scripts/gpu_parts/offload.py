@@ -1,0 +1,39 @@
+"""How much memory a backend gives back while engines sample, and whether it is taken up again unchanged."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from gpu_parts.machine import GB, Machine, Skipped, held_bytes, random_model, random_rows, update, watched, worker_of
+from rlhf_host.backends.deepspeed import DeepSpeed
+from rlhf_host.backends.torch import Torch
+from rlhf_host.config.schema import TrainConfig
+
+
+def freed(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Part of weights and optimizer state that ``offload`` frees, with DeepSpeed where it is installed, else with torch."""
+    with_deepspeed = not machine.dry and importlib.util.find_spec("deepspeed") is not None
+    plugin = DeepSpeed(DeepSpeed.Options(zero_stage=2)) if with_deepspeed else Torch(Torch.Options())
+    empty, model = held_bytes(machine), random_model(machine)
+    rows = random_rows(model, 4, machine.size(256, 8), machine.size(256, 8))
+    worker = worker_of(model, TrainConfig(), plugin)
+    backend = worker.roles["actor"].backend
+    assert backend is not None
+    update(worker, rows)
+    weights, before = [weight.detach().cpu().clone() for weight in model.parameters()], held_bytes(machine)
+    with watched(machine) as away:
+        backend.offload()
+    moved = before - held_bytes(machine)
+    with watched(machine) as back:
+        backend.reload()
+    for saved, weight in zip(weights, model.parameters(), strict=True):
+        if not torch.equal(saved, weight.detach().cpu()):
+            raise RuntimeError("after offload and reload the weights are others")
+    update(worker, rows)
+    name = type(plugin).__name__
+    if moved <= 0:
+        raise Skipped(f"the backend {name} moved nothing: only DeepSpeed's does, on a GPU")
+    return moved / (before - empty), {"backend": name, "gb": moved / GB, "offload_s": away.seconds, "reload_s": back.seconds}
