@@ -17,6 +17,8 @@ STAMP := $(VENV)/.setup-$(shell { cat $(PROJECTS) $(CONSTRAINTS); grep __version
 DISTRIBUTED := constraints/distributed.txt
 DISTRIBUTED_STAMP := $(STAMP)-distributed-$(shell cat $(DISTRIBUTED) | cksum | cut -d ' ' -f 1)
 UNFINISHED := $(VENV)/.unfinished
+# Python compiles what is imported; compiling all of torch and transformers would take longer than installing them.
+PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -31,15 +33,15 @@ $(STAMP):
 	@mkdir -p $(VENV) && rm -f $(VENV)/.setup-* && touch $(UNFINISHED)
 	@echo "Setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) hatchling editables
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-build-isolation $(EDITABLES)
+	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) --no-build-isolation $(EDITABLES)
 	@rm $(UNFINISHED) && touch $@
 
 setup-distributed: $(DISTRIBUTED_STAMP) ## the same with Ray, DeepSpeed and vLLM for the CPU
 
 $(DISTRIBUTED_STAMP): $(STAMP)
 	@echo "Adding Ray, DeepSpeed and vLLM: a few minutes the first time"
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps -r $(DISTRIBUTED)
+	$(PIP_INSTALL) --no-deps -r $(DISTRIBUTED)
 	@touch $@
 
 quickstart: setup ## train a tiny model from nothing, on the CPU
@@ -60,7 +62,7 @@ test-wheels: setup ## install each distribution alone with the host, from wheels
 
 # Beside .venv, not in it: Triton beside a torch for CPUs disturbs other libraries.
 build/triton: | $(STAMP)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --no-deps --target $@.unfinished \
+	$(PIP_INSTALL) --no-deps --target $@.unfinished \
 		liger-kernel triton==3.9.0
 	@mv $@.unfinished $@
 
