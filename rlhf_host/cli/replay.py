@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.errors import UserError
@@ -67,7 +68,7 @@ def replay(line: CommandLine) -> None:
     else:
         _print(replayed, count)
         if output is not None:
-            click.echo(f"Written to {output}; train on it with rlhf train --from-trajectories {output}")
+            click.echo(f"Written to {output}; train on it with {rlhf('train', '--from-trajectories', output)}")
 
 
 def _count(text: str | None) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_rollout
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.schema import RunConfig
@@ -145,6 +146,6 @@ def _say(summary: dict[str, Any], interrupted: bool) -> None:
     heading = "Interrupted; the finished steps are in" if interrupted else "Written to"
     click.echo(
         f"{heading} {output}\n"
-        f"  rlhf train --from-trajectories {output} ...    trains on it\n"
-        f"  rlhf replay {output} --reward NAME    scores it again"
+        f"  {rlhf('train', '--from-trajectories', output)} ...    trains on it\n"
+        f"  {rlhf('replay', output, '--reward', 'NAME')}    scores it again"
     )

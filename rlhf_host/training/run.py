@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rlhf_host.command import rlhf
 from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
@@ -240,8 +241,8 @@ def _way_on(run_dir: Path) -> str:
     """What to do after a loss, and from where that goes on."""
     saved = checkpoint_dirs(run_dir)
     if not saved:
-        return f"no checkpoint was written yet (--checkpoint.every), so rlhf train --resume {run_dir} begins again"
-    return f"continue from {saved[-1][1]} with rlhf train --resume {run_dir}"
+        return f"no checkpoint was written yet (--checkpoint.every), so {rlhf('train', '--resume', run_dir)} begins again"
+    return f"continue from {saved[-1][1]} with {rlhf('train', '--resume', run_dir)}"
 
 
 def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:

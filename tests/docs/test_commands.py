@@ -99,15 +99,20 @@ def test_a_command_on_a_page_is_true(page, words, sandbox, finished, installed, 
     elif program == "python":
         assert (ROOT / rest[0]).is_file()
     else:
-        for name in (word for word in rest[1:] if not word.startswith("-")):
-            check_requirement(name)
+        links = ["--find-links", "dist"]
+        linked = rest[1:3] == links
+        for name in (word for word in rest[3 if linked else 1 :] if not word.startswith("-")):
+            check_requirement(name, linked)
 
 
-def check_requirement(name):
-    """What is to be installed is the project's own, a page's plugin, or a folder that the page has just made."""
+def check_requirement(name, linked):
+    """What is to be installed is the project's own, from the wheels that ``make wheels`` builds while it is on no index; a page's
+    plugin; or a folder that the page has just made. The host is there already where its extras are added."""
     if name.startswith(("./", ".")) or "/" in name or PLACEHOLDER.match(name):
         return
-    assert Requirement(name).name in DISTRIBUTIONS, f"nobody here publishes {name}"
+    requirement = Requirement(name)
+    assert requirement.name in DISTRIBUTIONS, f"nobody here publishes {name}"
+    assert linked or requirement.extras, f"pip install --find-links dist {name}"
 
 
 def check_rlhf(words):
