@@ -36,7 +36,8 @@ START = {
 SECTIONS = {"roles": "Models"}
 
 ABOUT = """Score saved trajectories again, compute their advantages again, and show what changes. FILE is what rlhf rollout wrote, a
-run directory or its trajectories/ (of a run with --trajectories.tokens). No model is loaded unless a plugin needs one."""
+run directory or its trajectories/. Advantages, plugins that ask models, and --output need a file with tokens: one of rlhf rollout,
+or of a run with --trajectories.tokens. No model is loaded unless a plugin needs one."""
 
 
 @click.command(
@@ -56,7 +57,8 @@ def replay(line: CommandLine) -> None:
 
         if output is not None:
             saved_rows.check_output(Path(output))
-        replayed = run(config, manager, saved_rows.read_steps(Path(line.file)))
+        texts = output is None and config.algo is None
+        replayed = run(config, manager, saved_rows.read_steps(Path(line.file), texts=texts))
         if output is not None:
             parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in replayed.steps)
             saved_rows.write_lines(Path(output), parts)

@@ -167,6 +167,32 @@ def test_scored_anew_a_file_is_trained_on(replay, rlhf_here, small_run):
         assert read[name] == sampled[name]
 
 
+def test_a_run_with_default_settings_is_scored_again_by_its_texts(replay, rlhf_here, small_run, tiny_model, tmp_path):
+    """Its files have no tokens. Also with a tokenizer at hand, texts are those of the file; lengths are what they were."""
+    assert rlhf_here(*small_run, "--train.steps", "1", "--run-dir", "run").exit_code == 0
+    again = ("run", "--reward", "vowels", "--with", "overlong_masking", "--json")
+    for more in ((), ("--actor.model", tiny_model)):
+        found = replay(*again, *more)
+        assert (found["summary"]["trajectories"], found["summary"]["unjudged"]["new"]) == (16, 0)
+        assert all(old == pytest.approx(new) for old, new in pairs(found, "reward"))
+        rewards = [new for _, new in pairs(found, "reward")]
+        assert len(set(rewards)) > 1
+    assert rewards == [json.loads(line)["reward"] for line in Path("run/trajectories/train-step-000001.jsonl").open()]
+    for flags in (("--algo", "rloo"), ("--reward", "vowels", "--output", "scored.jsonl")):
+        output = replay("run", *flags, code=2)
+        assert "without its tokens: write token ids too: rlhf rollout does" in output
+    output = replay("run", "--kl.coef", "0.5", "--actor.model", tiny_model, code=2)
+    assert "the chosen plugins ask models about tokens, and the file has only texts: write token ids too" in output
+
+
+def test_texts_keep_what_the_agent_gave_and_are_refused_for_several_turns(replay, tmp_path):
+    texts = {key: value for key, value in row("a", 0, "aa", 1.75).items() if key != "segments"}
+    path = write(tmp_path / "texts.jsonl", [texts | {"length": 2, "rewards": {"agent": 1.5, "vowels": 0.25}}])
+    assert pairs(replay(path, "--reward", "vowels", "--reward.vowels.weight", "2", "--json"), "reward") == [(1.75, 2.0)]
+    path = write(tmp_path / "turns.jsonl", [texts | {"length": 2, "full_text": "a?a"}])
+    assert "turns.jsonl:1: several turns without their tokens" in replay(path, "--reward", "vowels", code=2)
+
+
 def test_a_text_that_is_not_in_the_file_needs_the_model(replay, tmp_path):
     several = row("a", 0, "aa", 1.0)
     several["segments"] += [{"kind": "observation", "token_ids": [1]}, {**several["segments"][1], "token_ids": [98, 98]}]
