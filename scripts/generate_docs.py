@@ -7,13 +7,12 @@ python scripts/generate_docs.py --check    # says which are out of date, and fai
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +26,10 @@ from rlhf_host import functional, hookspecs, protocols
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, discover
+from rlhf_host.plugins.about import about
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover, normalised
 from rlhf_host.plugins.options import describe_options, options_model, type_name
+from rlhf_host.plugins.selection import load
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
 
@@ -79,9 +80,6 @@ CALLS = {
 """A rule of ``hookspecs`` in words."""
 
 PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels)
-
-PLAIN = ("engine", "backend", "runtime", "kernels")
-"""Kinds that are described by their class: its module tells of more than it."""
 
 
 def pages() -> dict[str, str]:
@@ -451,7 +449,7 @@ def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def help_text(path: Sequence[str]) -> str:
-    own = {row["distribution"] for row in published()}
+    own = {info.distribution for info in published()}
     others = ",".join(f"{info.distribution}:{info.name}" for info in discover() if info.distribution not in own)
     found = CliRunner().invoke(command_line, [*path, "--help"], env={"COLUMNS": "100", DISABLE: others}, prog_name="rlhf")
     if found.exit_code:
@@ -471,7 +469,7 @@ def catalogue_page() -> str:
     ]
     shared = describe_options(functional.PolicyLossOptions)
     for kind, title in KINDS.items():
-        rows = [row for row in found if row["kind"] == kind]
+        rows = [info for info in found if info.kind == kind]
         if not rows:
             continue
         parts += [f"## {title} {{ #{kind} }}", table(("name", "distribution", ""), _listed(kind, rows))]
@@ -485,33 +483,27 @@ def catalogue_page() -> str:
     return "\n\n".join(parts)
 
 
-def published() -> Iterator[dict[str, str]]:
-    """Kind, name, value, distribution and its folder, of every entry point of the project's distributions."""
+def published() -> Iterator[PluginInfo]:
+    """Every plugin of the project's distributions, by kind and name as their projects have them."""
+    known = {(info.kind, info.name, normalised(info.distribution)): info for info in discover()}
     kinds = {group: kind for kind, group in GROUPS.items()}
     for path in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]:
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
         for group, points in project.get("entry-points", {}).items():
             if group in kinds:
-                for name, value in sorted(points.items()):
-                    about = {"kind": kinds[group], "name": name, "value": value, "distribution": project["name"]}
-                    yield {**about, "folder": str(path.parent)}
+                yield from (known[kinds[group], name, project["name"]] for name in sorted(points))
 
 
-def _listed(kind: str, rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
-    for row in rows:
-        if kind == "preset":
-            summary = _preset_summary(row)
-        elif kind in PLAIN:
-            summary = _first_sentence(_loaded(row).__doc__ or "")
-        else:
-            summary = _summary(row, rows)
-        yield code(f"{FLAGS[kind]} {row['name']}"), code(row["distribution"]), summary
+def _listed(kind: str, rows: Sequence[PluginInfo]) -> Iterator[tuple[str, str, str]]:
+    for info in rows:
+        summary = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", about(info))
+        yield code(f"{FLAGS[kind]} {info.name}"), code(info.distribution), summary
 
 
-def _options(kind: str, row: Mapping[str, str]) -> Iterator[str]:
-    model = options_model(_loaded(row))
+def _options(kind: str, info: PluginInfo) -> Iterator[str]:
+    model = options_model(load(info))
     options = describe_options(model)
-    heads = f"### {row['name']} {{ #{kind}-{row['name']} }}"
+    heads = f"### {info.name} {{ #{kind}-{info.name} }}"
     if issubclass(model, functional.PolicyLossOptions):
         inherited = {option.name: option for option in describe_options(functional.PolicyLossOptions)}
         own = [option for option in options if inherited.get(option.name) != option]
@@ -520,42 +512,6 @@ def _options(kind: str, row: Mapping[str, str]) -> Iterator[str]:
     elif options:
         yield heads
         yield options_table(options)
-
-
-def _loaded(row: Mapping[str, str]) -> type:
-    module, _, attribute = row["value"].partition(":")
-    found: type = getattr(importlib.import_module(module), attribute)
-    return found
-
-
-def _summary(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
-    """The first sentence of the entry point's module, if the plugin is alone there; else of the module that defines it,
-    likewise; else of the class."""
-    cls = _loaded(row)
-    entry = row["value"].partition(":")[0]
-    if [other["value"].partition(":")[0] for other in rows].count(entry) == 1:
-        return _first_sentence(sys.modules[entry].__doc__ or cls.__doc__ or "")
-    alone = [_loaded(other).__module__ for other in rows].count(cls.__module__) == 1
-    own, module = cls.__dict__.get("__doc__") or "", sys.modules[cls.__module__].__doc__ or ""
-    return _first_sentence((module or own) if alone else (own or module))
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
-    return prose(_SENTENCE_END.split(paragraph)[0])
-
-
-def _preset_summary(row: Mapping[str, str]) -> str:
-    package, _, name = row["value"].partition(":")
-    folder = Path(row["folder"])
-    file = next(path for path in (folder / "src", folder) if (path / Path(*package.split("."))).is_dir())
-    text = (file / Path(*package.split(".")) / name).read_text(encoding="utf-8")
-    comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines()[:12] if line.startswith("#"))
-    linked = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", comment)
-    return _SENTENCE_END.split(linked)[0]
-
-
-_SENTENCE_END = re.compile(r"(?<=[.!])(?<!Dr\.)\s+(?=[A-Z`])")
 
 
 # --- writing ------------------------------------------------------------------------------------

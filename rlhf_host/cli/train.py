@@ -16,6 +16,7 @@ from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.phases import phase
 from rlhf_host.records.needs import Outcome
 
 CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "disable", "help")
@@ -73,6 +74,7 @@ def train(ctx: click.Context, line: CommandLine) -> None:
 
             dry_run(config, manager)
             return
+        phase("Loading libraries")
         from rlhf_host.training.run import train as run
 
         outcome = run(config, manager, resume=resume)

@@ -93,9 +93,10 @@ class FunctionReward:
     """A function of one trajectory as a reward plugin.
 
     Its parameters say what it wants, by name: ``trajectory``, ``text``, ``label``, ``prompt``, ``task``,
-    ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless a known name
-    would be given something else. Those with a default and another name keep it. It returns a number, ``None`` (could not judge), a ``Reward``, or true or false: 1 or 0, which count as
-    the score too. It may be ``async``: then a group's calls run side by side.
+    ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless one of these names
+    would be given something else. Those with a default and another name keep it. It returns a number, ``None`` (could not judge),
+    a ``Reward``, or true or false: 1 or 0, which count as the score too. It may be ``async``: then a group's calls run side by
+    side.
 
     Raises:
         PluginError: when its parameters fit neither.

@@ -15,7 +15,8 @@ from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample
 
 
 class TensorBoard:
-    """A resumed run hides what was logged after the step it resumes from."""
+    """Scalars and samples under ``tensorboard/`` in the run directory. A resumed run hides what was logged after the step it
+    resumes from."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -66,6 +67,7 @@ class TensorBoard:
 
 def _markdown(trajectory: Trajectory, tokenizer: Any) -> str:
     """Indented blocks: whatever the model writes stays text and is not rendered."""
-    parts = zip(("prompt", "completion", "label", "reward"), (*sample_texts(trajectory, tokenizer), reward_cell(trajectory)), strict=True)
+    texts = (*sample_texts(trajectory, tokenizer), reward_cell(trajectory))
+    parts = zip(("prompt", "completion", "label", "reward"), texts, strict=True)
     blocks = ((name, "\n".join(f"    {visible(line)}" for line in text.split("\n"))) for name, text in parts)
     return "\n\n".join(f"**{name}**\n\n{block}" for name, block in blocks)

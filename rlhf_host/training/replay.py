@@ -128,7 +128,9 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
         raise UserError(f"the chosen plugins ask the role {names}, beside the actor's tokenizer: give --actor.model PATH")
     for step in steps:
         if roles and not step.tokens:
-            raise UserError(f"{step.where}: the chosen plugins ask models about tokens, and the file has only texts: {WITH_TOKENS}")
+            raise UserError(
+                f"{step.where}: the chosen plugins ask models about tokens, and the file has only texts: {WITH_TOKENS}"
+            )
     if not roles:
         with event_loop(config.debug) as events:
             try:

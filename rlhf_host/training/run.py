@@ -17,6 +17,7 @@ from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.directories import write_directory
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Generation, Sampling
@@ -215,6 +216,7 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
         loop.sync()
         outcome = loop.run()
         if outcome.status == "finished" and loop.config.checkpoint.final:
+            phase("Writing the model")
             write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
     except BaseException as error:
         message = str(error) or type(error).__name__

@@ -177,7 +177,8 @@ def test_a_run_with_default_settings_is_scored_again_by_its_texts(replay, rlhf_h
         assert all(old == pytest.approx(new) for old, new in pairs(found, "reward"))
         rewards = [new for _, new in pairs(found, "reward")]
         assert len(set(rewards)) > 1
-    assert rewards == [json.loads(line)["reward"] for line in Path("run/trajectories/train-step-000001.jsonl").open()]
+    written = Path("run/trajectories/train-step-000001.jsonl").read_text().splitlines()
+    assert rewards == [json.loads(line)["reward"] for line in written]
     for flags in (("--algo", "rloo"), ("--reward", "vowels", "--output", "scored.jsonl")):
         output = replay("run", *flags, code=2)
         assert "without its tokens: write token ids too: rlhf rollout does" in output

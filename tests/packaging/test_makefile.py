@@ -147,7 +147,8 @@ def test_the_first_target_lists_the_others(checkout):
 
 
 @pytest.mark.parametrize(
-    "target", ["quickstart", "test", "wheels", "test-wheels", "lint", "docs", "smollm2", "oracles", "learning-matrix", "results"]
+    "target",
+    ["quickstart", "test", "wheels", "test-wheels", "lint", "docs", "smollm2", "oracles", "learning-matrix", "results"],
 )
 def test_whatever_runs_sets_up_first(checkout, target):
     commands = checkout.make("--dry-run", target).stdout
