@@ -22,7 +22,7 @@ import click
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from rlhf_host import functional, hookspecs, protocols
+from rlhf_host import api, functional, hookspecs, protocols, testing
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
@@ -32,6 +32,7 @@ from rlhf_host.plugins.options import describe_options, options_model, type_name
 from rlhf_host.plugins.selection import load
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
+from rlhf_host.testing.contracts import subject as contracts
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -89,6 +90,8 @@ def pages() -> dict[str, str]:
         "reference/records.md": records_page(),
         "reference/protocols.md": protocols_page(),
         "reference/functional.md": functional_page(),
+        "reference/python.md": python_page(),
+        "reference/testing.md": testing_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
         "catalogue.md": catalogue_page(),
@@ -214,7 +217,7 @@ def _record(node: ast.ClassDef) -> Iterator[str]:
             yield f"All fields of [`{base}`](#{base}), and:"
     fields, members = [], []
     for item, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not item.target.id.startswith("_"):
             fields.append((item.target.id, ast.unparse(item.annotation), item.value, _string(following)))
         elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
             members += _member(item, fields)
@@ -274,32 +277,69 @@ def functional_page() -> str:
     for name in functional.__all__:
         value = getattr(functional, name)
         if inspect.isfunction(value):
-            found = inspect.signature(value)
-            arguments = [_argument(parameter) for parameter in found.parameters.values()]
-            if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.parameters.values()):
-                first = next(i for i, p in enumerate(found.parameters.values()) if p.kind is inspect.Parameter.KEYWORD_ONLY)
-                arguments.insert(first, "*")
-            shown = f"{name}({', '.join(arguments)}) -> {found.return_annotation}"
-            parts += [f"## `{name}` {{ #{name} }}", f"```python\n{shown}\n```", _docstring(value)]
+            parts += _function(name, value)
         elif isinstance(value, type) and issubclass(value, BaseModel):
             parts += [f"## `{name}` {{ #{name} }}", prose(value.__doc__ or ""), options_table(describe_options(value))]
     return "\n\n".join(parts)
 
 
+def python_page() -> str:
+    parts = ["# From Python", prose(inspect.getdoc(api) or ""), "[A page with examples](../python.md) comes first."]
+    for name in ("train", "evaluate", "rollout", "replay"):
+        parts += _function(name, getattr(api, name))
+    nodes = {node.name: node for node in ast.parse(inspect.getsource(api)).body if isinstance(node, ast.ClassDef)}
+    return "\n\n".join([*parts, "## `Run` { #Run }", *_record(nodes["Run"])])
+
+
+def testing_page() -> str:
+    parts = [
+        "# Testing",
+        prose(inspect.getdoc(testing) or ""),
+        "`pip install 'rlhf-host[testing]'` brings what they need. [Testing a plugin](../testing.md) shows their use.",
+    ]
+    for name in testing.__all__:
+        value = getattr(testing, name)
+        if inspect.isfunction(value):
+            parts += _function(name, value)
+        else:
+            parts += [f"## `{name}` {{ #{name} }}", prose(value.__doc__ or "")]
+    subject = next(
+        n for n in ast.parse(inspect.getsource(contracts)).body if isinstance(n, ast.ClassDef) and n.name == "Subject"
+    )
+    return "\n\n".join([*parts, "## Settings of contracts", _sections_of(ast.get_docstring(subject) or "")])
+
+
+def _function(name: str, function: Any) -> Iterator[str]:
+    """Heading, signature and docstring; a long signature has a line per argument."""
+    found = inspect.signature(function)
+    arguments = [_argument(parameter) for parameter in found.parameters.values() if not parameter.name.startswith("_")]
+    if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.parameters.values()):
+        first = next(i for i, p in enumerate(found.parameters.values()) if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        arguments.insert(first, "*")
+    shown = f"{name}({', '.join(arguments)}) -> {found.return_annotation}"
+    if len(shown) > 100:
+        lines = "".join(f"    {argument},\n" for argument in arguments)
+        shown = f"{name}(\n{lines}) -> {found.return_annotation}"
+    yield f"## `{name}` {{ #{name} }}"
+    yield f"```python\n{shown}\n```"
+    yield _sections_of(function.__doc__ or "")
+
+
 def _argument(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
-    return f"{parameter.name}: {parameter.annotation}{default}"
+    star = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+    return f"{star}{parameter.name}: {parameter.annotation}{default}"
 
 
-def _docstring(value: Any) -> str:
+def _sections_of(docstring: str) -> str:
     """Prose, and the sections ``Args:`` and ``Raises:`` as lists."""
     lines: list[str] = []
     inside = False
-    for line in prose(value.__doc__ or "").splitlines():
+    for line in prose(docstring).splitlines():
         if line in ("Args:", "Raises:", "Returns:"):
             inside = True
             lines += [f"**{line.removesuffix(':')}**", ""]
-        elif inside and (entry := re.match(r"    (\w+): (.*)", line)):
+        elif inside and (entry := re.match(r"    (\**\w+): (.*)", line)):
             lines.append(f"- `{entry[1]}`: {entry[2]}")
         else:
             inside = inside and (not line or line.startswith("    "))
