@@ -124,7 +124,7 @@ def test_kind_limits_the_list(shop):
 DOCUMENTED = """
 class Judge:
     '''Judges
-    answers, e.g. ``42``. More.'''
+    answers, such as ``42``. More.'''
 """
 
 
@@ -154,7 +154,7 @@ def test_the_table_has_a_line_for_each_plugin_that_works_and_fits_80_columns(sho
 @pytest.mark.parametrize(
     ("value", "files", "said"),
     [
-        ("cmd_doc:Judge", {"cmd_doc.py": DOCUMENTED}, "Judges answers, e.g. `42`."),
+        ("cmd_doc:Judge", {"cmd_doc.py": DOCUMENTED}, "Judges answers, such as `42`."),
         ("cmd_doc:Judge", {"cmd_doc/__init__.py": "from .own import Judge", "cmd_doc/own.py": DOCUMENTED}, "Judges answers"),
         ("cmd_doc:Other", {"cmd_doc.py": "from cmd_own import Judge as Other", "cmd_own.py": DOCUMENTED}, "Judges answers"),
         ("cmd_doc:Judge", {"cmd_doc.py": '"""A module. More."""\nclass Judge: ...'}, "A module."),
