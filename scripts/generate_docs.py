@@ -284,7 +284,7 @@ def functional_page() -> str:
 
 
 def python_page() -> str:
-    parts = ["# From Python", prose(inspect.getdoc(api) or ""), "[A page with examples](../python.md) comes first."]
+    parts = ["# Python", prose(inspect.getdoc(api) or ""), "[A page with examples](../python.md) comes first."]
     for name in ("train", "evaluate", "rollout", "replay"):
         parts += _function(name, getattr(api, name))
     nodes = {node.name: node for node in ast.parse(inspect.getsource(api)).body if isinstance(node, ast.ClassDef)}
