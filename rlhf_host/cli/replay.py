@@ -14,6 +14,7 @@ from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Change, Replay
@@ -52,6 +53,7 @@ def replay(line: CommandLine) -> None:
     config = complete(loaded.config, loaded.origins, "replay")
     with closing(build_plugins(config, "replay")) as manager:
         check_replay(config, manager)
+        phase("Loading libraries")
         from rlhf_host.training import saved_rows
         from rlhf_host.training.replay import replay as run
 

@@ -16,6 +16,7 @@ from rlhf_host.config.check import check_rollout
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
 
 if TYPE_CHECKING:
     from rlhf_host.records.episodes import Trajectory
@@ -59,6 +60,7 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
     prompts = prompts_per_step(config, _whole(line, "steps"), _whole(line, "rollouts"))
     with closing(build_plugins(config, "rollout")) as manager:
         check_rollout(config, manager)
+        phase("Loading libraries")
         from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
         from rlhf_host.training.run import rollout_only

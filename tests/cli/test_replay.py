@@ -48,7 +48,7 @@ def replay(rlhf_here):
         result = rlhf_here("replay", *arguments)
         assert result.exit_code == code, result.output
         assert "Traceback" not in result.output
-        return json.loads(result.stdout) if "--json" in arguments else result.output
+        return json.loads(result.stdout) if "--json" in arguments else result.stdout or result.output
 
     return run
 
