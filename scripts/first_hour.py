@@ -26,11 +26,12 @@ PLUGIN = "rlhf-plugin-close/src/rlhf_plugin_close/__init__.py"
 JUDGE = """
     def judge(self, text: str, label: Any) -> Reward | None:
         \"\"\"1 for the label, less for numbers further away, 0 for other texts.\"\"\"
-        if label is None:
+        if not re.fullmatch("[0-9]{1,4}", str(label)):
             return None
-        if not text.isdecimal():
+        if not re.fullmatch("[0-9]{1,4}", text):
             return Reward(0.0, score=0.0)
-        return Reward(1 / (1 + abs(int(text) - int(label))), score=float(text == label))
+        distance = abs(int(text) - int(label))
+        return Reward(1 / (1 + distance), score=float(distance == 0))
 """
 
 ABOUT = """# The first hour
