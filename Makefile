@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-wheels test-liger lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger lint docs smollm2 oracles learning-matrix results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -56,6 +56,10 @@ tests-alone:
 # While the tests run: one block of text, not lines among theirs. A failure fails `make test` too.
 lint-report:
 	@report=$$($(MAKE) --no-print-directory lint 2>&1); code=$$?; printf '\n%s\n' "$$report"; exit $$code
+
+wheels: setup ## build the host and all plugins into dist/, for pip install --find-links dist NAME elsewhere
+	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist \
+		$(dir $(PROJECTS))
 
 test-wheels: setup ## install each distribution alone with the host, from wheels, and run its own tests: minutes
 	RLHF_TEST_WHEELS=all HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/packaging/test_alone.py

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Plugin = Any
 """A name (``[ALIAS=]NAME``), a mapping of ``name`` and its options, or a class or instance with hooks; a reward may be a
-function too (``plugins.objects.FunctionReward`` says what it is called with)."""
+function too (``plugins.python_objects.FunctionReward`` says what it is called with)."""
 
 Plugins = Any
 """One plugin, a list of them, or a mapping of aliases to them."""
@@ -281,7 +281,8 @@ def replay(
     """Score saved trajectories again and compute their advantages again, as ``rlhf replay`` does.
 
     Args:
-        saved: a file of ``rlhf rollout``, a run directory or its ``trajectories/``, or what ``rollout`` returned.
+        saved: a file of ``rlhf rollout``, a run directory or its ``trajectories/``, or what ``rollout`` returned. Texts alone
+            will do without ``algo`` and without plugins that ask models.
         algo: computes advantages.
         rewards: judge anew; default: rewards stay as saved.
         extensions: filters and changes of rewards.
@@ -302,7 +303,7 @@ def replay(
         from rlhf_host.training.saved_rows import SavedStep, read_steps
 
         if isinstance(saved, str | Path):
-            steps = read_steps(Path(saved))
+            steps = read_steps(Path(saved), texts=ready.algo is None)
         elif saved:
             steps = [SavedStep(1, "train", list(saved), {}, where="the trajectories")]
         else:

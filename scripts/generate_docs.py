@@ -7,13 +7,12 @@ python scripts/generate_docs.py --check    # says which are out of date, and fai
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -23,14 +22,17 @@ import click
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from rlhf_host import functional, hookspecs, protocols
+from rlhf_host import api, functional, hookspecs, protocols, testing
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, discover
+from rlhf_host.plugins.about import about
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover, normalised
 from rlhf_host.plugins.options import describe_options, options_model, type_name
+from rlhf_host.plugins.selection import load
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
 from rlhf_host.records import episodes, needs, tensors
+from rlhf_host.testing.contracts import subject as contracts
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -80,9 +82,6 @@ CALLS = {
 
 PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels)
 
-PLAIN = ("engine", "backend", "runtime", "kernels")
-"""Kinds that are described by their class: its module tells of more than it."""
-
 
 def pages() -> dict[str, str]:
     """Path below ``docs/`` → text, of every generated page."""
@@ -91,6 +90,8 @@ def pages() -> dict[str, str]:
         "reference/records.md": records_page(),
         "reference/protocols.md": protocols_page(),
         "reference/functional.md": functional_page(),
+        "reference/python.md": python_page(),
+        "reference/testing.md": testing_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(),
         "catalogue.md": catalogue_page(),
@@ -216,7 +217,7 @@ def _record(node: ast.ClassDef) -> Iterator[str]:
             yield f"All fields of [`{base}`](#{base}), and:"
     fields, members = [], []
     for item, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not item.target.id.startswith("_"):
             fields.append((item.target.id, ast.unparse(item.annotation), item.value, _string(following)))
         elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
             members += _member(item, fields)
@@ -276,32 +277,69 @@ def functional_page() -> str:
     for name in functional.__all__:
         value = getattr(functional, name)
         if inspect.isfunction(value):
-            found = inspect.signature(value)
-            arguments = [_argument(parameter) for parameter in found.parameters.values()]
-            if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.parameters.values()):
-                first = next(i for i, p in enumerate(found.parameters.values()) if p.kind is inspect.Parameter.KEYWORD_ONLY)
-                arguments.insert(first, "*")
-            shown = f"{name}({', '.join(arguments)}) -> {found.return_annotation}"
-            parts += [f"## `{name}` {{ #{name} }}", f"```python\n{shown}\n```", _docstring(value)]
+            parts += _function(name, value)
         elif isinstance(value, type) and issubclass(value, BaseModel):
             parts += [f"## `{name}` {{ #{name} }}", prose(value.__doc__ or ""), options_table(describe_options(value))]
     return "\n\n".join(parts)
 
 
+def python_page() -> str:
+    parts = ["# Python", prose(inspect.getdoc(api) or ""), "[A page with examples](../python.md) comes first."]
+    for name in ("train", "evaluate", "rollout", "replay"):
+        parts += _function(name, getattr(api, name))
+    nodes = {node.name: node for node in ast.parse(inspect.getsource(api)).body if isinstance(node, ast.ClassDef)}
+    return "\n\n".join([*parts, "## `Run` { #Run }", *_record(nodes["Run"])])
+
+
+def testing_page() -> str:
+    parts = [
+        "# Testing",
+        prose(inspect.getdoc(testing) or ""),
+        "`pip install 'rlhf-host[testing]'` brings what they need. [Testing a plugin](../testing.md) shows their use.",
+    ]
+    for name in testing.__all__:
+        value = getattr(testing, name)
+        if inspect.isfunction(value):
+            parts += _function(name, value)
+        else:
+            parts += [f"## `{name}` {{ #{name} }}", prose(value.__doc__ or "")]
+    subject = next(
+        n for n in ast.parse(inspect.getsource(contracts)).body if isinstance(n, ast.ClassDef) and n.name == "Subject"
+    )
+    return "\n\n".join([*parts, "## Settings of contracts", _sections_of(ast.get_docstring(subject) or "")])
+
+
+def _function(name: str, function: Any) -> Iterator[str]:
+    """Heading, signature and docstring; a long signature has a line per argument."""
+    found = inspect.signature(function)
+    arguments = [_argument(parameter) for parameter in found.parameters.values() if not parameter.name.startswith("_")]
+    if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.parameters.values()):
+        first = next(i for i, p in enumerate(found.parameters.values()) if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        arguments.insert(first, "*")
+    shown = f"{name}({', '.join(arguments)}) -> {found.return_annotation}"
+    if len(shown) > 100:
+        lines = "".join(f"    {argument},\n" for argument in arguments)
+        shown = f"{name}(\n{lines}) -> {found.return_annotation}"
+    yield f"## `{name}` {{ #{name} }}"
+    yield f"```python\n{shown}\n```"
+    yield _sections_of(function.__doc__ or "")
+
+
 def _argument(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
-    return f"{parameter.name}: {parameter.annotation}{default}"
+    star = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+    return f"{star}{parameter.name}: {parameter.annotation}{default}"
 
 
-def _docstring(value: Any) -> str:
+def _sections_of(docstring: str) -> str:
     """Prose, and the sections ``Args:`` and ``Raises:`` as lists."""
     lines: list[str] = []
     inside = False
-    for line in prose(value.__doc__ or "").splitlines():
+    for line in prose(docstring).splitlines():
         if line in ("Args:", "Raises:", "Returns:"):
             inside = True
             lines += [f"**{line.removesuffix(':')}**", ""]
-        elif inside and (entry := re.match(r"    (\w+): (.*)", line)):
+        elif inside and (entry := re.match(r"    (\**\w+): (.*)", line)):
             lines.append(f"- `{entry[1]}`: {entry[2]}")
         else:
             inside = inside and (not line or line.startswith("    "))
@@ -451,7 +489,7 @@ def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def help_text(path: Sequence[str]) -> str:
-    own = {row["distribution"] for row in published()}
+    own = {info.distribution for info in published()}
     others = ",".join(f"{info.distribution}:{info.name}" for info in discover() if info.distribution not in own)
     found = CliRunner().invoke(command_line, [*path, "--help"], env={"COLUMNS": "100", DISABLE: others}, prog_name="rlhf")
     if found.exit_code:
@@ -471,7 +509,7 @@ def catalogue_page() -> str:
     ]
     shared = describe_options(functional.PolicyLossOptions)
     for kind, title in KINDS.items():
-        rows = [row for row in found if row["kind"] == kind]
+        rows = [info for info in found if info.kind == kind]
         if not rows:
             continue
         parts += [f"## {title} {{ #{kind} }}", table(("name", "distribution", ""), _listed(kind, rows))]
@@ -485,33 +523,27 @@ def catalogue_page() -> str:
     return "\n\n".join(parts)
 
 
-def published() -> Iterator[dict[str, str]]:
-    """Kind, name, value, distribution and its folder, of every entry point of the project's distributions."""
+def published() -> Iterator[PluginInfo]:
+    """Every plugin of the project's distributions, by kind and name as their projects have them."""
+    known = {(info.kind, info.name, normalised(info.distribution)): info for info in discover()}
     kinds = {group: kind for kind, group in GROUPS.items()}
     for path in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]:
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
         for group, points in project.get("entry-points", {}).items():
             if group in kinds:
-                for name, value in sorted(points.items()):
-                    about = {"kind": kinds[group], "name": name, "value": value, "distribution": project["name"]}
-                    yield {**about, "folder": str(path.parent)}
+                yield from (known[kinds[group], name, project["name"]] for name in sorted(points))
 
 
-def _listed(kind: str, rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
-    for row in rows:
-        if kind == "preset":
-            summary = _preset_summary(row)
-        elif kind in PLAIN:
-            summary = _first_sentence(_loaded(row).__doc__ or "")
-        else:
-            summary = _summary(row, rows)
-        yield code(f"{FLAGS[kind]} {row['name']}"), code(row["distribution"]), summary
+def _listed(kind: str, rows: Sequence[PluginInfo]) -> Iterator[tuple[str, str, str]]:
+    for info in rows:
+        summary = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", about(info))
+        yield code(f"{FLAGS[kind]} {info.name}"), code(info.distribution), summary
 
 
-def _options(kind: str, row: Mapping[str, str]) -> Iterator[str]:
-    model = options_model(_loaded(row))
+def _options(kind: str, info: PluginInfo) -> Iterator[str]:
+    model = options_model(load(info))
     options = describe_options(model)
-    heads = f"### {row['name']} {{ #{kind}-{row['name']} }}"
+    heads = f"### {info.name} {{ #{kind}-{info.name} }}"
     if issubclass(model, functional.PolicyLossOptions):
         inherited = {option.name: option for option in describe_options(functional.PolicyLossOptions)}
         own = [option for option in options if inherited.get(option.name) != option]
@@ -520,42 +552,6 @@ def _options(kind: str, row: Mapping[str, str]) -> Iterator[str]:
     elif options:
         yield heads
         yield options_table(options)
-
-
-def _loaded(row: Mapping[str, str]) -> type:
-    module, _, attribute = row["value"].partition(":")
-    found: type = getattr(importlib.import_module(module), attribute)
-    return found
-
-
-def _summary(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
-    """The first sentence of the entry point's module, if the plugin is alone there; else of the module that defines it,
-    likewise; else of the class."""
-    cls = _loaded(row)
-    entry = row["value"].partition(":")[0]
-    if [other["value"].partition(":")[0] for other in rows].count(entry) == 1:
-        return _first_sentence(sys.modules[entry].__doc__ or cls.__doc__ or "")
-    alone = [_loaded(other).__module__ for other in rows].count(cls.__module__) == 1
-    own, module = cls.__dict__.get("__doc__") or "", sys.modules[cls.__module__].__doc__ or ""
-    return _first_sentence((module or own) if alone else (own or module))
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
-    return prose(_SENTENCE_END.split(paragraph)[0])
-
-
-def _preset_summary(row: Mapping[str, str]) -> str:
-    package, _, name = row["value"].partition(":")
-    folder = Path(row["folder"])
-    file = next(path for path in (folder / "src", folder) if (path / Path(*package.split("."))).is_dir())
-    text = (file / Path(*package.split(".")) / name).read_text(encoding="utf-8")
-    comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines()[:12] if line.startswith("#"))
-    linked = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", comment)
-    return _SENTENCE_END.split(linked)[0]
-
-
-_SENTENCE_END = re.compile(r"(?<=[.!])(?<!Dr\.)\s+(?=[A-Z`])")
 
 
 # --- writing ------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ ABOUT = """# A trial
 
 This page goes from nothing to a trained plugin. `rlhf plugins new` writes an algorithm. It is tested, edited and trained on the
 quickstart model. The page shows every command, its output and its time, in an environment with `rlhf-host` and the plugins of the
-project. {machine}. `python scripts/trial.py` runs everything again and writes this page.
+project. {machine}, shared with other work. `python scripts/trial.py` runs everything again and writes this page.
 """
 
 

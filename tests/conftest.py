@@ -338,7 +338,8 @@ def new_environment(third_party: Path, tmp_path_factory: pytest.TempPathFactory)
         (site,) = home.glob("lib/python*/site-packages")
         (site / "third-party.pth").write_text(f"{third_party}\n")
         environment = Environment(home)
-        environment.install(*installed)
+        if installed:
+            environment.install(*installed)
         return environment
 
     return make

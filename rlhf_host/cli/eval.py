@@ -15,6 +15,7 @@ from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
 
 CONTROL = ("config", "preset", "checkpoint", "json", "disable", "help")
 
@@ -51,6 +52,7 @@ def evaluate(line: CommandLine) -> None:
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
     with closing(build_plugins(config, "evaluate")) as manager:
         check_evaluation(config, manager)
+        phase("Loading libraries")
         from rlhf_host.training.run import evaluate_only
 
         metrics = evaluate_only(config, manager)

@@ -6,11 +6,13 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import click
 
 from rlhf_host.cli.lazy import LazyGroup
 from rlhf_host.cli.plugin_names import complete_plugin, kind_option, leave_out
+from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -23,6 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "requirements": ("rlhf_host.cli.plugins_requirements:requirements", "Print exact versions, to reproduce a run."),
 }
 """Name → (``module:attribute`` of the command, its line in ``rlhf plugins --help``)."""
+
+WIDE = 140
+"""Columns from which on a table has all there is to say."""
 
 FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 """Keys of ``--json``."""
@@ -42,16 +47,16 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 )
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, kind: str | None, disable: Sequence[str]) -> None:
-    """List installed plugins: kind, name, version, API range, status, distribution and its summary.
+    """List installed plugins: kind, name and what each does; on a wide terminal also version, API range, status and distribution.
 
-    This reads metadata and imports no plugin. Status: ok; incompatible (made for another rlhf-host); conflict (two
+    This imports no plugin: it reads metadata and docstrings. Status: ok; incompatible (made for another rlhf-host); conflict (two
     distributions use the name: choose with distribution:name); missing (its module does not exist); broken (--verify);
     disabled (by --disable or RLHF_DISABLE_PLUGINS).
     """
     leave_out(ctx, disable)
     if ctx.invoked_subcommand is not None:
         return
-    infos = [info for info in discover(disabled=True) if kind in (None, info.kind)]
+    infos = [replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)]
     if verify:
         from rlhf_host.plugins.verify import verify as verified
 
@@ -65,26 +70,18 @@ def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, ki
 
 
 def _table(infos: Sequence[PluginInfo], width: int) -> Iterator[str]:
-    """A line per plugin; what finds no room beside it goes below, indented."""
-    rows = [("KIND", "NAME", "VERSION", "API", "STATUS")]
-    rows += [(info.kind, info.name, info.version, info.api, info.status) for info in infos]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
-    yield f"{lines[0]}  DISTRIBUTION"[:width]
-    shown: set[str] = set()
-    for info, line in zip(infos, lines[1:], strict=True):
-        # A summary is the distribution's, so it stands once for all its plugins.
-        summary = "" if info.distribution in shown else info.summary
-        shown.add(info.distribution)
-        whole = f"{info.distribution}: {summary}" if summary else info.distribution
-        beside, below = next(
-            (beside, below)
-            for beside, below in ((whole, ""), (info.distribution, summary), ("", whole))
-            if not beside or len(line) + 2 + len(beside) <= width
-        )
-        yield f"{line}  {beside}".rstrip()
-        problem = f"{info.status}: {info.problem}" if info.problem else ""
-        yield from (f"    {note}" for text in (below, problem) for note in wrap(text, width - 4))
+    """A line per plugin, as wide as there is room; below it what is wrong with it."""
+    rows = [("KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION")]
+    rows += [(info.kind, info.name, info.version, info.api, info.status, info.distribution) for info in infos]
+    columns = range(len(rows[0]) if width >= WIDE else 2)
+    widths = [max(len(row[column]) for row in rows) for column in columns]
+    for info, row in zip([None, *infos], rows, strict=True):
+        line = "  ".join(row[column].ljust(size) for column, size in zip(columns, widths, strict=True))
+        room = width - len(line) - 2
+        text = "ABOUT" if info is None else info.summary
+        yield f"{line}  {text if len(text) <= room else text[: room - 1].rstrip() + '…'}".rstrip()
+        if info is not None and info.problem:
+            yield from (f"    {note}" for note in wrap(f"{info.status}: {info.problem}", width - 4))
 
 
 def wrap(text: str, width: int, head: str = "", indent: str = "") -> list[str]:

@@ -41,8 +41,9 @@ def _complete_installed(ctx: click.Context, param: click.Parameter, incomplete: 
 @click.command()
 @click.argument("names", nargs=-1, required=True, shell_complete=_complete_published)
 @click.option("--upgrade", "-U", is_flag=True, help="Install a newer version if there is one.")
+@click.option("--find-links", metavar="DIR", help="Look for wheels there too, as pip does: what make wheels has built.")
 @click.option("--dry-run", is_flag=True, help="Print the pip command and stop.")
-def install(names: Sequence[str], upgrade: bool, dry_run: bool) -> None:
+def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run: bool) -> None:
     """Install plugins with pip, into the environment that rlhf runs in.
 
     NAMES are plugins of the project's catalogue (grpo), their distributions (rlhf-plugin-grpo), or paths of folders and
@@ -50,7 +51,8 @@ def install(names: Sequence[str], upgrade: bool, dry_run: bool) -> None:
     """
     targets = list(dict.fromkeys(_target(name) for name in names))
     # Naming the host keeps pip from replacing it with the version that a plugin was made for.
-    command = _pip("install", *(["--upgrade"] if upgrade else []), *targets, f"{HOST}=={__version__}")
+    flags = [*(["--upgrade"] if upgrade else []), *(["--find-links", find_links] if find_links else [])]
+    command = _pip("install", *flags, *targets, f"{HOST}=={__version__}")
     if dry_run:
         click.echo(shlex.join(command))
         return

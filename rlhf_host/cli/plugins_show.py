@@ -10,6 +10,7 @@ import click
 from rlhf_host import __version__
 from rlhf_host.cli.plugin_names import complete_plugin, kind_option
 from rlhf_host.cli.plugins import wrap
+from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.selection import find_all
 from rlhf_host.plugins.verify import Inspection, look_inside
@@ -41,7 +42,7 @@ def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[s
     rows = [
         ("from", f"{info.distribution} {info.version} ({info.value})"),
         ("file", inside.file),
-        ("summary", info.summary),
+        ("summary", about(info)),
         ("API", f"{info.api} (this is rlhf-host {__version__})"),
         ("status", status if not (info.problem or inside.problem) else f"{status}: {inside.problem or info.problem}"),
         ("hooks", ", ".join(inside.hooks)),

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Change, Replay
@@ -35,7 +37,8 @@ START = {
 SECTIONS = {"roles": "Models"}
 
 ABOUT = """Score saved trajectories again, compute their advantages again, and show what changes. FILE is what rlhf rollout wrote, a
-run directory or its trajectories/ (of a run with --trajectories.tokens). No model is loaded unless a plugin needs one."""
+run directory or its trajectories/. Advantages, plugins that ask models, and --output need a file with tokens: one of rlhf rollout,
+or of a run with --trajectories.tokens. No model is loaded unless a plugin needs one."""
 
 
 @click.command(
@@ -50,12 +53,14 @@ def replay(line: CommandLine) -> None:
     config = complete(loaded.config, loaded.origins, "replay")
     with closing(build_plugins(config, "replay")) as manager:
         check_replay(config, manager)
+        phase("Loading libraries")
         from rlhf_host.training import saved_rows
         from rlhf_host.training.replay import replay as run
 
         if output is not None:
             saved_rows.check_output(Path(output))
-        replayed = run(config, manager, saved_rows.read_steps(Path(line.file)))
+        texts = output is None and config.algo is None
+        replayed = run(config, manager, saved_rows.read_steps(Path(line.file), texts=texts))
         if output is not None:
             parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in replayed.steps)
             saved_rows.write_lines(Path(output), parts)
@@ -67,7 +72,7 @@ def replay(line: CommandLine) -> None:
     else:
         _print(replayed, count)
         if output is not None:
-            click.echo(f"Written to {output}; train on it with rlhf train --from-trajectories {output}")
+            click.echo(f"Written to {output}; train on it with {rlhf('train', '--from-trajectories', output)}")
 
 
 def _count(text: str | None) -> int:

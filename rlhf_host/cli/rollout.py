@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_rollout
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
 
 if TYPE_CHECKING:
     from rlhf_host.records.episodes import Trajectory
@@ -58,6 +60,7 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
     prompts = prompts_per_step(config, _whole(line, "steps"), _whole(line, "rollouts"))
     with closing(build_plugins(config, "rollout")) as manager:
         check_rollout(config, manager)
+        phase("Loading libraries")
         from rlhf_host.training import saved_rows
         from rlhf_host.training.records import provenance
         from rlhf_host.training.run import rollout_only
@@ -145,6 +148,6 @@ def _say(summary: dict[str, Any], interrupted: bool) -> None:
     heading = "Interrupted; the finished steps are in" if interrupted else "Written to"
     click.echo(
         f"{heading} {output}\n"
-        f"  rlhf train --from-trajectories {output} ...    trains on it\n"
-        f"  rlhf replay {output} --reward NAME    scores it again"
+        f"  {rlhf('train', '--from-trajectories', output)} ...    trains on it\n"
+        f"  {rlhf('replay', output, '--reward', 'NAME')}    scores it again"
     )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
-from rlhf_host.config.run_dir import config_yaml, require_run, with_run_dir
+from rlhf_host.config.load import QUICKSTART
+from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.phases import phase
 from rlhf_host.records.needs import Outcome
 
 CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "disable", "help")
@@ -69,37 +74,49 @@ def train(ctx: click.Context, line: CommandLine) -> None:
 
             dry_run(config, manager)
             return
+        phase("Loading libraries")
         from rlhf_host.training.run import train as run
 
         outcome = run(config, manager, resume=resume)
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
-    assert config.run_dir is not None
-    _say_what_next(outcome, Path(config.run_dir))
+    click.echo(_what_next(outcome, config))
     if outcome.status == "interrupted":
         ctx.exit(130)
 
 
-def _say_what_next(outcome: Outcome, run_dir: Path) -> None:
+def _what_next(outcome: Outcome, config: RunConfig) -> str:
+    """What the run has left, and commands that work on it."""
+    run_dir = Path(str(config.run_dir))
     if outcome.status == "interrupted":
-        click.echo(
-            f"\nInterrupted after step {outcome.step}; a checkpoint is written. Continue with:\n  rlhf train --resume {run_dir}"
-        )
-        return
+        resume = rlhf("train", "--resume", run_dir)
+        return f"\nInterrupted after step {outcome.step}; a checkpoint is written. Continue with:\n  {resume}"
     early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
     parts = [name for name in ("metrics.jsonl", "trajectories/", "checkpoints/", "model/") if (run_dir / name).exists()]
     lines = [f"\nFinished{early}. Everything is in {run_dir}: {', '.join(parts)}"]
     if (score := outcome.metrics.get("eval/pass@1")) is not None:
         lines.append(f"Held-out pass@1 at the end: {score:.3f} over {outcome.metrics.get('eval/samples', 0):.0f} samples")
-    lines.append("What to try next:")
-    if "model/" in parts:
-        lines.append(f"  rlhf eval --checkpoint {run_dir} --eval.n 4        more samples per task, pass@4")
-    if "checkpoints/" in parts and outcome.reason is None:
-        lines.append(f"  rlhf train --resume {run_dir} --train.steps {2 * outcome.step}    continue training")
-    lines += [
-        "  rlhf train --algo rloo --reward math_verifier --actor.model DIR --data FILE.jsonl    your own model and data",
-    ]
-    click.echo("\n".join(lines))
+    best = run_dir / BEST
+    if best.exists():
+        lines.append(f"The best {config.checkpoint.best} is that of {best.resolve().name}: {best} points to it")
+    commands = list(_commands(outcome, config, run_dir))
+    lines += ["What to try next:"] if commands else []
+    lines += [f"  {about}:\n    {command}" for about, command in commands]
+    return "\n".join(lines)
+
+
+def _commands(outcome: Outcome, config: RunConfig, run_dir: Path) -> Iterator[tuple[str, str]]:
+    """What to type, and what it does."""
+    saved = (run_dir / "checkpoints").exists()
+    if (saved or (run_dir / "model").exists()) and (config.data.sources or config.eval.data.sources):
+        more = ["--eval.n", max(4, 2 * config.eval.n)] if config.eval.temperature else []  # greedy samples are all the same
+        yield "evaluate, with pass@k" if more else "evaluate", rlhf("eval", "--checkpoint", run_dir, *more)
+    if saved and outcome.reason is None and config.from_trajectories is None:
+        yield "continue training", rlhf("train", "--resume", run_dir, "--train.steps", 2 * outcome.step)
+    if config.roles["actor"].model == QUICKSTART and config.algo is not None:
+        judges = [f"{alias}={choice.name}" if alias != choice.name else alias for alias, choice in config.reward.items()]
+        chosen = ["--algo", config.algo.name, *(word for judge in judges for word in ("--reward", judge))]
+        yield "train a model of your own", rlhf("train", *chosen, "--actor.model", "DIR", "--data", "FILE.jsonl")
 
 
 def _resumed(line: CommandLine) -> Path | None:

@@ -16,6 +16,8 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
+BEST = "checkpoints/best"
+"""A link to the checkpoint with the best ``checkpoint.best``."""
 
 
 def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:

@@ -16,7 +16,7 @@ _SPLIT_SEED = 20240229
 
 
 class ArithmeticTasks:
-    """``37+48=`` with the label ``85``. The two splits share no problem, whatever the seed."""
+    """Generated sums, such as ``37+48=`` with the label ``85``. The two splits share no problem, whatever the seed."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

@@ -54,6 +54,15 @@ def uses_chat_template(tokenizer: Any, template: str | None) -> bool:
     return template is None and bool(getattr(tokenizer, "chat_template", None))
 
 
+def rendering(tokenizer: Any, template: str | None) -> str:
+    """What becomes of prompts, for people."""
+    if uses_chat_template(tokenizer, template):
+        return "prompts in the tokenizer's chat template"
+    if template is None:
+        return "prompts as plain text: the tokenizer has no chat template"
+    return "prompts as plain text" if template == "none" else "prompts in data.template"
+
+
 def check_template(template: str | None) -> None:
     """Raise ``UserError`` for an own template that has no place for the prompt."""
     if template is not None and template != "none" and "{prompt}" not in template:

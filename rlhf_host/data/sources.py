@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rlhf_host.config.schema import DataConfig, DataSource
-from rlhf_host.data.chat import check_template, render_prompts
+from rlhf_host.data.chat import check_template, render_prompts, rendering
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
 from rlhf_host.errors import PluginError, UserError, near_matches
@@ -66,7 +66,7 @@ def load_tasks(
         read[name], line = reader.read(source, name, most)
         if not isinstance(read[name], ReadTasks) and not read[name]:
             raise UserError(f"{source.path} has no rows")
-        report.append(line)
+        report.append(f"{line}; {rendering(tokenizer, data.template)}")
     weights = {name: source.weight for name, source in _named(data.sources)}
     listed = {name: tasks for name, tasks in read.items() if isinstance(tasks, list)}
     if data.max_samples is not None:

@@ -9,7 +9,7 @@ from rlhf_host.records.episodes import Action, Episode, Step
 
 
 class SingleTurn:
-    """Shows the task's own prompt and ends with the first answer; rewards come from reward plugins."""
+    """One question, one answer: shows the task's own prompt and ends with the first answer."""
 
     def __init__(self, options: BaseModel):
         self.options = options

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+PIP = "pip install --find-links dist"
+"""What installs from the catalogue. It is on no package index yet: ``make wheels`` fills ``dist``."""
+
 CATALOGUE: dict[str, dict[str, str]] = {
     "algo": {
         "dr_grpo": "rlhf-plugin-grpo",

@@ -85,14 +85,18 @@ _OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
 BY_COUNT = {1: ("trajectory",), 2: ("text", "label")}
 """What parameters of other names are given, by how many there are."""
 
+BATCHED = frozenset({"completions", "completion_ids", "prompts", "queries", "responses", "labels"})
+"""Parameters of reward functions elsewhere that judge many answers in one call."""
+
 
 class FunctionReward:
     """A function of one trajectory as a reward plugin.
 
     Its parameters say what it wants, by name: ``trajectory``, ``text``, ``label``, ``prompt``, ``task``,
-    ``context``. If one has another name, one parameter gets the trajectory and two get text and label. Those with a default and
-    another name keep it. It returns a number, ``None`` (could not judge), a ``Reward``, or true or false: 1 or 0, which count as
-    the score too. It may be ``async``: then a group's calls run side by side.
+    ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless one of these names
+    would be given something else. Those with a default and another name keep it. It returns a number, ``None`` (could not judge),
+    a ``Reward``, or true or false: 1 or 0, which count as the score too. It may be ``async``: then a group's calls run side by
+    side.
 
     Raises:
         PluginError: when its parameters fit neither.
@@ -125,10 +129,19 @@ def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str 
         known = [p.name for p in named if p.name in _OFFERS and p.kind is not p.POSITIONAL_ONLY]
         if known:
             return [(each, each) for each in known]
-    elif len(wanted) in BY_COUNT and all(p.kind is not p.KEYWORD_ONLY for p in wanted):
-        return [(None, offer) for offer in BY_COUNT[len(wanted)]]
+    names = [p.name for p in wanted]
+    if batched := [each for each in names if each in BATCHED]:
+        raise PluginError(
+            f"reward {name!r} takes {', '.join(batched)}: here a reward function judges one answer and returns one number: "
+            f"def {name}(text, label), or with trajectory, prompt, task or context by name"
+        )
+    offers = BY_COUNT.get(len(wanted), ())
+    # A known name that would be given something else is a mistake, and would not show.
+    in_place = all(each == offer or each not in _OFFERS for each, offer in zip(names, offers, strict=False))
+    if offers and in_place and all(p.kind is not p.KEYWORD_ONLY for p in wanted):
+        return [(None, offer) for offer in offers]
     raise PluginError(
-        f"reward {name!r} takes ({', '.join(p.name for p in wanted)}): a reward function takes (text, label), "
+        f"reward {name!r} takes ({', '.join(names)}): a reward function takes (text, label), "
         f"(trajectory), or any of {', '.join(_OFFERS)} by name"
     )
 

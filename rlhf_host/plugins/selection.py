@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, near_matches
-from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.catalogue import CATALOGUE, PIP
 from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
         return f"{off[0].kind if any_kind else kind} {name!r} is disabled: {off[0].problem}"
     if distribution is not None:
         if all(normalised(info.distribution) != distribution for info in known):
-            return f"{message}; pip install {distribution}"
+            return f"{message}; {PIP} {distribution}"
         return f"{message}, though {distribution} is: upgrade it"
     others = sorted({info.kind for info in known if info.name == name}, key=list(GROUPS).index)
     if others:

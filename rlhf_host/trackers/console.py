@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from rich.console import Console as Terminal
@@ -16,27 +17,29 @@ from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, shorten, spread, visible
 
-COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("score", "score/mean", ".3f"),
-    ("kl", "kl", ".3g"),
-    ("entropy", "entropy", ".3f"),
-    ("clip", "clip_fraction", ".1%"),
-    ("loss", "loss", ".3g"),
-    ("grad", "grad_norm", ".3g"),
-    ("lr", "lr", ".2g"),
-    ("mismatch", "mismatch/mean", ".1e"),
-    ("length", "length/mean", ".1f"),
-    ("tok/s", "tokens_per_s", ",.0f"),
-    ("s/step", "time/step", ".2f"),
+COLUMNS: tuple[tuple[str, str, str, int], ...] = (
+    ("kl", "kl", ".2g", 7),
+    ("length", "length/mean", ".1f", 5),
+    ("entropy", "entropy", ".3f", 5),
+    ("s/step", "time/step", ".2f", 5),
+    ("grad", "grad_norm", ".3g", 7),
+    ("score", "score/mean", ".3f", 5),
+    ("clip", "clip_fraction", ".1%", 5),
+    ("loss", "loss", ".3g", 9),
+    ("lr", "lr", ".2g", 7),
+    ("mismatch", "mismatch/mean", ".1e", 7),
+    ("tok/s", "tokens_per_s", ",.0f", 7),
 )
-"""Label, metric and format of what a step's line shows after the reward; a metric that is absent is left out."""
+"""Label, metric, format and usual width of what a step's line shows after the reward, what matters most first: a terminal shows
+as many as fit. A metric that is absent is left out."""
 
 _REMIND = 20
 """Steps before the same warning is shown again."""
 
 
 class Console:
-    """Rich on a terminal, plain lines elsewhere. Model text is shown escaped: it can neither style nor steer the terminal."""
+    """A line per step, a progress bar and samples: rich on a terminal, plain elsewhere. Model text is shown escaped: it can
+    neither style nor steer the terminal."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -50,6 +53,7 @@ class Console:
         self._progress: Progress | None = None
         self._steps = 0
         self._show = 2
+        self._tokenizer: Any = None
         self._warned: dict[str, int] = {}
 
     @hookimpl
@@ -57,6 +61,7 @@ class Console:
         # Made anew: the streams may have been replaced since the plugin was built.
         self._terminal = Terminal(highlight=False)
         self._steps = setting(context.config, "train", "steps", 0)
+        self._tokenizer = context.tokenizer
         self._show = setting(context.config, "trajectories", "show", 2)
         if context.run_dir is not None:
             again = f", resumed after step {max(context.resume_step, 0)}" if context.resumed else ""
@@ -66,7 +71,9 @@ class Console:
         if self._terminal.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             remaining = (TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
-            self._progress = Progress(*columns, *remaining, console=self._terminal, transient=True)
+            # By default only the last 30 seconds count, and a step may take longer.
+            settings: dict[str, Any] = {"transient": True, "speed_estimate_period": math.inf}
+            self._progress = Progress(*columns, *remaining, console=self._terminal, **settings)
             self._progress.add_task("steps", total=self._steps or None, completed=max(context.resume_step, 0))
             self._progress.start()
 
@@ -90,7 +97,8 @@ class Console:
         rows = [self._cells(trajectory) for trajectory in shown]
         if not self._terminal.is_terminal:
             for prompt, completion, label, reward in rows:
-                sample = f"prompt={prompt!r} completion={completion!r} label={label!r} reward={reward}"
+                # Escaped already.
+                sample = f"prompt='{prompt}' completion='{completion}' label='{label}' reward={reward}"
                 self._line(Text(f"  {split} sample: {sample}"))
             return
         table = Table(title=f"{split} samples, step {step}", title_justify="left", show_lines=True)
@@ -112,7 +120,7 @@ class Console:
         self._line(Text(visible(text), style))
 
     def _cells(self, trajectory: Trajectory) -> tuple[str, str, str, str]:
-        texts = (shorten(visible(text), self.options.width) for text in sample_texts(trajectory))
+        texts = (shorten(visible(text), self.options.width) for text in sample_texts(trajectory, self._tokenizer))
         prompt, completion, label = map(self._encodable, texts)
         return prompt, completion, label, reward_cell(trajectory)
 
@@ -121,7 +129,7 @@ class Console:
         if "reward/mean" in values:
             deviation = f" ± {values['reward/std']:.3f}" if "reward/std" in values else ""
             parts.append(("reward", f"{values['reward/mean']:.3f}{deviation}"))
-        parts += [(label, format(values[name], form)) for label, name, form in COLUMNS if name in values]
+        parts += [(label, format(values[name], form).ljust(size)) for label, name, form, size in COLUMNS if name in values]
         of = f"/{self._steps}" if self._steps else ""
         return self._labelled(f"step {step:>{len(of) - 1}}{of}" if of else f"step {step}", parts) if parts else None
 
@@ -130,9 +138,14 @@ class Console:
         return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in names])
 
     def _labelled(self, head: str, parts: Sequence[tuple[str, str]]) -> Text:
-        text = Text(head, "bold")
+        """One line: on a terminal of as many parts as fit."""
+        room = self._terminal.width if self._terminal.is_terminal else math.inf
+        text = Text(head, "bold", overflow="ellipsis" if room < math.inf else None)
         for label, value in parts:
-            text.append("  ").append(f"{visible(label)} ", "not bold dim").append(value, "not bold")
+            shown = visible(label), value if room < math.inf else value.rstrip()
+            if text.cell_len + len("  {} {}".format(*shown)) > room:
+                break
+            text.append("  ").append(f"{shown[0]} ", "not bold dim").append(shown[1], "not bold")
         return text
 
     def _warn(self, step: int, values: Mapping[str, float]) -> None:

@@ -19,7 +19,8 @@ from rlhf_host.training.records import json_line, provenance, record, write_whol
 
 
 class JsonLines:
-    """Strict JSON, one object a line; NaN and infinities are ``null``.
+    """Writes ``metrics.jsonl`` and ``trajectories/`` into the run directory. Strict JSON, one object a line; NaN and infinities
+    are ``null``.
 
     ``metrics.jsonl`` gets a row per call, flushed at once. ``trajectories/{split}-step-{step:06d}.jsonl`` appears whole or not
     at all, as often and as long as ``trajectories:`` says. A resumed run takes away the rows after the step it resumes from.

@@ -53,12 +53,17 @@ def prompt_text(trajectory: Trajectory) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content", "")) for message in prompt)
 
 
-def sample_texts(trajectory: Trajectory) -> tuple[str, str, str]:
-    """The prompt; what came after it, observations included, empty where nothing can decode it; the label, empty without one."""
-    completion, label = "", trajectory.task.ground_truth
-    if trajectory.decode is not None:
+def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, str, str]:
+    """The prompt; what came after it, observations included, empty where nothing can decode it; the label, empty without one.
+    With a tokenizer they are what the model saw and wrote, special tokens included."""
+    label = trajectory.task.ground_truth
+    prompt, completion = prompt_text(trajectory), ""
+    if tokenizer is not None:
+        after = [token for segment in trajectory.completion for token in segment.token_ids]
+        prompt, completion = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (trajectory.prompt_ids, after))
+    elif trajectory.decode is not None:
         completion = trajectory.text if len(trajectory.completion) == 1 else trajectory.full_text
-    return prompt_text(trajectory), completion, "" if label is None else str(plain(label))
+    return prompt, completion, "" if label is None else str(plain(label))
 
 
 def reward_cell(trajectory: Trajectory) -> str:

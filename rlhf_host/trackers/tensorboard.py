@@ -15,7 +15,8 @@ from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample
 
 
 class TensorBoard:
-    """A resumed run hides what was logged after the step it resumes from."""
+    """Scalars and samples under ``tensorboard/`` in the run directory. A resumed run hides what was logged after the step it
+    resumes from."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -26,9 +27,11 @@ class TensorBoard:
         self.options = options
         self._writer: Any = None
         self._show = 2
+        self._tokenizer: Any = None
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:
+        self._tokenizer = context.tokenizer
         self._show = setting(context.config, "trajectories", "show", 2)
         if context.run_dir is None:
             return
@@ -53,7 +56,7 @@ class TensorBoard:
         if self._writer is None or not has_samples(split, step, self.options.every):
             return
         for place, trajectory in enumerate(spread(trajectories, self._show)):
-            self._writer.add_text(f"{split}/sample_{place}", _markdown(trajectory), step)
+            self._writer.add_text(f"{split}/sample_{place}", _markdown(trajectory, self._tokenizer), step)
 
     @hookimpl
     def run_finished(self, outcome: Outcome) -> None:
@@ -62,8 +65,9 @@ class TensorBoard:
             self._writer = None
 
 
-def _markdown(trajectory: Trajectory) -> str:
+def _markdown(trajectory: Trajectory, tokenizer: Any) -> str:
     """Indented blocks: whatever the model writes stays text and is not rendered."""
-    parts = zip(("prompt", "completion", "label", "reward"), (*sample_texts(trajectory), reward_cell(trajectory)), strict=True)
+    texts = (*sample_texts(trajectory, tokenizer), reward_cell(trajectory))
+    parts = zip(("prompt", "completion", "label", "reward"), texts, strict=True)
     blocks = ((name, "\n".join(f"    {visible(line)}" for line in text.split("\n"))) for name, text in parts)
     return "\n\n".join(f"**{name}**\n\n{block}" for name, block in blocks)

@@ -16,8 +16,8 @@ from rlhf_host.training.records import plain
 
 
 class WandB:
-    """Files go under the run directory. The run's id is part of every checkpoint, so a resumed run goes on in the same one:
-    ``load_state_dict`` comes before ``run_started``."""
+    """Metrics and samples in Weights & Biases. Files go under the run directory. The run's id is part of every checkpoint, so a
+    resumed run goes on in the same one: ``load_state_dict`` comes before ``run_started``."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -36,6 +36,7 @@ class WandB:
         self._wandb: Any = None
         self._run: Any = None
         self._id: str | None = None
+        self._tokenizer: Any = None
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:
@@ -43,7 +44,7 @@ class WandB:
             import wandb
         except ImportError as error:
             raise PluginError("tracker 'wandb' needs the package wandb: pip install 'rlhf-host[wandb]'") from error
-        self._wandb = wandb
+        self._wandb, self._tokenizer = wandb, context.tokenizer
         options = self.options
         run_dir = context.run_dir
         if run_dir is not None:
@@ -77,7 +78,8 @@ class WandB:
         if self._run is None or not trajectories or not has_samples(split, step, self.options.every):
             return
         columns = ["step", "prompt", "completion", "label", "reward", "score", "finish_reason", "length"]
-        table = self._wandb.Table(columns=columns, data=[_row(step, t) for t in spread(trajectories, self.options.rows)])
+        rows = [_row(step, trajectory, self._tokenizer) for trajectory in spread(trajectories, self.options.rows)]
+        table = self._wandb.Table(columns=columns, data=rows)
         self._run.log({f"{split}/trajectories": table}, step=step)
 
     @hookimpl
@@ -95,8 +97,8 @@ class WandB:
         self._id = state["id"]
 
 
-def _row(step: int, trajectory: Trajectory) -> list[Any]:
+def _row(step: int, trajectory: Trajectory, tokenizer: Any) -> list[Any]:
     # A column holds one type, and no UTF-8 exists for lone surrogates.
-    cells = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory)]
+    cells = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory, tokenizer)]
     rewards = (number(trajectory.reward), number(trajectory.score))
     return [step, *cells, *rewards, trajectory.finish_reason, trajectory.action_length]

@@ -12,6 +12,7 @@ from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunCo
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.models.loading import load_tokenizer, vocabulary_size
+from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
@@ -84,6 +85,7 @@ def runtime_start(
 
 
 def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
+    phase(f"Loading {', '.join(start.roles)}, starting the engine {config.engine.name}")
     runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
@@ -99,6 +101,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
+    phase("Reading data")
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
         check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))

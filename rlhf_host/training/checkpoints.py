@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf_host.config.run_dir import BEST
 from rlhf_host.directories import remove_directory, write_directory
 from rlhf_host.errors import RunError, UserError
 
@@ -104,6 +106,16 @@ def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
     for step, path in checkpoint_dirs(run_dir)[:-keep] if keep else []:
         if step != best_step:
             remove_directory(path)
+
+
+def mark_best(run_dir: Path, step: int) -> None:
+    """Let ``checkpoints/best`` link to the step's checkpoint, where the file system has links."""
+    link = run_dir / BEST
+    aside = link.with_name(f".{link.name}.partial")
+    with contextlib.suppress(OSError):
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(f"step-{step:06d}", target_is_directory=True)
+        aside.replace(link)
 
 
 def load_checkpoint(run_dir: Path) -> Checkpoint | None:

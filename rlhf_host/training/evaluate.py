@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_host.config.schema import EvalConfig
 from rlhf_host.data.stream import Draw
+from rlhf_host.phases import phase
 from rlhf_host.records.episodes import Group, Task, Trajectory
 from rlhf_host.records.needs import RoleHandle, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Collector
@@ -35,6 +36,7 @@ class Evaluation:
     async def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Metrics under ``eval/`` and all trajectories, unjudged ones included. Raises ``RunError`` when too many trajectories
         could not be judged."""
+        phase(f"Evaluating {len(self.tasks)} tasks × {self.settings.n} samples")
         started = time.perf_counter()
         collected = Collected()
         context = ScoreContext("eval", step, self.handles, self.tokenizer)

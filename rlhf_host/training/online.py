@@ -27,7 +27,7 @@ from rlhf_host.protocols import Runtime, Trainer
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
-from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, save_checkpoint
+from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
@@ -124,6 +124,8 @@ class OnlineLoop:
         state["stream"] = self.rollouts.state_dict()
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
+        if self.best and self.best["step"] == self.step:
+            mark_best(self.run_dir, self.step)
         keep_checkpoints(self.run_dir, self.config.checkpoint.keep, self.best["step"] if self.best else None)
 
     def restore(self, checkpoint: Checkpoint) -> None:

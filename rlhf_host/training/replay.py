@@ -24,7 +24,7 @@ from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.online import add_advantages, add_outputs
 from rlhf_host.training.run import run_context, run_lifecycle, using_roles
-from rlhf_host.training.saved_rows import SavedStep, check_vocabulary, decoder
+from rlhf_host.training.saved_rows import WITH_TOKENS, SavedStep, check_vocabulary, decoder
 
 
 @dataclass(slots=True)
@@ -126,6 +126,11 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
     if roles and tokenizer is None:
         names = ", ".join(sorted({role.name for role in roles if role.name != "actor"} or {"actor"}))
         raise UserError(f"the chosen plugins ask the role {names}, beside the actor's tokenizer: give --actor.model PATH")
+    for step in steps:
+        if roles and not step.tokens:
+            raise UserError(
+                f"{step.where}: the chosen plugins ask models about tokens, and the file has only texts: {WITH_TOKENS}"
+            )
     if not roles:
         with event_loop(config.debug) as events:
             try:
@@ -175,14 +180,14 @@ class _Replayer:
                 self._note(experience, {id(change.new): change for change in of_step})
             changes += of_step
             rows = [change.new for change in of_step if change.dropped is None]
-            scored.append(SavedStep(step.step, step.split, rows, weights if by else step.weights, step.sampling, step.where))
+            scored.append(dataclasses.replace(step, rows=rows, weights=weights if by else step.weights))
         return Replay(changes, scored, recomputed)
 
     def _scored(self, step: SavedStep) -> tuple[list[Trajectory], Judges, dict[str, float]]:
         """Copies with the new rewards, in the same order, and the weight of each reward."""
         by = judges(self.manager, step.split)
         rows = [dataclasses.replace(row, advantage=None, metrics=dict(row.metrics)) for row in step.rows]
-        for row in rows if self.tokenizer is not None else ():
+        for row in rows if self.tokenizer is not None and step.tokens else ():
             row.decode = decoder(self.tokenizer)
         if not by:
             return rows, by, step.reward_weights({})

@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rlhf_host.command import rlhf
 from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.directories import write_directory
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Generation, Sampling
@@ -214,6 +216,7 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
         loop.sync()
         outcome = loop.run()
         if outcome.status == "finished" and loop.config.checkpoint.final:
+            phase("Writing the model")
             write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
     except BaseException as error:
         message = str(error) or type(error).__name__
@@ -240,8 +243,8 @@ def _way_on(run_dir: Path) -> str:
     """What to do after a loss, and from where that goes on."""
     saved = checkpoint_dirs(run_dir)
     if not saved:
-        return f"no checkpoint was written yet (--checkpoint.every), so rlhf train --resume {run_dir} begins again"
-    return f"continue from {saved[-1][1]} with rlhf train --resume {run_dir}"
+        return f"no checkpoint was written yet (--checkpoint.every), so {rlhf('train', '--resume', run_dir)} begins again"
+    return f"continue from {saved[-1][1]} with {rlhf('train', '--resume', run_dir)}"
 
 
 def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:

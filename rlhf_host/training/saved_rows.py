@@ -19,6 +19,8 @@ from rlhf_host.training.records import json_line, record, write_whole
 
 Split = Literal["train", "eval"]
 
+WITH_TOKENS = "write token ids too: rlhf rollout does, and rlhf train with --trajectories.tokens"
+
 
 @dataclass(slots=True)
 class SavedStep:
@@ -33,6 +35,8 @@ class SavedStep:
     """How they were sampled, where the file says so."""
     where: str = ""
     """Place of the first row, for messages."""
+    tokens: bool = True
+    """Whether token ids are the file's, and no stand-ins."""
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -163,10 +167,13 @@ class _Row(_Strict):
     sampling: dict[str, int | float] = {}
 
 
-def read_steps(path: Path) -> list[SavedStep]:
+def read_steps(path: Path, *, texts: bool = False) -> list[SavedStep]:
     """The steps of a file, or of the files of a run's ``trajectories/``, in order; numbers that were not finite are NaN.
 
     Texts are the file's own, so no tokenizer is needed for those of whole segments.
+
+    Args:
+        texts: texts alone will do: in place of tokens that the file does not have there are as many stand-ins.
 
     Raises:
         UserError: naming file and line of what is not a trajectory.
@@ -178,7 +185,8 @@ def read_steps(path: Path) -> list[SavedStep]:
         rows = read_path(file, None, None, ())
         for index, values in enumerate(rows.rows):
             where = rows.where(index)
-            row = _parse(values, where)
+            tokens = "segments" in values or not texts
+            row = _parse(values if tokens else _with_stand_ins(values, where), where)
             key = (row.step, row.split)
             if key != last and key in steps:
                 raise UserError(f"{where}: step {row.step} continues after another step began: sort the file by step")
@@ -186,6 +194,7 @@ def read_steps(path: Path) -> list[SavedStep]:
                 then, _ = owners[row.group_id]
                 raise UserError(f"{where}: the group {row.group_id!r} is in step {row.step} and in step {then}")
             step = steps.setdefault(key, SavedStep(*key, [], row.weights, row.sampling, where))
+            step.tokens = step.tokens and tokens
             step.rows.append(_trajectory(row, where))
             last = key
     if not steps:
@@ -211,10 +220,8 @@ def _files(path: Path) -> list[Path]:
 def _parse(values: Mapping[str, Any], where: str) -> _Row:
     if "segments" not in values:
         if "episode_id" in values and "text" in values:
-            raise UserError(
-                f"{where}: a trajectory without its tokens: write token ids too: rlhf rollout does, and rlhf train with "
-                "--trajectories.tokens"
-            )
+            again = "without them it can only be scored again: rlhf replay --reward NAME"
+            raise UserError(f"{where}: a trajectory without its tokens: {WITH_TOKENS}; {again}")
         raise UserError(f"{where}: not a trajectory; it has {', '.join(values) or 'no keys'}")
     try:
         row = _Row.model_validate(values)
@@ -225,6 +232,19 @@ def _parse(values: Mapping[str, Any], where: str) -> _Row:
     if problem := _inconsistency(row):
         raise UserError(f"{where}: {problem}")
     return row
+
+
+def _with_stand_ins(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A row of texts with segments that decode to them. Their log-probabilities are NaN: nothing may count on them."""
+    length = values.get("length")
+    if not isinstance(length, int) or not 0 <= length < 1 << 24 or "text" not in values:
+        return values
+    if "full_text" in values:
+        raise UserError(f"{where}: several turns without their tokens: {WITH_TOKENS}")
+    action = {"kind": "action", "token_ids": [1] * length, "logprobs": [math.nan] * length, "versions": [0] * length}
+    of_agent = (values.get("rewards") or {}).get(AGENT)
+    agent_rewards = [] if of_agent is None else [of_agent]
+    return {**values, "segments": [{"kind": "prompt", "token_ids": [0]}, action], "agent_rewards": agent_rewards}
 
 
 def _inconsistency(row: _Row) -> str:

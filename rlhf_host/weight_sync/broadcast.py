@@ -12,7 +12,8 @@ from rlhf_host.weight_sync.remote_sync import SyncOptions
 
 
 class Broadcast(ConnectedSync):
-    """A process group of its own, made anew when engines come or go; names, shapes and dtypes travel once per group."""
+    """Broadcasts weights from the trainer to every engine process. The process group is made anew when engines come or go;
+    names, shapes and dtypes travel once per group."""
 
     name = "broadcast"
     module = "rlhf_host.weight_sync.process_group"

@@ -17,7 +17,8 @@ SHARDS = "rlhf_host.weight_sync.weight_files"
 
 
 class Checkpoint(RemoteSync):
-    """``version-NNNNNN/`` appears whole, with sharded safetensors and the usual index, and is read by every engine."""
+    """Writes weights into a directory that engines read. ``version-NNNNNN/`` appears whole, with sharded safetensors and the
+    usual index, and is read by every engine."""
 
     name = "checkpoint"
 

@@ -11,7 +11,8 @@ from rlhf_host.weight_sync.remote_sync import SyncOptions
 
 
 class IPC(ConnectedSync):
-    """Packed by the trainer into memory that engines map: no bytes cross a socket."""
+    """Shares memory between trainer and engines on one machine. The trainer packs it and engines map it: no bytes cross a
+    socket."""
 
     name = "ipc"
     module = "rlhf_host.weight_sync.shared_memory"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
-from rlhf_host.cli.doctor_libraries import gpu_build, library, torch_findings, versions
+import rlhf_host
+from rlhf_host.cli.doctor_libraries import OPTIONAL, gpu_build, library, torch_findings, versions
 from rlhf_host.cli.doctor_machine import access, shared_memory
 from rlhf_host.cli.doctor_plugins import parts, plugins
 from rlhf_host.cli.findings import Finding
@@ -226,3 +230,16 @@ def test_a_report_has_a_line_and_what_to_do_for_each_finding(rlhf_here, monkeypa
     monkeypatch.setattr(doctor, "findings", lambda deadline_s: iter(findings[:1]))
     well = rlhf_here("doctor")
     assert (well.exit_code, well.stdout.splitlines()[-1]) == (0, "No problems.")
+
+
+def _import_of(name):
+    return rf'^ *(import|from) [\w.]*\b{name}\b|find_spec\("{name}"\)'
+
+
+def test_every_extra_is_a_library_that_the_host_imports():
+    """And so are those that this command offers to install."""
+    root = Path(rlhf_host.__file__).parent
+    extras = tomllib.loads((root.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = "\n".join(path.read_text() for path in root.rglob("*.py") if "testing" not in path.parts)
+    offered = {*extras, *OPTIONAL} - {"testing", "docs", "dev"}
+    assert {name for name in offered if not re.search(_import_of(name), sources, re.M)} == set()

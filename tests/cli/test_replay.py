@@ -48,7 +48,7 @@ def replay(rlhf_here):
         result = rlhf_here("replay", *arguments)
         assert result.exit_code == code, result.output
         assert "Traceback" not in result.output
-        return json.loads(result.stdout) if "--json" in arguments else result.output
+        return json.loads(result.stdout) if "--json" in arguments else result.stdout or result.output
 
     return run
 
@@ -165,6 +165,33 @@ def test_scored_anew_a_file_is_trained_on(replay, rlhf_here, small_run):
     read, sampled = (json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("read", "sampled"))
     for name in ("loss", "grad_norm", "reward/mean", "advantages/std"):
         assert read[name] == sampled[name]
+
+
+def test_a_run_with_default_settings_is_scored_again_by_its_texts(replay, rlhf_here, small_run, tiny_model, tmp_path):
+    """Its files have no tokens. Also with a tokenizer at hand, texts are those of the file; lengths are what they were."""
+    assert rlhf_here(*small_run, "--train.steps", "1", "--run-dir", "run").exit_code == 0
+    again = ("run", "--reward", "vowels", "--with", "overlong_masking", "--json")
+    for more in ((), ("--actor.model", tiny_model)):
+        found = replay(*again, *more)
+        assert (found["summary"]["trajectories"], found["summary"]["unjudged"]["new"]) == (16, 0)
+        assert all(old == pytest.approx(new) for old, new in pairs(found, "reward"))
+        rewards = [new for _, new in pairs(found, "reward")]
+        assert len(set(rewards)) > 1
+    written = Path("run/trajectories/train-step-000001.jsonl").read_text().splitlines()
+    assert rewards == [json.loads(line)["reward"] for line in written]
+    for flags in (("--algo", "rloo"), ("--reward", "vowels", "--output", "scored.jsonl")):
+        output = replay("run", *flags, code=2)
+        assert "without its tokens: write token ids too: rlhf rollout does" in output
+    output = replay("run", "--kl.coef", "0.5", "--actor.model", tiny_model, code=2)
+    assert "the chosen plugins ask models about tokens, and the file has only texts: write token ids too" in output
+
+
+def test_texts_keep_what_the_agent_gave_and_are_refused_for_several_turns(replay, tmp_path):
+    texts = {key: value for key, value in row("a", 0, "aa", 1.75).items() if key != "segments"}
+    path = write(tmp_path / "texts.jsonl", [texts | {"length": 2, "rewards": {"agent": 1.5, "vowels": 0.25}}])
+    assert pairs(replay(path, "--reward", "vowels", "--reward.vowels.weight", "2", "--json"), "reward") == [(1.75, 2.0)]
+    path = write(tmp_path / "turns.jsonl", [texts | {"length": 2, "full_text": "a?a"}])
+    assert "turns.jsonl:1: several turns without their tokens" in replay(path, "--reward", "vowels", code=2)
 
 
 def test_a_text_that_is_not_in_the_file_needs_the_model(replay, tmp_path):

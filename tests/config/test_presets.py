@@ -107,7 +107,7 @@ def test_a_preset_whose_plugin_is_missing_says_what_to_install(flags, monkeypatc
     monkeypatch.setattr(choices, "discover", lambda: without)
     result = train("--preset", "scalerl", *flags)
     assert result.exit_code == 2
-    message = "no extension named 'dynamic_filtering' is installed; pip install rlhf-plugin-dapo"
+    message = "no extension named 'dynamic_filtering' is installed; pip install --find-links dist rlhf-plugin-dapo"
     assert result.stderr.splitlines()[-1].endswith(message)
 
 

@@ -39,9 +39,11 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """What a person would type, as words: lines of ``sh`` blocks and of indented ones, ``\\`` joining them."""
+    """What a person would type, as words: lines of ``sh`` blocks, of ``console`` blocks after the prompt, and of indented ones,
+    ``\\`` joining them."""
     text = page.read_text(encoding="utf-8")
-    shell = [block.body for block in blocks(page) if block.language in ("sh", "bash", "console")]
+    shell = [block.body for block in blocks(page) if block.language in ("sh", "bash")]
+    shell += ["".join(re.findall(r"^\$ .*\n", block.body, re.M)) for block in blocks(page) if block.language == "console"]
     indented = re.findall(r"(?:^    .*\n?)+", _FENCE.sub("", text), re.M)
     lines = "\n".join([*shell, *indented]).replace("\\\n", " ").splitlines()
     words = [shlex.split(line.strip().removeprefix("$ "), comments=True) for line in lines if _is_command(line.strip())]

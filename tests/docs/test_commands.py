@@ -21,7 +21,13 @@ from .conftest import DOCS, PAGES, ROOT, blocks, commands
 TRANSCRIPT = DOCS / "trial.md"  # written by a script that ran it
 WRITTEN = [page for page in PAGES if page != TRANSCRIPT]
 PLACEHOLDER = re.compile(r"^(?:[A-Z][A-Z_]*|\.\.\.|D)$")
-JUST_WRITTEN = {"my_algo": "median", "my_engine": "transformers", "my_backend": "torch", "my_runtime": "local"}
+JUST_WRITTEN = {
+    "my_algo": "median",
+    "my_engine": "transformers",
+    "my_backend": "torch",
+    "my_runtime": "local",
+    "close": "math_verifier",
+}
 """A plugin that the reader has just written → one that the test can use instead."""
 DISTRIBUTIONS = {name for names in CATALOGUE.values() for name in names.values()} | {"rlhf-host"}
 
@@ -92,22 +98,34 @@ def test_a_command_on_a_page_is_true(page, words, sandbox, finished, installed, 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     program, *rest = words
     if program == "rlhf":
-        check_rlhf([{"RUN_DIR": str(finished), **JUST_WRITTEN}.get(word, word) for word in rest])
+        check_rlhf(at_hand(rest, finished))
     elif program == "make":
         targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert rest[0] in targets
     elif program == "python":
         assert (ROOT / rest[0]).is_file()
     else:
-        for name in (word for word in rest[1:] if not word.startswith("-")):
-            check_requirement(name)
+        links = ["--find-links", "dist"]
+        linked = rest[1:3] == links
+        for name in (word for word in rest[3 if linked else 1 :] if not word.startswith("-")):
+            check_requirement(name, linked)
 
 
-def check_requirement(name):
-    """What is to be installed is the project's own, a page's plugin, or a folder that the page has just made."""
+def at_hand(words, finished):
+    """The command with a plugin and a run that are there, in place of what the reader has just made."""
+    again = ("--resume", "--checkpoint", "replay")
+    runs = [word == "RUN_DIR" or (before in again and word.startswith("runs/")) for before, word in pairwise(["", *words])]
+    return [str(finished) if run else JUST_WRITTEN.get(word, word) for run, word in zip(runs, words, strict=True)]
+
+
+def check_requirement(name, linked):
+    """What is to be installed is the project's own, from the wheels that ``make wheels`` builds while it is on no index; a page's
+    plugin; or a folder that the page has just made. The host is there already where its extras are added."""
     if name.startswith(("./", ".")) or "/" in name or PLACEHOLDER.match(name):
         return
-    assert Requirement(name).name in DISTRIBUTIONS, f"nobody here publishes {name}"
+    requirement = Requirement(name)
+    assert requirement.name in DISTRIBUTIONS, f"nobody here publishes {name}"
+    assert linked or requirement.extras, f"pip install --find-links dist {name}"
 
 
 def check_rlhf(words):

@@ -41,22 +41,22 @@ def test_every_command_has_its_help(generator):
 def test_the_catalogue_has_every_plugin_of_the_project(generator):
     text = (DOCS / "catalogue.md").read_text()
     rows = list(generator.published())
-    assert {row["kind"] for row in rows} <= set(GROUPS)
-    for row in rows:
-        flag = f"{generator.FLAGS[row['kind']]} {row['name']}"
-        (line,) = re.findall(rf"^\| `{re.escape(flag)}` \| `{row['distribution']}` \| (.+) \|$", text, re.M)
-        assert len(line) > 10, f"{row['name']} says nothing of itself: {line!r}"
+    assert {info.kind for info in rows} <= set(GROUPS)
+    for info in rows:
+        flag = f"{generator.FLAGS[info.kind]} {info.name}"
+        (line,) = re.findall(rf"^\| `{re.escape(flag)}` \| `{info.distribution}` \| (.+) \|$", text, re.M)
+        assert len(line) > 10, f"{info.name} says nothing of itself: {line!r}"
 
 
 def test_the_install_lines_and_the_catalogue_agree(generator):
     offered = {(kind, name): distribution for kind, names in CATALOGUE.items() for name, distribution in names.items()}
     published = {
-        (row["kind"], row["name"]): row["distribution"] for row in generator.published() if row["distribution"] != "rlhf-host"
+        (info.kind, info.name): info.distribution for info in generator.published() if info.distribution != "rlhf-host"
     }
     assert offered == published
 
 
 def test_the_readme_names_every_plugin_that_is_published_beside_the_host(generator):
     text = (ROOT / "README.md").read_text()
-    named = {row["name"] for row in generator.published() if row["distribution"] != "rlhf-host"}
+    named = {info.name for info in generator.published() if info.distribution != "rlhf-host"}
     assert {name for name in named if f"`{name}`" not in text} == set()

@@ -41,12 +41,31 @@ def test_every_page_is_built_and_stands_in_the_navigation(site):
             for value in item.values() if isinstance(item, dict) else [item]:
                 yield from flat(value) if isinstance(value, list) else [value]
 
-    nav = set(flat(YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    entries = list(flat(YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    nav = set(entries)
+    assert len(entries) == len(nav), "a page has one place"
     pages = {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)}
     assert nav == pages, "mkdocs.yml lists every page of docs/, and nothing else"
     for page in pages:
         html = site / page.removesuffix(".md") / "index.html"
         assert html.is_file() or (site / page.replace(".md", ".html")).is_file() or page.endswith("index.md")
+
+
+def test_names_and_types_in_tables_are_whole(site):
+    """``|`` is shown without the escape that GitHub wants, and a name is never broken in two."""
+    html = (site / "reference/functional/index.html").read_text(encoding="utf-8")
+    assert "<code>float | None</code>" in html
+    assert r"\|" not in "".join(re.findall(r"<code[^>]*>[^<]*</code>", html))
+    assert "<code>clip_eps_high</code>" in html
+    assert "word-break: normal" in (site / "assets/site.css").read_text(encoding="utf-8")
+    assert "assets/site.css" in html
+    assert '<span class="name">--train.batch-size</span>' in (site / "coming-from/index.html").read_text(encoding="utf-8")
+
+
+def test_the_front_page_shows_a_learning_curve(site):
+    html = (site / "index.html").read_text(encoding="utf-8")
+    assert 'src="assets/learning-curve.svg"' in html
+    assert "<polyline" in (site / "assets/learning-curve.svg").read_text(encoding="utf-8")
 
 
 def test_no_page_loads_anything_from_elsewhere(site):

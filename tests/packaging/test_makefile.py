@@ -147,11 +147,17 @@ def test_the_first_target_lists_the_others(checkout):
 
 
 @pytest.mark.parametrize(
-    "target", ["quickstart", "test", "test-wheels", "lint", "docs", "smollm2", "oracles", "learning-matrix", "results"]
+    "target",
+    ["quickstart", "test", "wheels", "test-wheels", "lint", "docs", "smollm2", "oracles", "learning-matrix", "results"],
 )
 def test_whatever_runs_sets_up_first(checkout, target):
     commands = checkout.make("--dry-run", target).stdout
     assert "-m venv .venv" in commands
+
+
+def test_wheels_are_built_of_the_host_and_every_plugin(checkout):
+    built = checkout.make("--dry-run", "wheels").stdout.rpartition("--wheel-dir dist")[2]
+    assert built.replace("\\", "").split() == ["./", "plugins/builtin_algos/rlhf-plugin-one/"]
 
 
 def test_the_quickstart_is_the_command_of_the_readme(checkout):

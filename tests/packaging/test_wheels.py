@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
@@ -108,6 +111,23 @@ def test_no_source_file_is_left_out(name, project, wheels):
     }
     with zipfile.ZipFile(wheels[name]) as archive:
         assert wanted <= set(archive.namelist())
+
+
+def test_the_first_commands_of_the_readme_install_from_dist_and_train(new_environment, wheels, tiny_model, prompts, tmp_path):
+    """``make wheels`` fills ``dist``; pip finds there what the plugins need, the host among it."""
+    install, _, train = re.findall(r"^    ((?:pip|rlhf) .*)$", (ROOT / "README.md").read_text(), re.M)[:3]
+    for wheel in wheels.values():
+        (tmp_path / "dist").mkdir(exist_ok=True)
+        shutil.copy(wheel, tmp_path / "dist")
+    fresh = new_environment()
+    pip, *arguments = [str(tmp_path / word) if word == "dist" else word for word in shlex.split(install)]
+    fresh.pip(*arguments, "--quiet", "--no-index", "--no-compile")
+    small = ["--actor.model", tiny_model, "--data", prompts, "--train.steps", "1", "--train.batch-size", "2"]
+    small += ["--rollout.n", "2", "--rollout.max-new-tokens", "4", "--train.threads", "1", "--run-dir", "run"]
+    rlhf, *words = shlex.split(train)
+    fresh(rlhf, *words, *small, cwd=tmp_path)
+    assert pip == "pip"
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_the_licence_travels_with_the_host(wheels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import rlhf_host
 from rlhf_host.cli.plugins import FIELDS
+from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.verify import look_inside
 
@@ -119,7 +121,14 @@ def test_kind_limits_the_list(shop):
     assert set(shop.listed("--kind", "runtime")) == set()
 
 
-def test_the_table_fits_80_columns_and_a_wide_one_has_a_line_each(shop):
+DOCUMENTED = """
+class Judge:
+    '''Judges
+    answers, such as ``42``. More.'''
+"""
+
+
+def test_the_table_has_a_line_for_each_plugin_that_works_and_fits_80_columns(shop):
     shop.install(
         "cmd-plugin-with-a-long-name",
         {"rlhf.weight_sync": "a_rather_long_plugin_name = cmd_good:Judge"},
@@ -127,16 +136,55 @@ def test_the_table_fits_80_columns_and_a_wide_one_has_a_line_each(shop):
     )
     done = shop.rlhf("plugins")
     assert done.returncode == 0
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
     assert "\x1b" not in done.stdout
-    said = " ".join(done.stdout.split())
-    assert "cmd-good: Judges answers." in said or "cmd-good Judges answers." in said
-    assert "conflict: cmd-left and cmd-right both provide it" in said
-    assert "without an end in sight." in said
+    assert lines[0].split() == ["KIND", "NAME", "ABOUT"]
+    names = [line.split()[1] for line in lines[1:] if not line.startswith("    ")]
+    assert names.count("judge") == 1
+    assert len(names) == len(json.loads(shop.rlhf("plugins", "--json").stdout))
+    assert "conflict: cmd-left and cmd-right both provide it" in " ".join(done.stdout.split())
+    assert any(line.endswith("…") and "It goes on" in line for line in lines)
     wide = shop.rlhf("plugins", "--kind", "reward", COLUMNS="200").stdout.splitlines()
-    assert wide[0].split() == ["KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION"]
+    assert wide[0].split() == ["KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION", "ABOUT"]
     row = next(line for line in wide if "judge" in line)
-    assert row.split(maxsplit=5) == ["reward", "judge", "1.0", ">=0.9,<0.10", "ok", "cmd-good: Judges answers."]
+    assert row.split(maxsplit=6) == ["reward", "judge", "1.0", ">=0.9,<0.10", "ok", "cmd-good", "Judges answers."]
+
+
+@pytest.mark.parametrize(
+    ("value", "files", "said"),
+    [
+        ("cmd_doc:Judge", {"cmd_doc.py": DOCUMENTED}, "Judges answers, such as `42`."),
+        ("cmd_doc:Judge", {"cmd_doc/__init__.py": "from .own import Judge", "cmd_doc/own.py": DOCUMENTED}, "Judges answers"),
+        ("cmd_doc:Other", {"cmd_doc.py": "from cmd_own import Judge as Other", "cmd_own.py": DOCUMENTED}, "Judges answers"),
+        ("cmd_doc:Judge", {"cmd_doc.py": '"""A module. More."""\nclass Judge: ...'}, "A module."),
+        ("cmd_doc:make", {"cmd_doc.py": '"""A module."""\nmake = object'}, "A module."),
+        ("cmd_doc:Judge", {"cmd_doc.py": "class Judge: ..."}, "A summary."),
+        ("cmd_doc:Judge", {"cmd_doc.py": "class Judge:"}, "A summary."),
+    ],
+)
+def test_what_a_plugin_does_is_read_from_its_docstring_without_importing_it(here, value, files, said):
+    here.install(
+        "cmd-doc", {"rlhf.rewards": f"doc = {value}"}, {name: f"{text}\nraise SystemExit" for name, text in files.items()}
+    )
+    (info,) = [info for info in discover() if info.distribution == "cmd-doc"]
+    assert about(info).startswith(said)
+
+
+def test_what_a_preset_is_is_its_first_comment(here):
+    here.install(
+        "cmd-doc",
+        {"rlhf.presets": "mine = cmd_doc:mine.yaml"},
+        {"cmd_doc/mine.yaml": "# A recipe (2025),\n# for sums. More.\nseed: 1"},
+    )
+    (info,) = [info for info in discover() if info.distribution == "cmd-doc"]
+    assert about(info) == "A recipe (2025), for sums."
+
+
+def test_every_plugin_of_the_project_says_what_it_does():
+    own = [info for info in discover() if info.distribution == "rlhf-host" or info.distribution.startswith("rlhf-")]
+    assert len(own) > 40
+    assert {info.name for info in own if info.kind != "preset" and not len(about(info)) > 20} == set()
 
 
 # --- show ---------------------------------------------------------------------------------------

@@ -65,6 +65,29 @@ def test_parameters_that_say_nothing_are_refused(function):
         FunctionReward(function, "f")
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda prompt, response: 1.0, lambda answer, text: 1.0, lambda prompt, text, expected: 1.0, lambda text, /: 1.0],
+)
+def test_a_known_name_is_never_given_something_else(function):
+    with pytest.raises(PluginError, match=r"takes \(.*\): a reward function takes \(text, label\), \(trajectory\), or any of"):
+        FunctionReward(function, "f")
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda completions, **columns: [1.0], "completions"),
+        (lambda completions, solution, **columns: [1.0], "completions"),
+        (lambda prompts, completions, **columns: [1.0], "prompts, completions"),
+        (lambda queries, prompts, labels: [1.0], "queries, prompts, labels"),
+    ],
+)
+def test_functions_of_many_answers_are_refused_before_the_run(function, named):
+    with pytest.raises(PluginError, match=rf"takes {named}: here a reward function judges one answer .* def f\(text, label\)"):
+        FunctionReward(function, "f")
+
+
 def test_true_and_false_are_scores_too():
     right, wrong = score(lambda text, label: text == label, answer("42"), answer("41"))
     assert (right, wrong) == (Reward(1.0, score=1.0), Reward(0.0, score=0.0))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
+from rlhf_host.records.episodes import Segment
 from rlhf_host.records.needs import Outcome
 from rlhf_host.trackers.console import Console
 
@@ -43,8 +46,8 @@ def started(context, capsys):
 def test_a_step_is_one_plain_line_when_output_is_not_a_terminal(started, capsys):
     started().log_metrics(7, STEP)
     assert capsys.readouterr().out == (
-        "step   7/120  reward 0.500 ± 0.250  score 0.625  kl 0.012  entropy 1.500  clip 3.1%  loss -0.02  grad 0.75  lr 1e-05"
-        "  mismatch 2.4e-07  length 12.5  tok/s 12,346  s/step 1.23\n"
+        "step   7/120  reward 0.500 ± 0.250  kl 0.012  length 12.5  entropy 1.500  s/step 1.23  grad 0.75  score 0.625"
+        "  clip 3.1%  loss -0.02  lr 1e-05  mismatch 2.4e-07  tok/s 12,346\n"
     )
 
 
@@ -60,8 +63,61 @@ def test_absent_metrics_are_left_out(started, capsys):
 
 def test_samples_show_prompt_completion_label_and_reward(started, trajectory, capsys):
     started().log_trajectories(1, "train", [trajectory("2+3=", "5\nyes", sample=i, reward=0.5) for i in range(6)])
-    line = "  train sample: prompt='2+3=' completion='5\\\\nyes' label='5' reward=0.5"
+    line = "  train sample: prompt='2+3=' completion='5\\nyes' label='5' reward=0.5"
     assert capsys.readouterr().out.splitlines() == [line, line]
+
+
+def test_samples_show_special_tokens(context, trajectory, capsys):
+    """What the model saw and wrote: whether a chat template was used, and whether it ended its turn."""
+
+    class Tokenizer:
+        def decode(self, ids, skip_special_tokens=True):
+            return "".join("" if skip_special_tokens and i > 255 else "<|end|>" if i > 255 else chr(i) for i in ids)
+
+    tracker = Console(Console.Options())
+    tracker.run_started(replace(context(None, trajectories={"show": 1}), tokenizer=Tokenizer()))
+    row = trajectory("2+3=", "5")
+    row.segments = [Segment("prompt", [256, 63]), Segment("action", [53, 10, 256])]
+    capsys.readouterr()
+    tracker.log_trajectories(1, "train", [row])
+    assert "prompt='<|end|>?' completion='5\\n<|end|>' label" in capsys.readouterr().out
+
+
+@pytest.fixture
+def terminal(context, monkeypatch, capsys):
+    """A tracker on a terminal of 80 columns, and its clock."""
+    now = [0.0]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    tracker = Console(Console.Options())
+    tracker.run_started(context(None, train={"steps": 1200}))
+    tracker._progress.live.stop()
+    capsys.readouterr()
+    return tracker, now
+
+
+def test_a_line_fits_a_terminal_of_80_columns(terminal, capsys):
+    tracker, _ = terminal
+    tracker.log_metrics(7, STEP)
+    tracker.log_metrics(8, {"reward/mean": -12.5, "reward/std": 10.25, "kl": 0.00123, "entropy": 0.5, "length/mean": 1234.5})
+    tracker.log_metrics(9, {f"eval/{name}": 0.5 for name in ("pass@1", "pass@8", *STEP)})
+    lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 3, lines
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines[0].split()) == "step 7/1200 reward 0.500 ± 0.250 kl 0.012 length 12.5 entropy 1.500"
+    assert lines[1].index("length") - lines[0].index("length") == len("-12.500 ± 10.250") - len("0.500 ± 0.250"), (
+        "the numbers stand in columns"
+    )
+    assert lines[2].startswith("eval after step 9  pass@1 0.500  pass@8 0.500")
+
+
+def test_the_time_that_is_left_is_shown_for_slow_steps_too(terminal):
+    tracker, now = terminal
+    for step in (1, 2, 3):
+        now[0] += 90.0
+        tracker.log_metrics(step, STEP)
+    assert tracker._progress.tasks[0].time_remaining == pytest.approx(1197 * 90, rel=0.01)
 
 
 def test_samples_come_every_so_often_and_at_each_evaluation(started, trajectory, capsys):

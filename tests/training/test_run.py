@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,35 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     assert AutoTokenizer.from_pretrained(run_dir / "model").decode([13]) != ""
     assert f"Everything is in {run_dir}" in output
     assert "rlhf train --resume" in output
+
+
+def test_every_phase_has_a_line(train, prompts):
+    """While libraries, data and models are loaded there is no progress bar yet."""
+    _, _, output = train("--train.steps", "1", "--eval.data", prompts)
+    assert [line for line in output.splitlines() if line.endswith(" ...")] == [
+        "Loading libraries ...",
+        "Reading data ...",
+        "Loading actor, starting the engine transformers ...",
+        "Evaluating 24 tasks × 1 samples ...",
+        "Evaluating 24 tasks × 1 samples ...",
+        "Writing the model ...",
+    ]
+
+
+def test_what_a_run_suggests_at_its_end_works(train, rlhf_here, prompts):
+    """Also after greedy evaluations, of which more samples would be refused; the best checkpoint can be found."""
+    flags = ["--eval.data", prompts, "--eval.temperature", "0", "--checkpoint.best", "eval/reward/mean"]
+    rows, run_dir, output = train("--train.steps", "1", *flags)
+    best = max(rows, key=lambda row: row["eval/reward/mean"])
+    assert (run_dir / "checkpoints/best").resolve() == run_dir / f"checkpoints/step-{best['step']:06d}"
+    assert (
+        f"The best eval/reward/mean is that of step-{best['step']:06d}: {run_dir / 'checkpoints/best'} points to it" in output
+    )
+    suggested = [shlex.split(line) for line in output.splitlines() if line.startswith("    ")]
+    assert [words[1] for words in suggested] == ["eval", "train"]
+    for program, *words in [*suggested, ["rlhf", "eval", "--checkpoint", run_dir / "checkpoints/best"]]:
+        assert Path(program).name == "rlhf"
+        assert (done := rlhf_here(*words)).exit_code == 0, done.output
 
 
 def test_it_learns(train):

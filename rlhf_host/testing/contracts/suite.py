@@ -21,8 +21,8 @@ class CheckResult:
     message: str = ""
 
 
-LIBRARIES = {"hypothesis": "testing", "peft": "peft", "pytest": "testing"}
-"""What checks need beside the host → the host's extra that installs it."""
+LIBRARIES = ("hypothesis", "peft", "pytest")
+"""What checks need beside the host; its extra ``testing`` installs them."""
 
 HOOKED = ("common", "hooked", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync")
 """Modules with the checks of plugins that have hooks. Those of another kind have the common ones and a module of its name."""
@@ -131,4 +131,4 @@ def _test(check: Check, subject: Subject) -> Callable[[Any], None]:
 
 
 def _missing(error: ModuleNotFoundError) -> UserError:
-    return UserError(f"contract suites need {error.name}: pip install 'rlhf-host[{LIBRARIES[str(error.name)]}]'")
+    return UserError(f"contract suites need {error.name}: pip install 'rlhf-host[testing]'")

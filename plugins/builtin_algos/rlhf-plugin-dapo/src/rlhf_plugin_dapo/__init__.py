@@ -20,8 +20,8 @@ class _Options(BaseModel):
 
 
 class DynamicFiltering:
-    """Keeps a group if the mean of its 0-1 scores is strictly inside ``(low, high)`` (section 3.2, eq. 11); the host draws
-    another for each that is dropped."""
+    """Drops groups that are all right or all wrong: keeps one if the mean of its 0-1 scores is strictly inside ``(low, high)``
+    (section 3.2, eq. 11). The host draws another for each that is dropped."""
 
     class Options(_Options):
         low: float = Field(0.0, ge=0, lt=1, description="groups with a mean score at or below it are dropped (too_hard)")
@@ -47,8 +47,8 @@ class DynamicFiltering:
 
     @hookimpl
     def keep_group(self, group: Group) -> bool | Drop:
-        """An episode's several trajectories count once. Groups of equal rewards are dropped, whatever their scores; without a score
-        for every trajectory that is all.
+        """An episode's several trajectories count once. Groups of equal rewards are dropped, whatever their scores; without a
+        score for every trajectory that is all.
 
         Raises:
             UserError: scores are missing, and ``low`` or ``high`` were set to compare them.
@@ -74,7 +74,8 @@ class DynamicFiltering:
 
 
 class OverlongPenalty:
-    """Adds ``−f·clip((len − (L_max − L_buf))/L_buf, 0, 1)`` to the reward, ``len`` in action tokens (section 3.4, eq. 13)."""
+    """Penalises long answers: adds ``−f·clip((len − (L_max − L_buf))/L_buf, 0, 1)`` to the reward, ``len`` in action tokens
+    (section 3.4, eq. 13)."""
 
     class Options(_Options):
         buffer: int | None = Field(
@@ -105,8 +106,8 @@ class OverlongPenalty:
 
 
 class OverlongMasking:
-    """Truncated trajectories leave the loss and its denominator; group statistics still count them (section 3.4, there overlong
-    filtering)."""
+    """Takes truncated answers out of the loss and its denominator; group statistics still count them (section 3.4, there
+    overlong filtering)."""
 
     Options = _Options
 
@@ -119,7 +120,7 @@ class OverlongMasking:
 
 
 class StopProperly:
-    """A truncated trajectory's positive reward is multiplied by ``coef`` (OpenRLHF's stop-properly penalty)."""
+    """Lowers the reward of truncated answers: positive ones are multiplied by ``coef`` (OpenRLHF's stop-properly penalty)."""
 
     class Options(_Options):
         coef: float = Field(0.0, ge=0, le=1, description="share of its positive reward that a truncated answer keeps")

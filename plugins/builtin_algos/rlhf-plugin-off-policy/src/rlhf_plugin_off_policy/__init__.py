@@ -85,8 +85,8 @@ class TIS(_Bounding):
 
 
 class IcePop:
-    """``w`` where ``low ≤ w ≤ high``, else 0, per token (Ling team, "Small Leak Can Sink a Great Ship: Boost RL Training on MoE
-    with IcePop!", 2025; arXiv:2510.18855)."""
+    """IcePop: ``w`` where ``low ≤ w ≤ high``, else 0, per token (Ling team, "Small Leak Can Sink a Great Ship: Boost RL
+    Training on MoE with IcePop!", 2025; arXiv:2510.18855)."""
 
     class Options(_Interval):
         low: float = Field(0.5, ge=0, description="tokens with a smaller weight get 0")
@@ -106,8 +106,8 @@ class IcePop:
 
 
 class SequenceTruncate(_Bounding):
-    """``min(exp(Σ_t log w), C)`` on every token of the sequence (Liu et al., "When Speed Kills Stability: Demystifying RL Collapse
-    from the Training-Inference Mismatch", 2025, there Seq-TIS)."""
+    """Truncates whole sequences: ``min(exp(Σ_t log w), C)`` on every token (Liu et al., "When Speed Kills Stability:
+    Demystifying RL Collapse from the Training-Inference Mismatch", 2025, there Seq-TIS)."""
 
     class Options(BaseModel, extra="forbid"):
         cap: float = Field(2.0, gt=0, description="largest weight of a sequence")
@@ -127,8 +127,8 @@ class SequenceTruncate(_Bounding):
 
 
 class SequenceMask(_Bounding):
-    """Sequences whose statistic is outside ``[low, high]`` get 0. ``sum``: ``exp(Σ_t log w)`` (Seq-MIS of Liu et al., 2025);
-    ``geometric``: ``exp(mean_t log w)``, which is a gate and never a weight; ``k3``: ``mean_t(w − 1 − log w)``."""
+    """Masks sequences whose statistic is outside ``[low, high]``: they get 0. ``sum``: ``exp(Σ_t log w)`` (Seq-MIS of Liu et
+    al., 2025); ``geometric``: ``exp(mean_t log w)``, which is a gate and never a weight; ``k3``: ``mean_t(w − 1 − log w)``."""
 
     class Options(_Interval):
         statistic: Literal["sum", "geometric", "k3"] = Field(
@@ -170,7 +170,7 @@ class SequenceMask(_Bounding):
 
 
 class OffPolicyMask:
-    """0 where ``A < 0`` and ``mean_t(log μ − log π) > δ`` over the sequence, π being the current policy; else 1
+    """Masks bad samples far off policy: 0 where ``A < 0`` and ``mean_t(log μ − log π) > δ``, π being the current policy; else 1
     (DeepSeek-V3.2, arXiv:2512.02556, section 3.1, off-policy sequence masking)."""
 
     class Options(BaseModel, extra="forbid"):

@@ -20,7 +20,7 @@ class Options(BaseModel):
 
 
 class CPUKernels:
-    """Llama, Mistral, Qwen2, Qwen3 and models with the same code, on CPUs."""
+    """Faster on CPUs: Llama, Mistral, Qwen2, Qwen3 and models with the same code."""
 
     Options = Options
     traits = Traits()

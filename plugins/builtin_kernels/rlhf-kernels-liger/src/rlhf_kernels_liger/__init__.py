@@ -21,7 +21,7 @@ class Options(BaseModel):
 
 
 class LigerKernels:
-    """Models with root-mean-square norms and gated MLPs, on CUDA."""
+    """Faster on CUDA: models with root-mean-square norms and gated MLPs."""
 
     Options = Options
     traits = Traits(libraries=("liger_kernel", "triton"))

@@ -64,7 +64,8 @@ class MathVerifierOptions(BaseModel):
 
 
 class MathVerifier:
-    """Reward and 0-1 score by the answer in the last action's text; ``None`` where the label cannot be judged against."""
+    """Compares the answer in the last action's text with the label: reward and 0-1 score. ``None`` where the label cannot be
+    judged against."""
 
     Options = MathVerifierOptions
 

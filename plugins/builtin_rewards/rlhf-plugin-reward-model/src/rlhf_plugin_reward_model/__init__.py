@@ -44,7 +44,8 @@ class Judged(Reward):
 
 
 class RewardModel:
-    """Reward per trajectory; ``None`` where it is too long, empty, or the model gives no finite number."""
+    """Scores answers with a reward model, the role ``reward``. ``None`` where a trajectory is too long, empty, or the model
+    gives no finite number."""
 
     Options = Options
 
@@ -92,7 +93,8 @@ class RewardModel:
 
     @hookimpl
     def transform_rewards(self, experience: Experience, rewards: Tensor) -> Tensor:
-        """``w·(clip((x − mean)/std) − x)`` is added, ``x [B]`` what the model said and ``w`` its weight. Population deviations."""
+        """``w·(clip((x − mean)/std) − x)`` is added, ``x [B]`` what the model said and ``w`` its weight. Population
+        deviations."""
         mine, options = self._column(experience), self.options
         if mine is None or experience.reward_weights[mine] == 0 or (options.normalize, options.clip) == ("none", None):
             return rewards

@@ -1,0 +1,57 @@
+"""What the pages say of Python, data and the environment is so; their scripts and tests run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from rlhf_host.data.rows import COMPRESSED, SUFFIXES
+from rlhf_host.data.sources import LABEL_KEYS, PROMPT_KEYS
+from rlhf_host.plugins.python_objects import _OFFERS
+
+from .conftest import DOCS, ROOT, blocks
+
+
+def test_the_script_of_the_python_page_runs(tiny_model, tmp_path, monkeypatch, capsys):
+    (source,) = [block.body for block in blocks(DOCS / "python.md") if block.title]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/SmolLM2-135M-Instruct").symlink_to(tiny_model)
+    exec(compile(source, "first.py", "exec"), {"__name__": "first"})
+    assert capsys.readouterr().out.splitlines()[-1] == "0.0"
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in blocks(DOCS / "testing.md") if b.language == "python"], ids=lambda b: b.body[-40:]
+)
+def test_the_tests_of_the_testing_page_pass(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    exec(compile(block.body, "testing.md", "exec"), names)
+    for name, value in names.items():
+        if name.startswith("test_") and inspect.isfunction(value):
+            value(tmp_path)
+
+
+def test_the_python_page_names_what_a_reward_function_may_ask_for():
+    assert set(re.findall(r"^\| `(\w+)` \| (?:what|the)", (DOCS / "python.md").read_text(), re.M)) == set(_OFFERS)
+
+
+def test_the_data_page_names_formats_and_columns():
+    text = (DOCS / "data.md").read_text()
+    (table,) = re.findall(r"## Files\n(.*?)\n## ", text, re.S)
+    assert set(re.findall(r"`(\.\w+)`", table)) == {*SUFFIXES, *COMPRESSED}
+    for name, keys in (("prompt", PROMPT_KEYS), ("label", LABEL_KEYS)):
+        (row,) = re.findall(rf"^\| {name} \| (.*?) \|", text, re.M)
+        assert tuple(re.findall(r"`(\w+)`", row)) == keys
+
+
+def test_the_environment_page_names_the_hosts_variables():
+    text = (DOCS / "reference/environment.md").read_text()
+    sources = "".join(path.read_text() for path in (ROOT / "rlhf_host").rglob("*.py"))
+    assert set(re.findall(r"^\| `(_?RLHF_\w+)`", text, re.M)) == set(re.findall(r"\b_?RLHF_[A-Z_]+\b", sources))
+    named = re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.M)))
+    by_rich = {"COLUMNS", "NO_COLOR"}
+    assert {name for name in named if name not in by_rich and f'"{name}"' not in sources} == set()
