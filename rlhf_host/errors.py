@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -20,6 +21,17 @@ class RunError(Exception):
 
 class LostError(RunError):
     """A process or machine of the run is gone, and what it held with it: the run can go on from its last checkpoint."""
+
+
+@contextlib.contextmanager
+def told_of(plugin: str, what: str) -> Iterator[None]:
+    """What an engine or a backend raises in ``what`` becomes a ``RunError`` with its name; the project's own errors pass."""
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        raise RunError(f"{plugin} failed in {what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -41,11 +41,34 @@ class HookRule:
     """What ``one`` refers to."""
     threaded: bool = False
     """Implementations that are not coroutines run in a thread pool, so they may block."""
+    awaited: bool = False
+    """It may be a coroutine, or give another awaitable; so may threaded ones."""
+    gives: tuple[type | str | None, ...] = ()
+    """What an answer may be: types, ``None``, and tensors over the hook's batch, by shape. Empty: anything."""
 
     def __call__(self, function: _Function) -> _Function:
         """Mark a function as the specification of a hook with this rule, ``function.rule``."""
         function.rule = RULES[function.__name__] = self  # type: ignore[attr-defined]
         return _mark(function)
+
+    def misfit(self, answer: Any, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+        """What an answer to a call with ``arguments`` is, and what it should be; ``None`` if it is one of ``gives``."""
+        types = tuple(kind for kind in self.gives if isinstance(kind, type))
+        if not self.gives or isinstance(answer, types) or (answer is None and None in self.gives):
+            return None
+        shapes = [kind for kind in self.gives if isinstance(kind, str)]
+        if not shapes:
+            return f"a {type(answer).__name__}", " or ".join(getattr(kind, "__name__", "None") for kind in self.gives)
+        from torch import Tensor
+
+        mask = arguments["experience"].action_mask if "experience" in arguments else arguments["mask"]
+        whole, boolean = [list(mask.shape[: 1 + ("T" in shape)]) for shape in shapes], "bool" in shapes[0]
+        expected = "a tensor " + " or ".join(map(str, whole)) + " of bool" * boolean
+        if not isinstance(answer, Tensor):
+            return type(answer).__name__, expected
+        if list(answer.shape) in whole and (not boolean or answer.dtype == mask.dtype):
+            return None
+        return f"{list(answer.shape)}" + f" of {answer.dtype}" * boolean, expected
 
 
 hookspec = HookRule
@@ -56,17 +79,17 @@ RULES: dict[str, HookRule] = {}
 # --- before and around the run ------------------------------------------------------------------
 
 
-@hookspec(calls="each")
+@hookspec(calls="each", gives=(Needs, None))
 def needs() -> Needs:
     """What the plugin needs. Depends only on its options; called before any model or file is touched."""
 
 
-@hookspec(calls="all")
+@hookspec(calls="all", awaited=True)
 def run_started(context: RunContext) -> Awaitable[None] | None:
     """Called when the run's roles exist, before anything is sampled."""
 
 
-@hookspec(calls="all")
+@hookspec(calls="all", awaited=True)
 def run_finished(outcome: Outcome) -> Awaitable[None] | None:
     """Called when the run ends, also after a failure."""
 
@@ -82,7 +105,7 @@ def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
     """
 
 
-@hookspec(calls="one")
+@hookspec(calls="one", gives=(Iterable,))
 def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
     """Choose the next tasks, instead of the seed's order: return ``count`` indices into ``tasks``, or the plugin's own tasks.
 
@@ -94,24 +117,25 @@ def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | T
 # --- agents -------------------------------------------------------------------------------------
 
 
-@hookspec(calls="one", per="agent", threaded=True)
+@hookspec(calls="one", per="agent", threaded=True, gives=(Step,))
 def agent_reset(episode: Episode) -> Step | Awaitable[Step]:
-    """Start an episode. ``observation=None`` means the task's own prompt."""
+    """Start an episode. ``observation=None`` means the task's own prompt. An answer after ``rollout.step_timeout_s`` is too late:
+    the episode has failed; so it is for ``agent_step`` and ``agent_close``."""
 
 
-@hookspec(calls="one", per="agent", threaded=True)
+@hookspec(calls="one", per="agent", threaded=True, gives=(Step,))
 def agent_step(episode: Episode, action: Action) -> Step | Awaitable[Step]:
     """Answer the policy's action. ``done`` ends the episode. May raise ``EpisodeFailed``."""
 
 
 @hookspec(calls="one", per="agent", threaded=True)
 def agent_close(episode: Episode) -> Awaitable[None] | None:
-    """Release the episode's resources. Always called, also after a failure."""
+    """Release the episode's resources. Always called, also after a failure and after ``agent_run``."""
 
 
-@hookspec(calls="one", per="agent", threaded=True)
+@hookspec(calls="one", per="agent", threaded=True, gives=(Iterable,))
 def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory]]:
-    """Run one episode. For agents that run their own loop, instead of reset and step.
+    """Run one episode. For agents that run their own loop, instead of reset and step. It has ``rollout.episode_timeout_s``.
 
     Every sampled token may be an action in only one of the rows. A row may name the row from which it branched.
     """
@@ -127,22 +151,22 @@ def score(
     """Score a finished group: return one entry per trajectory, ``Unjudged(reason)`` or ``None`` if it cannot be scored."""
 
 
-@hookspec(calls="and")
+@hookspec(calls="and", gives=(bool, Drop, None))
 def keep_group(group: Group) -> bool | Drop:
     """Return ``True``, or ``Drop(reason)`` to drop the group. The host then draws another, up to a limit."""
 
 
-@hookspec(calls="chained")
+@hookspec(calls="chained", gives=("[B]",))
 def transform_rewards(experience: Experience, rewards: Tensor) -> Tensor:
     """Change the rewards, ``[B]`` → ``[B]``, before any baseline: clip, normalise, penalise."""
 
 
-@hookspec(calls="summed")
+@hookspec(calls="summed", gives=("[B, T]", None))
 def shape_rewards(experience: Experience) -> Tensor:
     """Return ``[B, T]``, which is added to the token rewards after scoring."""
 
 
-@hookspec(calls="and")
+@hookspec(calls="and", gives=("[B, T] bool", None))
 def loss_masks(experience: Experience) -> Tensor:
     """Return ``[B, T]`` bool: the tokens that stay in the loss and its denominator."""
 
@@ -150,18 +174,18 @@ def loss_masks(experience: Experience) -> Tensor:
 # --- the learning signal ------------------------------------------------------------------------
 
 
-@hookspec(calls="one")
+@hookspec(calls="one", gives=(Advantages,))
 def compute_advantages(experience: Experience) -> Advantages:
     """Compute advantages and returns, ``[B, T]``, over the whole rollout batch."""
 
 
-@hookspec(calls="each")
+@hookspec(calls="each", gives=(Mapping, None))
 def prepare_batch(experience: Experience) -> Mapping[str, Tensor | float] | None:
     """Return data for this plugin's own worker hooks. It is in ``batch.extra[alias]``, and in these hooks in ``batch.own``. Called
     after advantages and masks. Tensors with ``B`` rows are sliced with the batch."""
 
 
-@hookspec(calls="multiplied", where="worker")
+@hookspec(calls="multiplied", where="worker", gives=("[B, T]", "[B]", None))
 def importance_weights(
     old_logprobs: Tensor,
     logprobs: Tensor,
@@ -186,12 +210,12 @@ def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
     """Provisional: no run calls it yet. Rows to train on instead of advantages (best of n, pairs)."""
 
 
-@hookspec(calls="each", where="worker")
+@hookspec(calls="each", where="worker", gives=(Iterable, None))
 def batch_statistics(role: str, outputs: Outputs, batch: Batch) -> Iterable[Metric]:
     """Return metrics of a pass without gradient over the optimizer batch. They are reduced over all ranks into ``batch.stats``."""
 
 
-@hookspec(calls="each", where="worker")
+@hookspec(calls="each", where="worker", gives=(Iterable, None))
 def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
     """Return unreduced loss terms and metrics of a micro-batch. Called for every trainable role."""
 
@@ -199,17 +223,17 @@ def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
 # --- weights ------------------------------------------------------------------------------------
 
 
-@hookspec(calls="one")
+@hookspec(calls="one", awaited=True)
 def sync_connect(targets: Sequence[SyncTarget]) -> Awaitable[None] | None:
     """Prepare the connection from the trainer to the engines."""
 
 
-@hookspec(calls="one")
+@hookspec(calls="one", awaited=True)
 def sync_weights(source: WeightSource, version: int) -> Awaitable[None] | None:
     """Send the weights of ``source`` (the trainer's actor) to every connected engine. Each engine then has ``version``."""
 
 
-@hookspec(calls="one")
+@hookspec(calls="one", awaited=True)
 def sync_close() -> Awaitable[None] | None:
     """Release process groups, memory and files."""
 
@@ -217,7 +241,7 @@ def sync_close() -> Awaitable[None] | None:
 # --- reporting and state ------------------------------------------------------------------------
 
 
-@hookspec(calls="all")
+@hookspec(calls="all", gives=(Stop, Adjust, None))
 def step_finished(step: int, metrics: Mapping[str, float]) -> Stop | Adjust | None:
     """Called with the reduced metrics of a training step, before the next batch. ``Stop(reason)`` ends the run normally.
     ``Adjust({"actor.lr": 1e-6, "kl.coef": 0.02})`` changes settings from the next step on; checkpoints keep them."""

@@ -112,7 +112,8 @@ def broken_promises(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
 def _hook(name: str) -> dict[str, Any]:
     found = inspect.signature(getattr(hookspecs, name))
     arguments = {argument: str(parameter.annotation) for argument, parameter in found.parameters.items()}
-    return {"arguments": arguments, "returns": str(found.return_annotation), **dataclasses.asdict(hookspecs.RULES[name])}
+    rule = {key: value for key, value in dataclasses.asdict(hookspecs.RULES[name]).items() if key != "gives"}
+    return {"arguments": arguments, "returns": str(found.return_annotation), **rule}
 
 
 def nouns() -> dict[str, type]:

@@ -25,6 +25,7 @@ def test_hook_says_what_it_is_for_and_its_rule_says_how_it_is_called(hook):
     assert function.rule is hookspecs.RULES[hook]
     assert function.rule.calls in typing.get_args(hookspecs.Calls)
     assert function.rule.where in ("controller", "worker")
+    assert (function.rule.awaited or function.rule.threaded) is ("Awaitable" in inspect.signature(function).return_annotation)
 
 
 @pytest.mark.parametrize("hook", names())

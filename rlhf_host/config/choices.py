@@ -236,8 +236,6 @@ def merge_needs(manager: PluginManager) -> Needs:
     roles: dict[str, tuple[str, RoleNeed]] = {}
     data_from = ""
     for key, needs in manager.each("needs"):
-        if not isinstance(needs, Needs):
-            raise PluginError(f"{key} gave a {type(needs).__name__} from needs, expected Needs(...)")
         if needs.data is not None and merged.data not in (None, needs.data):
             raise PluginError(f"{data_from} trains on {merged.data} data and {key} on {needs.data}: choose one of them")
         data_from = data_from or (key if needs.data else "")

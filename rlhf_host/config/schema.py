@@ -156,6 +156,8 @@ class RolloutConfig(Section):
     max_refills: int = Field(8, ge=0, description="how many more batches of prompts a step may draw to replace dropped groups")
     score_timeout_s: float = Field(300.0, gt=0, description="deadline for one reward plugin on one group")
     score_retries: int = Field(0, ge=0, description="further attempts after a reward plugin raised an error")
+    step_timeout_s: float = Field(600.0, gt=0, description="deadline for one call of agent_reset, agent_step or agent_close")
+    episode_timeout_s: float = Field(3600.0, gt=0, description="deadline for agent_run on one episode, generation included")
     episode_retries: int = Field(2, ge=0, description="further attempts after EpisodeFailed(retryable=True)")
 
 

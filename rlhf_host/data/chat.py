@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_host.errors import UserError
-from rlhf_host.records.episodes import Message
+from rlhf_host.records.episodes import EpisodeFailed, Message
 
 _ANSWER = "f7d3a1c9"  # stands for the assistant's words where only the text around them matters
 
@@ -88,9 +88,15 @@ def observation_ids(
     ending is written in full.
 
     Without a chat template the observation's text alone is appended.
-    Raises ``UserError`` where the chat template refuses the observation's roles.
+
+    Raises ``UserError`` where the chat template refuses the observation's roles or leaves a message out, ``EpisodeFailed`` for a
+    text of which the tokenizer makes no token.
     """
     messages: list[Message] = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    for message in messages:
+        text = str(message.get("content") or "")
+        if text.strip() and not _encode([text], tokenizer, special=False)[0]:
+            raise EpisodeFailed(f"the tokenizer has no tokens for the observation {text[:40]!r}")
     if not uses_chat_template(tokenizer, template):
         return _encode(["\n".join(str(message["content"]) for message in messages)], tokenizer, special=False)[0]
     opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
@@ -98,6 +104,8 @@ def observation_ids(
     _, answer, rest = _apply(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
     if not answer:
         raise UserError("the chat template leaves out earlier assistant turns, so no conversation can go on token by token")
+    if any(message["role"] != "user" for message in messages):
+        _refuse_losses(messages, opening, tokenizer)
     ids = _encode([rest], tokenizer, special=False)[0]
     if not finished_with_eos or not ids:
         return ids
@@ -106,6 +114,18 @@ def observation_ids(
     if closing and closing[0] in tokenizer.all_special_ids:
         ends.add(closing[0])
     return ids[1:] if ids[0] in ends else ids
+
+
+def _refuse_losses(messages: Sequence[Message], opening: Sequence[Message], tokenizer: Any) -> None:
+    """Raises ``UserError`` for a message with a text that the chat template does not write: some drop tool messages."""
+    marks = [
+        f"{_ANSWER}{number}-" if isinstance(message.get("content"), str) else "" for number, message in enumerate(messages)
+    ]
+    marked = [{**message, "content": mark} if mark else message for message, mark in zip(messages, marks, strict=True)]
+    written = _apply(tokenizer, [*opening, *marked], add_generation_prompt=True)
+    for message, mark in zip(messages, marks, strict=True):
+        if mark not in written:
+            raise UserError(f"the chat template leaves out a message of the role {message['role']!r}: give it another role")
 
 
 def _conversation(prompt: str | Sequence[Message], system_prompt: str | None) -> list[Message]:

@@ -133,8 +133,6 @@ class TaskStream:
         if self._choose is None:
             return [self._next() for _ in range(count)]
         answer = self._choose(self._all, count, step)
-        if not isinstance(answer, Iterable):
-            raise RunError(f"draw_tasks gave a {type(answer).__name__} at step {step}, expected {count} tasks or their numbers")
         chosen = list(islice(answer, count + 1))
         if len(chosen) != count:
             gave = len(chosen) if len(chosen) < count else f"more than {count}"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -25,6 +27,7 @@ from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
+from rlhf_host.records.tensors import Batch
 
 MOVED = {("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`"}
 """A hook and an argument that it had once → what became of it."""
@@ -133,18 +136,36 @@ class PluginManager:
     def call(self, key: str, hook: str, **kwargs: Any) -> Any:
         """One plugin's result; ``None`` also when it does not implement ``hook``.
 
-        Raises ``HookFailed`` for whatever the hook raised; but ``EpisodeFailed`` passes, and a ``UserError`` becomes
-        a ``PluginError`` that names the plugin.
+        Raises ``HookFailed`` for whatever the hook raised, for an answer that its rule does not have, and for a change of what
+        other plugins see too; but ``EpisodeFailed`` passes, and a ``UserError`` becomes a ``PluginError`` that names the plugin.
         """
         if key not in self._parts[hook]:
             return None
+        rule = RULES[hook]
+        # Lists and dicts are each plugin's own; of tensors a copy would cost too much, but for the rewards that are passed on.
+        own = {name: value.copy() if type(value) in (list, dict) else value for name, value in kwargs.items()}
+        shared = [value for name, value in own.items() if name != "rewards"]
+        before = _stamps(shared)
         try:
-            results = self._caller(key, hook)(**kwargs)
+            results = (self._callers.get((key, hook)) or self._caller(key, hook))(**own)
             if not isinstance(results, list):
                 raise TypeError(f"a wrapper of {hook} returned {type(results).__name__} instead of the list its yield gave")
-            return results[0] if results else None
-        except (Exception, SystemExit) as error:
+            answer = results[0] if results else None
+            if inspect.isgenerator(answer) and rule.where == "worker":
+                answer = list(answer)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             self._raise_named(error, key, hook)
+        for (name, tensor, version), (_, now, after) in zip(before, _stamps(shared), strict=False):
+            if tensor is not now or version != after:
+                self._raise_misfit(
+                    key, hook, f"changed {name} in {hook}, which the other plugins and the host use: work on a copy"
+                )
+        if inspect.iscoroutine(answer) and not (rule.awaited or rule.threaded):
+            answer.close()
+            self._raise_misfit(key, hook, f"gave a coroutine from {hook}, which is not awaited: write def, not async def")
+        if not inspect.isawaitable(answer) and (misfit := rule.misfit(answer, kwargs)) is not None:
+            self._raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
+        return answer
 
     def each(self, hook: str, kind: str | None = None, **kwargs: Any) -> list[tuple[str, Any]]:
         """``(key, result)`` of every implementation in selection order, ``None`` left out."""
@@ -158,22 +179,38 @@ class PluginManager:
             raise PluginError(f"{' and '.join(keys)} implement {hook}; this call is for one")
         return self.call(keys[0], hook, **kwargs) if keys else None
 
-    async def acall(self, key: str, hook: str, **kwargs: Any) -> Any:
-        """As ``call``, awaiting an awaitable result; synchronous ``score`` and agent hooks run in the thread pool."""
-        if (key, hook) in self._blocking:
-            result = await asyncio.wrap_future(self._threads.submit(lambda: self.call(key, hook, **kwargs)))
-        else:
-            result = self.call(key, hook, **kwargs)
-        if inspect.isawaitable(result):
-            try:
-                result = await result
-            except (Exception, SystemExit) as error:
-                self._raise_named(error, key, hook)
+    async def acall(self, key: str, hook: str, *, within_s: float | None = None, **kwargs: Any) -> Any:
+        """As ``call``, awaiting an awaitable result; synchronous ``score`` and agent hooks run in the thread pool. Raises
+        ``TimeoutError`` when there is no answer after ``within_s``."""
+        try:
+            async with asyncio.timeout(within_s):
+                if (key, hook) in self._blocking:
+                    job = self._threads.submit(lambda: self.call(key, hook, **kwargs))
+                    try:
+                        result = await asyncio.wrap_future(job)
+                    except asyncio.CancelledError:
+                        self._threads.abandon(job)
+                        raise
+                else:
+                    result = self.call(key, hook, **kwargs)
+                if not inspect.isawaitable(result):
+                    return result
+                try:
+                    result = await result
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    self._raise_named(error, key, hook)
+        except TimeoutError as error:  # the hook's own has the plugin's name by now
+            raise TimeoutError(f"{key}: no answer of {hook} in {within_s:g} s") from error
+        if (misfit := RULES[hook].misfit(result, kwargs)) is not None:
+            self._raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
         return result
 
     def close(self) -> None:
         """Let the thread pool end."""
         self._threads.close()
+
+    def _raise_misfit(self, key: str, hook: str, message: str) -> NoReturn:
+        raise HookFailed(key, self.by_key[key].info.distribution, hook, f"{key} {message}")
 
     def _register(self, loaded: Loaded) -> _Part:
         """Its own implementations, without wrappers."""
@@ -219,9 +256,8 @@ class PluginManager:
         return getattr(self._pluggy.hook, hook).get_hookimpls()
 
     def _caller(self, key: str, hook: str) -> pluggy.HookCaller:
-        if (caller := self._callers.get((key, hook))) is None:
-            others = [part for other, part in self._parts[hook].items() if other != key]
-            caller = self._callers[key, hook] = self._pluggy.subset_hook_caller(hook, others)
+        others = [part for other, part in self._parts[hook].items() if other != key]
+        caller = self._callers[key, hook] = self._pluggy.subset_hook_caller(hook, others)
         return caller
 
     def _raise_named(self, error: BaseException, key: str, hook: str) -> NoReturn:
@@ -229,6 +265,8 @@ class PluginManager:
             raise error
         if type(error).__name__ == "BdbQuit":  # who leaves the debugger means the run, not this one call
             raise KeyboardInterrupt from error
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise error  # a real one: elsewhere only the plugin itself can have raised it
         culprit = self.by_key[self._culprit(error, key, hook)]
         cause = " ".join(str(error).split())
         if isinstance(error, UserError):
@@ -248,6 +286,17 @@ class PluginManager:
             owner = owners.get(trace.tb_frame.f_code, owner)
             trace = trace.tb_next
         return owner
+
+
+def _stamps(arguments: Iterable[Any]) -> list[tuple[str, Any, int]]:
+    """Every tensor in a hook's arguments with its version, which any change in place raises."""
+    tensors = [("a tensor", value) for value in arguments if hasattr(value, "_version")]
+    for batch in (value for value in arguments if isinstance(value, Batch)):
+        fields = [(each.name, getattr(batch, each.name)) for each in fields_of(batch)]
+        nested = [(name, value) for name, values in fields if isinstance(values, Mapping) for value in values.values()]
+        nested += [(name, value) for name, values in nested if isinstance(values, Mapping) for value in values.values()]
+        tensors += [(name, value) for name, value in fields + nested if hasattr(value, "_version")]
+    return [(name, tensor, tensor._version) for name, tensor in tensors]
 
 
 def _misfit(part: _Part) -> str:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from rlhf_host.errors import RunError
+
 
 class Threads:
     """A thread pool of daemons: a hook that hangs past its deadline must not keep the process from ending.
@@ -17,9 +19,9 @@ class Threads:
     """
 
     def __init__(self, limit: int):
-        self._limit = limit
-        self._started = 0
-        self._idle = threading.Semaphore(0)
+        self._limit = self._most = limit
+        self._started = self._open = 0
+        self._abandoned: list[Future[Any]] = []
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
@@ -28,12 +30,24 @@ class Threads:
         future: Future[Any] = Future()
         context = contextvars.copy_context()
         self._jobs.put((future, lambda: context.run(function)))
-        if not self._idle.acquire(blocking=False):
-            with self._lock:
-                if self._started < self._limit:
-                    self._started += 1
-                    threading.Thread(target=self._work, name=f"rlhf-hook-{self._started}", daemon=True).start()
+        with self._lock:
+            self._open += 1
+            self._start()
         return future
+
+    def abandon(self, job: Future[Any]) -> None:
+        """Nobody waits for the job any more: it does not start, or, where it runs, another thread takes its place.
+
+        Raises ``RunError`` when more run on than there were threads.
+        """
+        if job.cancel() or job.done():
+            return
+        with self._lock:
+            self._limit += 1
+            self._start()
+            self._abandoned = [one for one in self._abandoned if not one.done()] + [job]
+            if len(self._abandoned) > self._most:
+                raise RunError(f"{len(self._abandoned)} calls of plugins still run after their deadline")
 
     def close(self) -> None:
         """Let the threads end once they are done with what they do."""
@@ -41,6 +55,12 @@ class Threads:
             for _ in range(self._started):
                 self._jobs.put(None)
             self._started = 0
+
+    def _start(self) -> None:
+        """One more thread, where there are jobs that wait for one."""
+        if self._started < min(self._open, self._limit):
+            self._started += 1
+            threading.Thread(target=self._work, name=f"rlhf-hook-{self._started}", daemon=True).start()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -51,4 +71,5 @@ class Threads:
                 except BaseException as error:
                     future.set_exception(error)
             del job, future, function
-            self._idle.release()
+            with self._lock:
+                self._open -= 1

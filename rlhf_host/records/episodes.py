@@ -273,9 +273,17 @@ class Generation:
 class Policy(Protocol):
     """The policy, for agents that run their own loop (``agent_run``)."""
 
-    base_url: str | None
-    """Provisional: no run serves the policy over HTTP yet, so it is always ``None``."""
     sampling: Sampling
     """The settings of the run for this split."""
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation: ...
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
+        """What the policy says after ``token_ids``.
+
+        Args:
+            sampling: default: ``self.sampling``. It may ask for fewer tokens and for more stops. Tokens that train come from the
+                run's own distribution, so in training nothing else may differ: change a copy (``dataclasses.replace``).
+
+        Raises:
+            EpisodeFailed: ``rollout.max_tokens`` leaves no room for another token.
+            ValueError: in training, for another distribution than the run's.
+        """

@@ -267,7 +267,7 @@ class LossTerm:
     ``values`` is ``[B, T]``, or ``[B]`` (a row counts if its mask has any element). ``mask`` is known before the first forward
     pass. A mask that depends on ``outputs`` must become zeros in ``values``, which stay in the denominator.
 
-    Raises ``TypeError`` for a mask or aggregation that is a string.
+    Raises ``TypeError`` for values that are no tensor, and a mask or aggregation that is a string.
     """
 
     name: str
@@ -279,6 +279,8 @@ class LossTerm:
     """True for policy terms: the host multiplies them by ``importance_weights``. Terms ``[B]`` take only weights ``[B]``."""
 
     def __post_init__(self) -> None:
+        if not hasattr(self.values, "requires_grad"):
+            raise TypeError(f"the values of {self.name!r} are a {type(self.values).__name__}, not a tensor")
         if not isinstance(self.mask, Mask):
             raise TypeError(f"the mask of {self.name!r} is a Mask: LOSS, ACTION, COMPLETION or Extra(name), not {self.mask!r}")
         if not isinstance(self.aggregation, Aggregation):

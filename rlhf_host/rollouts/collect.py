@@ -43,10 +43,6 @@ class Collected:
         """Those of the kept groups, then the unjudged ones."""
         return [trajectory for group in self.groups for trajectory in group.trajectories] + self.unjudged_rows
 
-    @property
-    def lost(self) -> int:
-        return self.unjudged.total() + self.failed.total()
-
     def metrics(self) -> dict[str, float]:
         values = {"drawn": self.drawn, "groups": len(self.groups), "unjudged": self.unjudged.total()}
         values |= {"failed": self.failed.total(), "dropped": self.dropped.total()}
@@ -96,7 +92,8 @@ class Collector:
         for group, failed in await side_by_side("scoring a group", playing):
             into.failed += failed
             self._settle(group, into)
-        lost, total = into.lost, into.trajectories + into.failed.total()
+        failed = into.failed.total()
+        lost, total = into.unjudged.total() + failed, into.trajectories + failed
         if total and lost / total > self.settings.max_unjudged:
             [(reason, count)] = (into.unjudged + into.failed).most_common(1)
             raise RunError(
@@ -141,8 +138,6 @@ class Collector:
 def drop_reason(manager: PluginManager, group: Group) -> str | None:
     """Why a filter refuses the group; ``None``: it stays."""
     for key, verdict in manager.each("keep_group", group=group):
-        if not isinstance(verdict, bool | Drop):
-            raise RunError(f"{key} gave a {type(verdict).__name__} from keep_group, expected True, False or Drop(reason)")
         if verdict is not True:
             return verdict.reason if isinstance(verdict, Drop) else key
     return None

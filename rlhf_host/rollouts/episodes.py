@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhf_host.config.schema import DataConfig
+from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.data.chat import observation_ids, render_prompt
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import (
@@ -39,44 +40,40 @@ POSITIVE = 1e-3
 
 
 @dataclass(slots=True)
-class NamedEngine:
-    """The run's engine, whose defects are told by its name."""
-
-    engine: Generator
-    name: str
-
-    def expect(self, count: int) -> None:
-        self.engine.expect(count)
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        try:
-            answer = await self.engine.generate(token_ids, sampling, key)
-            count, logprobs = len(answer.token_ids), answer.logprobs
-            if len(logprobs) != count or len(answer.versions) != count or count > sampling.max_new_tokens:
-                raise ValueError(f"{count} tokens of at most {sampling.max_new_tokens} with {len(logprobs)} log-probabilities")
-            if count and not (math.isfinite(sum(logprobs)) and max(logprobs) < POSITIVE):
-                raise ValueError("log-probabilities that are not finite, or above 0")
-        except (UserError, RunError):
-            raise
-        except Exception as error:
-            raise RunError(f"engine {self.name} failed in generate: {type(error).__name__}: {error}") from error
-        return answer
-
-
-@dataclass(slots=True)
 class EngineForEpisode:
     """The policy as ``agent_run`` sees it."""
 
-    engine: Generator | NamedEngine
-    sampling: Sampling
+    episodes: Episodes
     episode: Episode
-    base_url: str | None = None
+    sampling: Sampling
     calls: int = 0
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
+        chosen = self.episodes.fitting(len(token_ids))
+        if sampling is not None:
+            chosen = self._asked(sampling, chosen)
         key = (self.episode.seed, self.episode.sample, self.calls)
         self.calls += 1
-        return await self.engine.generate(token_ids, sampling or self.sampling, key)
+        return await self.episodes.generate(token_ids, chosen, key)
+
+    def _asked(self, asked: Sampling, run: Sampling) -> Sampling:
+        """``asked``, within the run's bounds."""
+        bounds = {
+            "max_new_tokens": min(asked.max_new_tokens, run.max_new_tokens),
+            "stop": tuple(dict.fromkeys(run.stop + asked.stop)),
+            "stop_token_ids": tuple(dict.fromkeys(run.stop_token_ids + asked.stop_token_ids)),
+        }
+        chosen, trained = replace(asked, **bounds), replace(run, **bounds)
+        if self.episode.split == "train" and chosen != trained:
+            raise ValueError(
+                f"it asks for {_distribution(asked)}, and this run trains on {_distribution(run)}: pass"
+                " dataclasses.replace(policy.sampling, ...) with other max_new_tokens or stops only"
+            )
+        return chosen
+
+
+def _distribution(sampling: Sampling) -> str:
+    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in ("temperature", "top_p", "top_k", "min_p"))
 
 
 @dataclass
@@ -84,13 +81,15 @@ class Episodes:
     """Runs episodes of one split against one engine."""
 
     manager: PluginManager
-    engine: Generator | NamedEngine
+    engine: Generator
     tokenizer: Any
     data: DataConfig
     sampling: Sampling
     max_tokens: int
     """Longest trajectory, prompt included."""
-    retries: int = 0
+    settings: RolloutConfig = field(default_factory=RolloutConfig)
+    """Its retries and deadlines."""
+    engine_name: str = "the engine"
 
     def __post_init__(self) -> None:
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
@@ -105,7 +104,7 @@ class Episodes:
             raise UserError(f"task {place} asks for the agent {name!r}, which is not loaded; choose it with --agent")
         return self.agents[name]
 
-    def _fitting(self, length: int) -> Sampling:
+    def fitting(self, length: int) -> Sampling:
         """The sampling for a turn after ``length`` tokens."""
         room = self.max_tokens - length
         if room <= 0:
@@ -113,16 +112,30 @@ class Episodes:
         sampling = self.sampling
         return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
 
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
+        """What the engine answers. Raises ``RunError`` with its name for whatever it gets wrong."""
+        with told_of(self.engine_name, "generate"):
+            answer = await self.engine.generate(token_ids, sampling, key)
+            count, logprobs = len(answer.token_ids), answer.logprobs
+            if len(logprobs) != count or len(answer.versions) != count or count > sampling.max_new_tokens:
+                raise ValueError(f"{count} tokens of at most {sampling.max_new_tokens} with {len(logprobs)} log-probabilities")
+            if count and not (math.isfinite(sum(logprobs)) and max(logprobs) < POSITIVE):
+                raise ValueError("log-probabilities that are not finite, or above 0")
+        return answer
+
     async def play(self, episode: Episode) -> list[Trajectory]:
         """The episode's trajectories; retried as configured when it fails retryably. Raises ``EpisodeFailed`` when it could not
         be finished."""
-        for _ in range(self.retries):
+        attempts = self.settings.episode_retries + 1
+        while True:
+            attempts -= 1
             try:
                 return await self._play_once(replace(episode))
+            except TimeoutError as late:
+                raise EpisodeFailed(str(late)) from late
             except EpisodeFailed as failure:
-                if not failure.retryable:
+                if not failure.retryable or not attempts:
                     raise
-        return await self._play_once(replace(episode))
 
     async def _play_once(self, episode: Episode) -> list[Trajectory]:
         key = self.agent_key(episode.task)
@@ -131,27 +144,34 @@ class Episodes:
                 return await self._run_by_agent(key, episode)
             return [await self._take_turns(key, episode)]
         finally:
-            closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", episode=episode))
+            timeout_s = self.settings.step_timeout_s
+            closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", within_s=timeout_s, episode=episode))
             try:
                 await asyncio.shield(closing)
             except asyncio.CancelledError:
-                await closing  # interrupted or not, what the episode holds is released before the run goes on
+                with contextlib.suppress(TimeoutError):
+                    await closing  # interrupted or not, what the episode holds is released before the run goes on
                 raise
 
     async def _run_by_agent(self, key: str, episode: Episode) -> list[Trajectory]:
-        policy = EngineForEpisode(self.engine, self.sampling, episode)
-        trajectories = list(await self.manager.acall(key, "agent_run", episode=episode, policy=policy))
+        policy = EngineForEpisode(self, episode, self.sampling)
+        timeout_s = self.settings.episode_timeout_s
+        trajectories = list(await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy))
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):
             _check_trajectory(trajectory, episode, key)
+            length = sum(len(segment.token_ids) for segment in trajectory.segments)
+            if length > self.max_tokens:
+                raise EpisodeFailed(f"{key}: a trajectory has {length} tokens, more than max_tokens {self.max_tokens}")
             trajectory.row, trajectory.decode = row, self.decode
             if trajectory.parent is not None:
                 _check_branch(trajectory, trajectories[: max(0, trajectory.parent + 1)], key)
         return trajectories
 
     async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
-        first: Step = await self.manager.acall(key, "agent_reset", episode=episode)
+        timeout_s = self.settings.step_timeout_s
+        first: Step = await self.manager.acall(key, "agent_reset", within_s=timeout_s, episode=episode)
         tokens = self._prompt(episode.task, first)
         trajectory = Trajectory(
             episode_id=episode.episode_id,
@@ -162,12 +182,12 @@ class Episodes:
             decode=self.decode,
         )
         while True:
-            sampling = self._fitting(len(tokens))  # can fail before the first turn only: the others begin with room
-            answer = await self.engine.generate(tokens, sampling, (episode.seed, episode.sample, episode.turn))
+            sampling = self.fitting(len(tokens))  # can fail before the first turn only: the others begin with room
+            answer = await self.generate(tokens, sampling, (episode.seed, episode.sample, episode.turn))
             trajectory.segments.append(Segment("action", answer.token_ids, answer.logprobs, answer.versions))
             trajectory.finish_reason = answer.finish_reason
             action = Action(None, answer.token_ids, answer.finish_reason, self.decode)
-            step: Step = await self.manager.acall(key, "agent_step", episode=episode, action=action)
+            step: Step = await self.manager.acall(key, "agent_step", within_s=timeout_s, episode=episode, action=action)
             trajectory.agent_rewards.append(step.reward)
             if step.score is not None:
                 trajectory.score = float(step.score)
@@ -176,7 +196,7 @@ class Episodes:
             if step.done:
                 return trajectory
             tokens = tokens + answer.token_ids
-            observed = self._observation(step, answer)
+            observed = self._observation(step, answer, key)
             if len(tokens) + len(observed) >= self.max_tokens:
                 trajectory.finish_reason = "length"
                 return trajectory
@@ -192,10 +212,10 @@ class Episodes:
             return list(seen)  # type: ignore[arg-type]
         return render_prompt(seen, self.tokenizer, self.data.system_prompt, self.data.template)  # type: ignore[arg-type]
 
-    def _observation(self, step: Step, answer: Generation) -> list[int]:
+    def _observation(self, step: Step, answer: Generation, key: str) -> list[int]:
         seen = step.observation
         if seen is None:
-            raise RunError("agent_step gave neither an observation nor done=True")
+            raise RunError(f"{key}: agent_step gave neither an observation nor done=True")
         if _is_tokens(seen):
             return list(seen)  # type: ignore[arg-type]
         last = answer.token_ids[-1] if answer.token_ids else None
@@ -206,6 +226,8 @@ class Episodes:
 
 def _check_trajectory(trajectory: Trajectory, episode: Episode, key: str) -> None:
     """What the host relies on of an agent's own trajectories. Raises ``RunError``, naming the agent."""
+    if not isinstance(trajectory, Trajectory):
+        raise RunError(f"{key} gave a {type(trajectory).__name__} from agent_run, expected Trajectory")
     if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
         raise RunError(f"{key}: agent_run must give trajectories with the episode's own group_id and episode_id")
     if not trajectory.segments or trajectory.segments[0].kind != "prompt":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,27 +147,17 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     before = experience.rewards.clone()
     for key in hooks.names("transform_rewards"):
         changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards.clone())
-        experience.rewards = _finite(_of_shape(changed, before.shape, key, "transform_rewards"), key, "transform_rewards")
+        experience.rewards = _finite(changed, key, "transform_rewards")
     if hooks.has("transform_rewards"):
         change = experience.rewards - before
         experience.token_rewards = experience.token_rewards + _on_last_action(change, experience.action_mask)
-    shape = experience.action_mask.shape
-    shaped = torch.zeros(shape)
+    shaped = torch.zeros(experience.action_mask.shape)
     for key, part in hooks.each("shape_rewards", experience=experience):
-        on_actions = torch.where(experience.action_mask, _of_shape(part, shape, key, "shape_rewards"), 0.0)
+        on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
-    for key, mask in hooks.each("loss_masks", experience=experience):
-        if _of_shape(mask, shape, key, "loss_masks").dtype != torch.bool:
-            raise RunError(f"{key} gave a {mask.dtype} tensor from loss_masks; a mask is bool")
+    for _, mask in hooks.each("loss_masks", experience=experience):
         experience.loss_mask = experience.loss_mask & mask
-
-
-def _of_shape(value: Any, shape: torch.Size, key: str, hook: str) -> Tensor:
-    if not isinstance(value, Tensor) or value.shape != shape:
-        shape_or_type = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise RunError(f"{key} gave {shape_or_type} from {hook}, expected a tensor {list(shape)}")
-    return value
 
 
 def _finite(values: Tensor, key: str, hook: str) -> Tensor:
@@ -194,4 +184,14 @@ def reward_metrics(experience: Experience) -> dict[str, float]:
         for name, value in row.metrics.items():
             extra.setdefault(name, []).append(float(value))
     means = {name: sum(items) / len(items) for name, items in extra.items()}
-    return means | {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    return joined(means, {name: float(value) for name, value in values.items() if math.isfinite(value)})
+
+
+def joined(*parts: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of all parts. Raises ``RunError`` for a name in two of them: a plugin's would hide the host's."""
+    whole: dict[str, float] = {}
+    for part in parts:
+        if both := sorted(whole.keys() & part.keys()):
+            raise RunError(f"there are two metrics {both[0]!r}: a plugin's metric needs a name of its own")
+        whole |= part
+    return whole

@@ -105,8 +105,8 @@ async def _ask(
     problem = ""
     for _ in range(settings.score_retries + 1):
         try:
-            async with asyncio.timeout(settings.score_timeout_s):
-                answer = await manager.acall(key, "score", trajectories=trajectories, context=context)
+            timeout_s = settings.score_timeout_s
+            answer = await manager.acall(key, "score", within_s=timeout_s, trajectories=trajectories, context=context)
             if isinstance(answer, Mapping):
                 raise TypeError(f"rewards come in the order of the trajectories, not as a {type(answer).__name__}")
             rewards = list(answer)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host import __version__
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.errors import LostError, RunError, UserError, told_of
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.specs import PluginSpec, check_host
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart
@@ -94,6 +94,7 @@ class Roles:
                 settings=settings,
                 total_updates=setup.total_updates,
                 ranks=ranks,
+                trainer=f"backend {setup.backend.name}",
             )
             for need, settings in setup.roles
         }
@@ -119,19 +120,21 @@ class Roles:
         """In Hugging Face format, without tokenizer. Collective."""
         from rlhf_host.models.loading import quiet_transformers
 
-        with quiet_transformers():
+        with quiet_transformers(), told_of(self.worker.roles[name].trainer, "save_model"):
             self.backends[name].save_model(Path(directory))
 
     def save_state(self, directory: str | Path) -> None:
         """Optimizers and schedules, a folder for each role. Collective."""
         for name, backend in self.backends.items():
             Path(directory, name).mkdir(exist_ok=True)
-            backend.save(Path(directory, name))
+            with told_of(self.worker.roles[name].trainer, "save"):
+                backend.save(Path(directory, name))
 
     def load_state(self, directory: str | Path) -> None:
         """Take them back. Collective."""
         for name, backend in self.backends.items():
-            backend.load(Path(directory, name))
+            with told_of(self.worker.roles[name].trainer, "load"):
+                backend.load(Path(directory, name))
 
 
 def check_state(directory: Path, needs: Needs) -> None:
@@ -175,11 +178,11 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
             model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
         elif (model := model_directory(role)) is None:
             model = save_for_engine(load_model(role), tokenizer, Path(directory), with_weights=setup.version >= 0)
-        return plugin.start(
-            EngineStart(
-                model=model, tokenizer=tokenizer, version=setup.version, compute=compute, kernels=tried_kernels(setup.kernels)
+        kernels = tried_kernels(setup.kernels)
+        with told_of(f"engine {setup.engine.name}", "start"):
+            return plugin.start(
+                EngineStart(model=model, tokenizer=tokenizer, version=setup.version, compute=compute, kernels=kernels)
             )
-        )
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:

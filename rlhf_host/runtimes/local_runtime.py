@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from rlhf_host.errors import told_of
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, SyncTarget, Update
 from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
@@ -43,6 +44,7 @@ class LocalTrainer:
 class LocalRuntime:
     def __init__(self, start: RuntimeStart):
         self._tokenizer, self._bring, self._needs = start.tokenizer, start.bring, start.needs
+        self._engine_name = f"engine {start.engine.name}"
         self._compute = Inline() if start.debug else OneThread(start.train.threads)
         try:
             self._compute.submit(partial(self._load, start)).result()
@@ -63,15 +65,15 @@ class LocalRuntime:
             if not in_place:
                 # To an actor that is not trained nothing is synced.
                 model = save_for_engine(model, start.tokenizer, Path(directory), with_weights=not trained)
-            self.engine: Engine = engine.start(
-                EngineStart(
-                    model=model,
-                    tokenizer=start.tokenizer,
-                    version=0 if in_place or not trained else NO_WEIGHTS,
-                    compute=self._compute,
-                    kernels=roles.kernels,
-                )
+            setup = EngineStart(
+                model=model,
+                tokenizer=start.tokenizer,
+                version=0 if in_place or not trained else NO_WEIGHTS,
+                compute=self._compute,
+                kernels=roles.kernels,
             )
+            with told_of(self._engine_name, "start"):
+                self.engine: Engine = engine.start(setup)
         self.targets = [SyncTarget("local", self.engine, in_place)]
         self.exact = self.engine.exact and roles.exact
 
@@ -90,5 +92,8 @@ class LocalRuntime:
         self._compute.submit(partial(self._roles.load_state, directory)).result()
 
     async def close(self) -> None:
-        await self.engine.close()
-        self._compute.close()
+        try:
+            with told_of(self._engine_name, "close"):
+                await self.engine.close()
+        finally:
+            self._compute.close()

@@ -10,6 +10,10 @@ from rlhf_host.functional.kl import kl_estimate
 from rlhf_host.records.tensors import Batch, Metric, Outputs
 from rlhf_host.training.corrections import Corrections
 
+_MEASURED = ("loss", "grad_norm", "lr", "entropy", "mismatch/mean", "mismatch/max", "mismatch/k3", "kl/update", "ratio/max_log")
+RESERVED = {*_MEASURED, "correction/mean", "correction/max", "correction/zeroed", "correction/ess"}
+"""Names that plugins cannot give to metrics of an update: these are the host's."""
+
 
 @torch.no_grad()
 def actor_metrics(

@@ -20,7 +20,7 @@ from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
 from rlhf_host.records.episodes import Sampling, Task
 from rlhf_host.records.needs import Needs, RoleHandle
 from rlhf_host.rollouts.collect import Collector
-from rlhf_host.rollouts.episodes import Episodes, NamedEngine
+from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
@@ -162,5 +162,5 @@ def _episodes(
     )
     context_length = started.runtime.context_lengths["actor"]
     longest = min(rollout.max_tokens or context_length, context_length)
-    engine = NamedEngine(started.runtime.engine, config.engine.name)
-    return Episodes(manager, engine, started.tokenizer, data, sampling, longest, rollout.episode_retries)
+    name, engine = f"engine {config.engine.name}", started.runtime.engine
+    return Episodes(manager, engine, started.tokenizer, data, sampling, longest, rollout, name)

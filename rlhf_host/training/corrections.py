@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.tensors import Batch, Outputs
 
@@ -53,10 +52,6 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
     for key, weight in answers:
-        if not isinstance(weight, Tensor) or weight.shape not in (mask.shape, mask.shape[:1]):
-            shape = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-            expected = f"{list(mask.shape)} or {list(mask.shape[:1])}"
-            raise RunError(f"{key} gave {shape} from importance_weights, expected a tensor {expected}")
         weight = (weight != 0 if gates_only else weight).to(tokens.dtype)
         # What the plugin left in masked places would reach the gradient as 0·NaN.
         if weight.dim() == 1:

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, told_of
 from rlhf_host.functional.statistics import Episodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
-from rlhf_host.records.tensors import Advantages, Experience
-from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
+from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.experience import apply_rewards, joined, make_experience, reward_metrics
 from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.records import provenance
-from rlhf_host.training.reduction import Metrics, reduced
+from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.saved_rows import lines, write_lines
 
@@ -164,9 +164,9 @@ class OnlineLoop:
         with _timed(times, "advantages"):
             of_advantages = add_advantages(experience, self.manager, self.needs)
             add_extra(experience, self.manager, self.runtime.trainer, self.needs)
-        metrics = collected.metrics() | reward_metrics(experience) | of_advantages
+        metrics = joined(collected.metrics(), reward_metrics(experience), of_advantages)
         with _timed(times, "train"):
-            metrics |= self._train(experience, number)
+            of_updates = self._train(experience, number)
         with _timed(times, "sync"):
             self.version += 1
             self.sync()
@@ -176,10 +176,9 @@ class OnlineLoop:
         tokens = int(experience.action_mask.sum())
         elapsed = time.perf_counter() - started
         outside = elapsed - (self._busy() - busy)
-        metrics |= times
-        metrics |= {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        metrics |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | memory()
-        return metrics
+        own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
+        own |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | times | memory()
+        return joined(metrics, of_updates, own)
 
     def _busy(self) -> float:
         """Seconds that models computed so far: sampling, forward, backward, optimizer."""
@@ -266,8 +265,6 @@ class OnlineLoop:
             if isinstance(answer, Stop):
                 self.stopped = self.stopped or f"{key}: {answer.reason}"
                 continue
-            if not isinstance(answer, Adjust):
-                raise RunError(f"{key} gave a {type(answer).__name__} from step_finished, expected Stop, Adjust or None")
             for name, value in answer.settings.items():
                 if name in wanted:
                     raise RunError(f"{wanted[name][0]} and {key} both adjust {name} after step {self.step}: leave one out")
@@ -334,21 +331,23 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     another shape or non-finite numbers."""
     apply_rewards(experience, manager)
     result = manager.one("compute_advantages", experience=experience)
-    if not isinstance(result, Advantages):
-        raise RunError(f"compute_advantages gave a {type(result).__name__}, expected Advantages(...)")
+    (key,) = manager.names("compute_advantages")
+    who = f"{key}: compute_advantages"
     values = {"advantages": result.advantages, "returns": result.returns}
     for name, value in values.items():
-        if value is None:
+        if value is None and name == "returns":
             continue
+        if not isinstance(value, Tensor):
+            raise RunError(f"{who} gave {name} of the type {type(value).__name__}, expected a tensor")
         if value.shape != experience.action_mask.shape:
-            raise RunError(f"compute_advantages gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
+            raise RunError(f"{who} gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
         values[name] = value = value.to(torch.float32)
         if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
-            raise RunError(f"compute_advantages gave non-finite {name} at step {experience.step}")
+            raise RunError(f"{who} gave non-finite {name} at step {experience.step}")
     experience.advantages, experience.returns = values.values()
     assert experience.advantages is not None
     in_loss = experience.advantages[experience.loss_mask].double()
-    metrics = reduced(result.metrics)
+    metrics: dict[str, float] = {}
     if in_loss.numel():
         metrics |= {"advantages/mean": float(in_loss.mean()), "advantages/std": float(in_loss.std(correction=0))}
     if needs.min_group_size > 1:  # to others a group is nothing
@@ -359,7 +358,10 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     means = (sums / counts.clamp(min=1)).tolist()
     for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
         trajectory.advantage = mean if count else None
-    return metrics
+    own = Metrics()
+    with told_of(key, "the metrics of compute_advantages"):
+        own.add(result.metrics)
+    return joined(metrics, own.result())
 
 
 def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
@@ -372,8 +374,6 @@ def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, 
         alias = manager.by_key[key].alias
         if alias in experience.extra:
             raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
-        if not isinstance(values, Mapping):
-            raise RunError(f"{key} gave a {type(values).__name__} from prepare_batch, expected a mapping")
         for name, value in values.items():
             if not isinstance(value, Tensor | float | int):
                 raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")

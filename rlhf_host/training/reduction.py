@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError
 from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
+
+REDUCTIONS = ("mean", "sum", "min", "max", "ess")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,15 @@ class Metrics:
     """``Σw``, ``Σw²`` and count."""
 
     def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
+        """Raises ``ValueError`` for a name, a mask or a reduction that cannot be."""
         for metric in metrics:
-            name, values = prefix + metric.name, torch.as_tensor(metric.values, dtype=torch.float64).detach()
-            counted = values[metric.mask.to(values.device)] if metric.mask is not None else values.reshape(-1)
+            values, mask = torch.as_tensor(metric.values, dtype=torch.float64).detach(), metric.mask
+            fits = mask is None or (mask.dtype == torch.bool and mask.shape == values.shape)
+            if not fits or metric.reduce not in REDUCTIONS or not isinstance(metric.name, str):
+                needed = f"a name, reduce of {', '.join(REDUCTIONS)}, and a bool mask of the shape {list(values.shape)} or none"
+                raise ValueError(f"the metric {metric.name!r} needs {needed}")
+            counted = values[mask.to(values.device)] if mask is not None else values.reshape(-1)
+            name = prefix + metric.name
             if counted.numel() == 0:
                 continue
             if metric.reduce == "mean":
@@ -138,9 +145,7 @@ class Metrics:
                 self._low[name] = min(self._low.get(name, math.inf), float(counted.min()))
             elif metric.reduce == "max":
                 self._high[name] = max(self._high.get(name, -math.inf), float(counted.max()))
-            elif metric.reduce != "ess":
-                raise RunError(f"the metric {name} has reduce={metric.reduce!r}, expected mean, sum, min, max or ess")
-            else:
+            else:  # ess
                 self._weigh(name, (float(counted.sum()), float(counted.square().sum()), counted.numel()))
 
     def _weigh(self, name: str, sums: tuple[float, float, float]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.errors import told_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
 from rlhf_host.records.tensors import Batch, Outputs
@@ -24,6 +25,8 @@ class Role:
     passes: Passes
     backend: Backend | None = None
     traits: BackendTraits = dataclasses.field(default_factory=BackendTraits)
+    trainer: str = "the backend"
+    """The backend's name, for its errors."""
 
     @classmethod
     def of(
@@ -37,6 +40,7 @@ class Role:
         settings: RoleConfig | None = None,
         total_updates: int = 0,
         ranks: Ranks | None = None,
+        trainer: str = "the backend",
     ) -> Role:
         """A role around a loaded model.
 
@@ -55,10 +59,11 @@ class Role:
         assert ranks is not None
         compute, head = passes.compute, passes.head_parameters
         start = BackendStart(model=model, compute=compute, head=head, role=settings, total_updates=total_updates, ranks=ranks)
-        started = backend.start(start)
+        with told_of(trainer, "start"):
+            started = backend.start(start)
         if even or traits.sharded:
             passes.go_through(started, ranks)
-        return cls(name, passes, started, traits)
+        return cls(name, passes, started, traits, trainer)
 
     @property
     def prefix(self) -> str:

@@ -69,8 +69,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
                 notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
             outcome = _guarded(loop, checkpoint, resume, notices)
         finally:
-            events.run(started.runtime.close(), interruptible=False)
-            manager.close()
+            _close(events, started, manager)
     return outcome
 
 
@@ -160,8 +159,7 @@ def using_roles(config: RunConfig, manager: PluginManager, tokenizer: Any, needs
             with run_lifecycle(events, manager, context) as outcome:
                 yield started, events, outcome
         finally:
-            events.run(started.runtime.close(), interruptible=False)
-            manager.close()
+            _close(events, started, manager)
 
 
 @contextmanager
@@ -245,6 +243,18 @@ def _way_on(run_dir: Path) -> str:
     if not saved:
         return f"no checkpoint was written yet (--checkpoint.every), so {rlhf('train', '--resume', run_dir)} begins again"
     return f"continue from {saved[-1][1]} with {rlhf('train', '--resume', run_dir)}"
+
+
+def _close(events: EventLoop, started: Started, manager: PluginManager) -> None:
+    """A failure of the runtime is raised unless another error is already on its way."""
+    under_way = sys.exc_info()[1]
+    try:
+        events.run(started.runtime.close(), interruptible=False)
+    except Exception:
+        if under_way is None:
+            raise
+    finally:
+        manager.close()
 
 
 def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:

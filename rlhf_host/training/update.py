@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
-from rlhf_host.training.actor_metrics import actor_metrics
+from rlhf_host.training.actor_metrics import RESERVED, actor_metrics
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.reduction import Metrics, Reducer
 from rlhf_host.training.role import Role, rows_of, worker_rows, zero_loss
@@ -97,7 +97,7 @@ class Accumulation:
             if not self.role.traits.even_passes:
                 raise
             result.failure = error
-        if loss is None and self.role.traits.even_passes:
+        if self.role.traits.even_passes if loss is None else not loss.requires_grad:
             loss = zero_loss(outputs)
         if loss is None:
             return True
@@ -118,13 +118,15 @@ class Accumulation:
             result.corrections |= corrections.keys
         loss: Tensor | None = None
         for key, item in ask(self.hooks, "compute_loss", part, role=self.role.name, outputs=outputs):
-            if isinstance(item, Metric):
-                result.metrics.add([item])
-                continue
-            try:
+            with told_of(key, "compute_loss"):
+                if isinstance(item, Metric):
+                    result.metrics.add([item])
+                    continue
                 reduced = self.reducer.reduce(item, places, corrections, self.hooks.by_key[key].alias)
-            except ValueError as error:
-                raise RunError(f"{key}: {error}") from error
+            if not reduced.requires_grad and float(reduced) != 0:
+                raise RunError(
+                    f"{key}: loss term {item.name!r} has no gradient: make it of outputs, without detach and no_grad"
+                )
             if corrections is not None and item.corrected:
                 result.taken |= corrections.of(item.values)[1]
             result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
@@ -152,16 +154,13 @@ def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) 
 def ask(hooks: PluginManager, hook: str, batch: Batch, **arguments: Any) -> Iterator[tuple[str, LossTerm | Metric]]:
     """What the plugins' loss hooks give, each with the plugin's key, which sees its own ``prepare_batch`` as ``batch.own``.
 
-    Raises ``RunError`` for what is no loss term or metric.
+    Raises ``RunError`` for what is no loss term or metric, or a metric with a name of the host's.
     """
     for key in hooks.names(hook):
         batch.own = batch.extra.get(hooks.by_key[key].alias, {})
-        answer = hooks.call(key, hook, batch=batch, **arguments)
-        try:
-            items = list(answer or ())  # a generator's body runs here, out of the manager's sight
-        except Exception as error:
-            raise RunError(f"{key} failed in a loss hook: {type(error).__name__}: {error}") from error
-        for item in items:
+        for item in hooks.call(key, hook, batch=batch, **arguments) or ():
             if not isinstance(item, LossTerm | Metric):
-                raise RunError(f"{key} returned a {type(item).__name__}; a loss hook gives LossTerm and Metric")
+                raise RunError(f"{key} gave a {type(item).__name__} from {hook}, expected LossTerm or Metric")
+            if isinstance(item, Metric) and (item.name in RESERVED or item.name.startswith("loss/")):
+                raise RunError(f"{key} has a metric {item.name!r}, which is the host's own: give it another name")
             yield key, item

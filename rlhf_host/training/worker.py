@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import TrainConfig
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, told_of
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Update
 from rlhf_host.records.needs import Needs
@@ -149,7 +149,8 @@ class Worker:
                 raise failure or RunError(errors[0])
             return
         started = time.perf_counter()
-        step = backend.step()
+        with told_of(role.trainer, "step"):
+            step = backend.step()
         self.compute_s += time.perf_counter() - started
         if not step.applied:
             update.refused = f"{role.name}: the gradient norm is {step.grad_norm}"
@@ -168,8 +169,9 @@ class Worker:
             if failure is not None:
                 continue
             try:
-                items = ask(self.hooks, "batch_statistics", part, role=role.name, outputs=outputs)
-                metrics.add((item for _, item in items if isinstance(item, Metric)), role.prefix)
+                for key, item in ask(self.hooks, "batch_statistics", part, role=role.name, outputs=outputs):
+                    with told_of(key, "batch_statistics"):
+                        metrics.add([item] if isinstance(item, Metric) else [], role.prefix)
             except Exception as error:
                 failure = error
         reports = self.ranks.gather((None if failure is None else str(failure), metrics))

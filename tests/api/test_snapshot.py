@@ -68,7 +68,6 @@ def test_what_no_run_executes_yet_is_described_and_promised_to_nobody(api, first
     provisional = [
         ("Batch", "unit_id"),
         ("Needs", "unit_rows"),
-        ("Policy", "base_url"),
         ("Segment", "support"),
         ("Task", "agent"),
     ]

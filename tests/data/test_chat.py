@@ -4,6 +4,10 @@ import pytest
 
 from rlhf_host.data.chat import observation_ids, render_prompt, render_prompts
 from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import EpisodeFailed
+from rlhf_host.testing.models import tiny_tokenizer
+
+from .conftest import CHATML
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -142,3 +146,22 @@ def test_a_template_that_drops_assistant_turns_is_refused(make_tokenizer):
     tokenizer = make_tokenizer("{{ messages[-1]['content'] }}")
     with pytest.raises(UserError, match="leaves out earlier assistant turns"):
         observation_ids("m", tokenizer, True)
+
+
+@pytest.mark.parametrize("chat_template", [None, CHATML])
+def test_an_observation_without_tokens_is_refused(chat_template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = chat_template
+    with pytest.raises(EpisodeFailed, match="no tokens for the observation '漢字'"):
+        observation_ids("漢字", tokenizer, True)
+    observation_ids(" ", tokenizer, True)
+
+
+def test_a_template_that_drops_a_message_of_the_observation_is_refused(make_tokenizer):
+    turns = "{% for m in messages if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    tokenizer = make_tokenizer(turns + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    with pytest.raises(UserError, match="leaves out a message of the role 'tool': give it another role"):
+        observation_ids([{"role": "tool", "content": "4"}, {"role": "user", "content": "go on"}], tokenizer, True)
+    assert tokenizer.decode(observation_ids([{"role": "user", "content": "go on"}], tokenizer, False)).startswith(
+        "<|user|>go on"
+    )

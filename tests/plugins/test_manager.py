@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlhf_host import EpisodeFailed, PluginError, RunError, UserError, hookimpl
+from rlhf_host import EpisodeFailed, PluginError, RunError, Step, UserError, hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import HookFailed, Loaded, PluginManager
 
@@ -117,7 +117,7 @@ def test_functions_of_any_binding_and_other_names_are_hooks():
     class Odd:
         @staticmethod
         @hookimpl
-        def needs():
+        def load_tasks():
             return "static"
 
         @classmethod
@@ -127,17 +127,17 @@ def test_functions_of_any_binding_and_other_names_are_hooks():
 
         @hookimpl(specname="keep_group")
         def filter(self, group):
-            return group
+            return group == "g"
 
         @property
         def score(self):
             raise AssertionError("a property is not a hook and is not run")
 
     plugins = manager(extension_a=Odd())
-    assert plugins.hooks("extension:a") == ["needs", "keep_group", "state_dict"]
-    assert plugins.one("needs") == "static"
+    assert plugins.hooks("extension:a") == ["load_tasks", "keep_group", "state_dict"]
+    assert plugins.one("load_tasks", split="train", seed=0) == "static"
     assert plugins.one("state_dict") == "Odd"
-    assert plugins.one("keep_group", group="g") == "g"
+    assert plugins.one("keep_group", group="g") is True
 
 
 # --- wrappers -----------------------------------------------------------------------------------
@@ -263,15 +263,15 @@ def test_plugins_that_join_later_are_called_after_the_others_and_alone():
             self.value = value
 
         @hookimpl
-        def transform_rewards(self, rewards):
+        def load_tasks(self):
             return self.value
 
     found = manager(extension_a=Adds(1))
-    assert found.call("extension:a", "transform_rewards", experience=None, rewards=None) == 1
+    assert found.call("extension:a", "load_tasks", split="train", seed=0) == 1
     other = manager(extension_b=Adds(2)).loaded[0]
     found.add(other)
-    assert found.call("extension:a", "transform_rewards", experience=None, rewards=None) == 1
-    assert found.each("transform_rewards", experience=None, rewards=None) == [("extension:a", 1), ("extension:b", 2)]
+    assert found.call("extension:a", "load_tasks", split="train", seed=0) == 1
+    assert found.each("load_tasks", split="train", seed=0) == [("extension:a", 1), ("extension:b", 2)]
     assert found.loaded[1] is other
     with pytest.raises(PluginError, match="two plugins are called extension:b"):
         found.add(other)
@@ -320,7 +320,7 @@ def test_a_wrapper_does_not_count_as_an_implementation():
 class Agent:
     @hookimpl
     def agent_step(self, episode, action):
-        return threading.current_thread().name
+        return Step(threading.current_thread().name)
 
 
 class Loop:
@@ -365,7 +365,8 @@ def test_synchronous_agent_and_score_hooks_run_in_threads_and_the_loop_stays_fre
         return await asyncio.gather(*(plugins.acall("reward:a", "score", **GIVEN) for _ in range(8)))
 
     assert run(many()) == [[True]] * 8
-    assert run(plugins.acall(plugins.names("agent_step")[0], "agent_step", episode=None, action=None)).startswith("rlhf-hook-")
+    (agent,) = plugins.names("agent_step")
+    assert run(plugins.acall(agent, "agent_step", episode=None, action=None)).observation.startswith("rlhf-hook-")
     plugins.close()
 
 

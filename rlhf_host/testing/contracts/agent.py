@@ -14,8 +14,10 @@ from rlhf_host.testing.contracts import session as sessions
 from rlhf_host.testing.contracts.session import Endless, RecordingEngine, Session, check_running, running
 from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 
-OWN_LOOP_TURNS = 64
-"""Turns of an agent with a loop of its own, where no option says how many there may be."""
+TURNS = 200
+"""Turns of an agent where no option says how many there may be."""
+BLOCKED_S = 0.5
+"""So long the event loop may stand still, on a busy machine."""
 
 
 def _rows(session: Session, engine: RecordingEngine | None = None) -> list[Trajectory]:
@@ -91,7 +93,9 @@ def episodes_end(subject: Subject) -> None:
         with running(subject) as session:
             for episode in session.episodes(samples=1):
                 try:
-                    session.play([episode], session.engine(script, limit=_turns(subject)))
+                    session.play(
+                        [episode], session.engine(script, limit=_turns(subject)), max_tokens=TURNS * sessions.MAX_TOKENS
+                    )
                 except EpisodeFailed:
                     continue  # an end too
                 except (Endless, RunError) as error:
@@ -102,10 +106,21 @@ def episodes_end(subject: Subject) -> None:
 
 
 def _turns(subject: Subject) -> int:
-    """How many turns an episode may have; those of step agents end with the host's room for tokens."""
+    """How many turns an episode may have: the context's end is none of its own."""
     own = getattr(read_options(subject.info, subject.cls, subject.options), "max_turns", None)
-    bound = OWN_LOOP_TURNS if "agent_run" in subject.hooks else sessions.MAX_TOKENS
-    return own if isinstance(own, int) and own else bound
+    return own if isinstance(own, int) and own else TURNS
+
+
+@check_running("agent_reset", "agent_step", "agent_run")
+def the_event_loop_goes_on(session: Session) -> None:
+    """An ``async`` hook awaits what it waits for: where it blocks, all other episodes stand still."""
+    stops = []
+    for _ in range(2):  # a busy machine stops it too, but not each time
+        with session.loop.watched() as longest:
+            session.play(together=True)
+        stops.append(max(longest))
+    message = "an async hook blocks the event loop for {:.1f} s: await, or write it as def, which runs in a thread"
+    expect(min(stops) < BLOCKED_S, message.format(min(stops)))
 
 
 @check_running("agent_step", "agent_run")

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.needs import Needs
+from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.calls import Calls
+from rlhf_host.testing.contracts.batches import advantages_of, make_batch, make_groups
 from rlhf_host.testing.contracts.common import differ
 from rlhf_host.testing.contracts.session import running
 from rlhf_host.testing.contracts.subject import Subject, check, expect
@@ -50,6 +53,16 @@ def hooks_of_its_kind_are_there(subject: Subject) -> None:
         expect(subject.hooks & set(names), f"a plugin of kind {subject.kind} implements {' or '.join(names)}")
 
 
+@check()
+def hooks_are_marked(subject: Subject) -> None:
+    """Every method with the name of a hook is marked @hookimpl: the host never calls the others."""
+    package = subject.cls.__module__.partition(".")[0]
+    own = [owner for owner in subject.cls.__mro__ if owner.__module__.partition(".")[0] == package]
+    for name in RULES:
+        there = any(name in vars(owner) for owner in own) and callable(getattr(subject.cls, name))
+        expect(not there or name in subject.hooks, f"{name} is not marked @hookimpl, so the host never calls it")
+
+
 @check("needs")
 def needs_are_pure(subject: Subject) -> None:
     """``needs()`` is a Needs, the same at every call and for every instance with the same options, before and after use."""
@@ -75,6 +88,32 @@ def state_survives_a_checkpoint(subject: Subject) -> None:
     fresh.call(subject.key, "load_state_dict", state=torch.load(file, weights_only=True))
     loaded = plain_state(fresh.one("state_dict"), subject.key)
     expect(not differ(loaded, state), f"after load_state_dict the state is {loaded}, not {state}")
+
+
+@check("compute_advantages", "transform_rewards", "shape_rewards", "loss_masks", "keep_group")
+def what_was_learnt_survives_a_checkpoint(subject: Subject) -> None:
+    """After use, an instance answers as a fresh one that took up its state: a resumed run goes on as it would have."""
+    used, fresh = subject.manager(), subject.manager()
+    _exercise(subject, used)
+    stateful = {"state_dict", "load_state_dict"} <= subject.hooks
+    if stateful:
+        state = copy.deepcopy(plain_state(used.one("state_dict"), subject.key))
+        fresh.call(subject.key, "load_state_dict", state=state)
+    what = "load_state_dict does not bring it back" if stateful else "there is no state_dict with it"
+    same = not differ(_answers(subject, fresh), _answers(subject, used))
+    expect(same, f"what it answers depends on what it saw before, and {what}: a resumed run would go another way")
+
+
+def _answers(subject: Subject, manager: PluginManager) -> list[Any]:
+    """What hooks over a batch, and filters, make of one."""
+    groups = make_groups((4, 2, 3), turns=3, seed=5)
+    batch = make_batch(subject, groups)
+    if "compute_advantages" in subject.hooks:
+        advantages_of(manager, batch)
+    else:
+        apply_rewards(batch, manager)
+    kept = [repr(verdict) for group in groups for _, verdict in manager.each("keep_group", group=group)]
+    return [batch.rewards, batch.shaped, batch.loss_mask, batch.advantages, kept]
 
 
 @check()

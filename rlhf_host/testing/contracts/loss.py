@@ -17,8 +17,6 @@ from rlhf_host.testing.contracts.training import Updated, trainable, training_ba
 from rlhf_host.training.reduction import Denominators, Reducer
 from rlhf_host.training.update import ask
 
-REDUCTIONS = ("mean", "sum", "min", "max", "ess")
-
 
 def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
     """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
@@ -44,18 +42,10 @@ def loss_items_are_well_formed(subject: Subject) -> None:
         outputs = training.Bigram()(trainable(subject)[role], part, subject.needs.outputs)
         for _, item in ask(manager, "compute_loss", part, role=role, outputs=outputs):
             if isinstance(item, Metric):
-                _metric_is_well_formed(f"{name}metric {item.name!r}", item)
+                finite = is_finite(torch.as_tensor(item.values, dtype=torch.float64), item.mask)
+                expect(finite, f"{name}metric {item.name!r} is not finite where it counts")
             else:
                 _term_is_well_formed(name, item, part, subject.info.name)
-
-
-def _metric_is_well_formed(who: str, metric: Metric) -> None:
-    expect(metric.reduce in REDUCTIONS, f"{who} has reduce={metric.reduce!r}: {', '.join(REDUCTIONS)}")
-    values, mask = torch.as_tensor(metric.values, dtype=torch.float64), metric.mask
-    if mask is not None:
-        fits = mask.dtype == torch.bool and mask.shape == values.shape
-        expect(fits, f"{who} has mask {list(mask.shape)} and values {list(values.shape)}; give a bool mask")
-    expect(is_finite(values, mask), f"{who} is not finite where it counts")
 
 
 def _term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: str) -> None:
@@ -144,12 +134,13 @@ def loss_choices_are_finite(subject: Subject) -> None:
 
 @check("compute_advantages")
 def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
-    """On policy, the loss falls as the log-probability of a token with positive advantage rises, and the other way round."""
+    """On policy, the loss falls as the log-probabilities of a row with positive advantages rise, and the other way round."""
     if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm" or not subject.needs.rewards:
         return  # without rewards the signal is not in the advantages
     for name, manager, role, batch in _cases(subject):
         if role == "actor":
-            sign = torch.where(noise(batch, 61) > 0, 1.0, -1.0)
+            # One sign for a row, so that losses of whole rows have it too.
+            sign = torch.where(noise(batch, 61)[:, :1] > 0, 1.0, -1.0).expand(batch.action_mask.shape)
             batch.advantages, batch.old_logprobs = sign * batch.action_mask, None
             pulled = -_logprob_gradient(subject, manager, batch).sign() == sign
             message = "where the advantage is positive the loss must fall as the log-probability rises; check the loss's sign"

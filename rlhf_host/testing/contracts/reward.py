@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -151,6 +152,25 @@ def odd_labels_are_survived(session: Session) -> None:
 
 
 @check_running("score")
+def missing_labels_are_not_judged(session: Session) -> None:
+    """Where the reward depends on the ground truth, an answer to a task without one is not judged: ``None``, not a 0."""
+
+    def judged(group: Sequence[Trajectory], label: Any) -> list[Result]:
+        task = Task(group[0].task.prompt, label, index=78, source="made_up")
+        try:
+            return _score(session, [answer_of(trajectory.text, task, trajectory.sample) for trajectory in group])
+        except (RunError, UserError):
+            return []
+
+    groups = session.groups()
+    labels = [group[0].task.ground_truth for group in groups]
+    for group in groups:
+        if len({str(_shown(judged(group, label))) for label in labels}) > 1:
+            known = [one for one in judged(group, None) if one is not None and not isinstance(one, Unjudged)]
+            expect(not known, f"without a ground truth an answer gets {known[:1]}; give None, or the policy learns from it")
+
+
+@check_running("score")
 def score_keeps_its_deadline(session: Session) -> None:
     """Long and hostile texts are judged in time: nothing waits for ever, in a thread or on the event loop."""
     for task in (group[0].task for group in session.groups()):
@@ -172,8 +192,20 @@ def order_of_trajectories_does_not_matter(session: Session) -> None:
 def groups_at_once_are_as_one_after_another(session: Session) -> None:
     """Many groups scored at once get what each gets alone."""
     groups = session.groups() * 3
+    for trajectory in (trajectory for group in groups for trajectory in group):
+        trajectory.decode = _giving_way(trajectory.text)
     alone = [result for group in groups for result in _shown(_score(session, group))]
     expect(_shown(_score(session, *groups)) == alone, "groups scored at once get other rewards than one after another")
+
+
+def _giving_way(text: str) -> Callable[[Sequence[int]], str]:
+    """A decoder that lets other threads go on in the middle of a call, as a real one may."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        time.sleep(0.001)
+        return text
+
+    return decode
 
 
 @check_running("score")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+import time
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -127,6 +128,23 @@ class LoopThread:
             future.cancel()
             raise Broken(f"{what} gave no answer in {self.deadline_s:g} s") from None
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[float]]:
+        """For how many seconds at a time the loop stood still meanwhile."""
+        stops: list[float] = [0.0]
+
+        async def watch() -> None:
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                stops.append(time.monotonic() - before)
+
+        watching = asyncio.run_coroutine_threadsafe(watch(), self._loop)
+        try:
+            yield stops
+        finally:
+            watching.cancel()
+
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._loop.shutdown_default_executor(), self._loop).result(self.deadline_s)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -181,11 +199,16 @@ class Session:
         return episodes
 
     def play(
-        self, episodes: Sequence[Episode] | None = None, engine: ScriptedEngine | None = None, *, together: bool = False
+        self,
+        episodes: Sequence[Episode] | None = None,
+        engine: ScriptedEngine | None = None,
+        *,
+        together: bool = False,
+        max_tokens: int = MAX_TOKENS,
     ) -> list[list[Trajectory]]:
         """The trajectories of each episode, played by the host's own code one after the other or all at once."""
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
-        runner = Episodes(self.manager, engine or self.engine(), tokenizer(), DataConfig(), sampling, MAX_TOKENS)
+        runner = Episodes(self.manager, engine or self.engine(), tokenizer(), DataConfig(), sampling, max_tokens)
         chosen = self.episodes() if episodes is None else episodes
 
         async def at_once() -> list[list[Trajectory]]:

@@ -35,7 +35,6 @@ def _odd_trajectories() -> list[Trajectory]:
     unjudged = answer_of("5", Task("2+2=", None), 1)
     unjudged.rewards, unjudged.unjudged_reason = {"math": None}, "timed out"
     unreadable = answer_of("4", Task([{"role": "user", "content": "2+2="}], {"answer": {4}}), 2)
-    unreadable.decode = None
     empty = answer_of("", Task("2+2=", "4"), 3)
     empty.segments = []
     hostile = answer_of('\x1b[2J\0[red]"hi",\r\n\u202e{}\\ ✓', Task("<b>&amp;</b>\n", "x" * 1000, {"id": Path("a")}), 4)

@@ -1,0 +1,48 @@
+"""Plugins that play and judge, and a manager of them, for the tests of rollouts."""
+
+from rlhf_host import EpisodeFailed, Reward, Step, hookimpl
+from rlhf_host.extensions.single_turn import SingleTurn
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
+
+INFO = PluginInfo("reward", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
+
+
+class Length:
+    """The reward is how much was said."""
+
+    @hookimpl
+    def score(self, trajectories):
+        return [Reward(float(t.action_length), score=float(t.action_length > 2)) for t in trajectories]
+
+
+def load(*plugins, agent=None, weights=None):
+    loaded = [Loaded("agent", "single_turn", INFO, agent or SingleTurn(None))]
+    for number, plugin in enumerate(plugins):
+        kind = "reward" if hasattr(plugin, "score") else "extension"
+        loaded.append(Loaded(kind, f"p{number}", INFO, plugin, (weights or {}).get(number, 1.0)))
+    return PluginManager(loaded)
+
+
+class Guess:
+    """Three turns: hints until the third guess; some episodes fail."""
+
+    def __init__(self, fails=0, retryable=True):
+        self.fails, self.retryable = fails, retryable
+        self.opened, self.closed = [], []
+
+    @hookimpl
+    def agent_reset(self, episode):
+        self.opened.append(episode.episode_id)
+        if self.fails:
+            self.fails -= 1
+            raise EpisodeFailed("sandbox lost", retryable=self.retryable)
+        return Step("go:")
+
+    @hookimpl
+    def agent_step(self, episode, action):
+        return Step("try again ", reward=0.25) if episode.turn < 2 else Step(reward=1.0, done=True, score=1.0)
+
+    @hookimpl
+    def agent_close(self, episode):
+        self.closed.append(episode.episode_id)
