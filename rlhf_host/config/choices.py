@@ -180,7 +180,8 @@ def _fill(
         parsed = read_options(info, cls, values, alias)
     except PluginError as error:
         cause = error.__cause__
-        lines = validation_lines(cause, origins, path) if isinstance(cause, ValidationError) else []
+        whose = f"{info.kind} {alias!r}"
+        lines = validation_lines(cause, origins, path, whose) if isinstance(cause, ValidationError) else []
         errors += lines or [_at(path, origins, str(error))]
         return
     filled = parsed.model_dump(mode="json")

@@ -131,7 +131,7 @@ def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: 
         place, plugin = names.place(head)
         path = (*place, *rest)
         if plugin is not None:
-            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True))
+            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), [])
         if plugin is not None and not rest:
             if flag.value is not None:
                 errors.append(f"{flag.text} takes no value: set an option of {plugin!r}, {flag.text}.OPTION VALUE")
@@ -141,7 +141,7 @@ def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: 
             settings.setdefault(path, []).append(flag)
     for path, repeated in settings.items():
         if (value := _value(path, repeated, errors)) is not None:
-            _put(tree, path, value)
+            _put(tree, path, value, errors)
     return merge(_located(tree), _located(implied), errors)
 
 
@@ -173,6 +173,8 @@ def _takes_names(path: Path) -> bool:
 def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | None:
     """What the flag, perhaps repeated, sets."""
     last, annotation = flags[-1], annotation_at(path)
+    if len(spellings := {".".join(flag.parts): flag.text for flag in flags}) > 1:
+        errors.append(f"{' and '.join(spellings.values())} set the same: leave one out")
     texts = [Text("true" if flag.value is None else flag.value) for flag in flags]
     if _takes_names(path):
         if not all(flag.value for flag in flags):
@@ -192,17 +194,20 @@ def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | No
     return Located(value if annotation is Any else coerce(annotation, value), last.text)
 
 
-def _put(tree: dict[str, Any], path: Path, value: Located) -> None:
+def _put(tree: dict[str, Any], path: Path, value: Located, errors: list[str]) -> None:
     if isinstance(value.value, dict):
         for key, item in value.value.items():
-            _put(tree, (*path, key), item)
+            _put(tree, (*path, key), item, errors)
         return
-    for part in path[:-1]:
-        inner = tree.setdefault(str(part), {})
-        if not isinstance(inner, dict):  # of --algo.a 1 --algo.a.b 2, the later one counts
-            inner = tree[str(part)] = {}
-        tree = inner
-    tree[str(path[-1])] = value
+    *sections, key = map(str, path)
+    for part in sections:
+        tree = tree.setdefault(part, {})
+        if isinstance(tree, Located):
+            errors.append(f"{value.where}: is set already by {tree.where}: leave one out")
+            return
+    if (old := tree.get(key)) is not None:
+        errors.append(f"{value.where}: is set already by {_located(old).where}: leave one out")
+    tree[key] = value
 
 
 def _located(tree: Any) -> Located:

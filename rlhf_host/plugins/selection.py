@@ -163,7 +163,9 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
     """One line: near matches among the installed and the catalogue, the same name in another kind, an install line."""
     installed = [info.name for info in known if any_kind or info.kind == kind]
     offered = CATALOGUE.get(kind, {})
-    message = f"no {kind if kind and not any_kind else 'plugin'} named {name!r} is installed"
+    message = (
+        f"no {kind if kind and not any_kind else 'plugin'} named {name!r} {'are' if kind == 'kernels' else 'is'} installed"
+    )
     distribution = offered.get(name)
     off = [info for info in discover(disabled=True) if info.status == "disabled" and info.name == name]
     if any(any_kind or info.kind == kind for info in off):

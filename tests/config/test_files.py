@@ -128,6 +128,14 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ("algo: {clip_eps: 1}\n", ["run.yaml:1: algo.clip_eps: no algo is chosen; add --algo NAME"]),
         ("reward:\n- length\n- {weight: 2}\n", ["run.yaml:3: reward: each entry needs the plugin's 'name'"]),
         ("reward: [length, length]\n", ["run.yaml:1: reward: 'length' is chosen twice; give one its own name: OTHER=length"]),
+        (
+            "actor: {lr: 1}\nroles:\n  actor:\n    lr: 2\n",
+            ["run.yaml:4: roles.actor.lr: is set already by run.yaml:1: actor.lr: leave one out"],
+        ),
+        (
+            "with:\n  kl: {coef: 1}\nkl: {coef: 2}\n",
+            ["run.yaml:3: kl.coef: is set already by run.yaml:2: with.kl.coef: leave one out"],
+        ),
         ("data: {sources: [{weight: 2}]}\n", ["run.yaml:1: data.sources: path is required"]),
     ],
 )

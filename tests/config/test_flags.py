@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_host.config.load import load_config
+from rlhf_host.config.flags import parse
+from rlhf_host.config.load import load_config, read_config
 from rlhf_host.errors import UserError
 
 
@@ -25,6 +26,12 @@ def test_kebab_and_snake_equals_and_space_are_the_same():
 
 def test_the_last_of_a_repeated_flag_stands():
     assert load("--rollout.n", "4", "--rollout.n", "6").rollout.n == 6
+
+
+def test_of_two_algorithms_the_last_counts_and_that_is_said():
+    loaded = read_config(flags=parse(["--actor.model", "m", "--algo", "toy", "--algo", "picky", "--algo", "picky"]))
+    assert loaded.config.algo.name == "picky"
+    assert loaded.notices == ("--algo is given as toy, picky: the last one counts.",)
 
 
 def test_a_flag_without_value_is_true():
@@ -146,6 +153,13 @@ def test_eval_rewards_are_their_own():
         ),
         (["--reward.weight", "1"], "--reward.weight: give the plugin's name and the option: --reward.NAME.weight"),
         (["--reward", "length", "--reward", "length"], "--reward: 'length' is chosen twice"),
+        (["--algo", "toy", "--algo.name", "picky"], "--algo.name: is set already by --algo: leave one out"),
+        (["--algo", "toy", "--algo.a", "1", "--algo.a.b", "2"], "--algo.a.b: is set already by --algo.a: leave one out"),
+        (["--algo", "toy", "--algo.a.b", "1", "--algo.a", "2"], "--algo.a: is set already by --algo.a.b: leave one out"),
+        (["--kl.coef", "1", "--with.kl.coef", "2"], "--kl.coef and --with.kl.coef set the same: leave one out"),
+        (["--critic.lr", "1", "--roles.critic.lr", "2"], "--critic.lr and --roles.critic.lr set the same: leave one out"),
+        (["--tracker", "consle=none"], "--tracker: there is no 'consle' to take away; did you mean 'console'?"),
+        (["--with", "sift=none"], "--with: there is no 'sift' to take away"),
         (["--reward", "1=length"], "--reward: '1' cannot be an alias"),
         (["rollout.n", "4"], "unexpected argument 'rollout.n': flags look like --rollout.n 8"),
         (["-rollout.n", "4"], "unexpected argument '-rollout.n': flags look like --rollout.n 8; did you mean '--rollout.n'?"),

@@ -216,7 +216,7 @@ REFUSALS = {
     ),
     "kl without a coefficient": (
         [*ONE, "--with", "kl"],
-        "--with: coef is required",
+        "--with: extension 'kl' needs 'coef'",
     ),
     "forbidden settings": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
@@ -258,6 +258,14 @@ REFUSALS = {
     "no model": (
         [*ONE, "--data", "sums"],
         "no model to train: give --actor.model PATH",
+    ),
+    "evaluations of nothing": (
+        [*ONE, "--actor.model", "m", "--data", "sums", "--eval.every", "5"],
+        "eval.every is 5, and nothing is evaluated: give --eval.data PATH",
+    ),
+    "kernels that are not there": (
+        [*ONE, "--kernels", "zzz"],
+        "--kernels: no kernels named 'zzz' are installed; rlhf plugins lists what is installed",
     ),
     "the best of nothing": (
         [*ONE, "--actor.model", "m", "--data", "sums", "--checkpoint.best", "eval/pass@1"],
