@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -20,6 +21,21 @@ class RunError(Exception):
 
 class LostError(RunError):
     """A process or machine of the run is gone, and what it held with it: the run can go on from its last checkpoint."""
+
+
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def visible(text: str) -> str:
+    r"""The text on one line with every control, direction and other invisible character escaped (``\n``, ``\x1b``): neither a
+    model nor a file must be able to move the cursor of whoever reads it."""
+    return "".join(_escape(char) if unicodedata.category(char) in _INVISIBLE else char for char in text)
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -12,7 +12,7 @@ import click
 from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, visible
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Change, Replay
@@ -85,7 +85,7 @@ def _print(replayed: Replay, count: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from rlhf_host.trackers.records import shorten, visible
+    from rlhf_host.trackers.records import shorten
 
     changes = sorted(replayed.changes, key=_interest, reverse=True)
     table = Table(box=None, pad_edge=False)

@@ -64,6 +64,12 @@ def test_it_is_one_line(text, line):
     assert line in message
 
 
+def test_keys_cannot_move_the_cursor(rlhf):
+    Path("run.yaml").write_text('"\\e[2J\\e[31mkey": 1\n')
+    (line,) = rlhf.refused("train", "--config", "run.yaml")
+    assert line.startswith("run.yaml:1: \\x1b[2J\\x1b[31mkey: no such key")
+
+
 def test_json_on_the_command_line_may_be_nested_too():
     assert load_config(flags=["--rollout.stop", "[" * 100_000]).rollout.stop == ["[" * 100_000]
     with pytest.raises(UserError, match=r"^--eval.k: should be a valid integer, not '\[{59}… \(100002 characters\)$"):
