@@ -13,9 +13,10 @@ from rlhf_host.config.flags import Flag, from_flags, parse
 from rlhf_host.config.merge import DEFAULT, layer, merge
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, Path, annotation_at, fields_of, section_model
-from rlhf_host.config.yaml_file import Located, located, read_yaml
+from rlhf_host.config.yaml_file import Located, located, plain, read_yaml
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.discovery import preset_file
+from rlhf_host.plugins.elsewhere import of_flag, of_place, of_section
 from rlhf_host.plugins.selection import find
 
 QUICKSTART = "quickstart"
@@ -103,7 +104,7 @@ def assemble(
         if key in tree.value and "name" not in tree.value[key].value and key != "sync":
             options = tree.value.pop(key)
             place = next((option.where for option in options.value.values()), options.where)
-            errors.append(f"{place}: no {key} is chosen; add --{key} NAME")
+            errors.append(f"{place}: no {key} is chosen; add --{key} NAME{of_place(place, plain(options))}")
     return tree, tuple(notices)
 
 
@@ -177,9 +178,9 @@ def validation_lines(
         if item["type"] == "missing" and whose:
             problem = f"{whose} needs {'.'.join(map(str, item['loc']))!r}"
         if item["type"] == "extra_forbidden":
-            key = str(path[-1])
-            hint = f"; it is a flag alone: --{key}" if path == (key,) and key in control else ""
-            problem = f"no such key{hint or near_matches(key, _known(path[:-1]))}"
+            key, dotted = str(path[-1]), ".".join(map(str, path))
+            hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted)
+            problem = f"no such key{hint or near_matches(key, _known(path[:-1])) or of_section(dotted)}"
         lines.append(f"{where(path, origins)}: {problem}")
     return lines
 

@@ -8,6 +8,7 @@ from rlhf_host.config.schema import DataConfig, defaults
 from rlhf_host.config.tree import DATA, NONE, SINGLE, Names, Path, canonical, is_choice, is_empty, is_selection, snake_case
 from rlhf_host.config.yaml_file import Located, plain
 from rlhf_host.errors import near_matches
+from rlhf_host.plugins.elsewhere import of_flag
 
 DEFAULT = ""
 """The place of what nobody set."""
@@ -112,7 +113,8 @@ def _set_in_source(sources: Located | None, name: str, settings: Located, errors
     names = [_source_names(entry) for entry in entries]
     number = next((i for i, own in enumerate(names) if find_alias(name, own)), None)
     if number is None:
-        near = near_matches(name, [own[-1] for own in names] + [key for key in DataConfig.model_fields if key != "sources"])
+        known = [own[-1] for own in names] + [key for key in DataConfig.model_fields if key != "sources"]
+        near = of_flag(f"data.{name}") or near_matches(name, known)
         errors.append(f"{settings.where}: {name!r} is neither a data setting nor a source{near}")
     else:
         entries[number] = merge(entries[number], settings, errors, ("data", "sources", number))

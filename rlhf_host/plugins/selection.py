@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
+from rlhf_host.plugins.elsewhere import of_choice
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -178,5 +179,5 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
     if others:
         kinds = " and ".join(f"{'an' if other[0] in 'aeiou' else 'a'} {other}" for other in others)
         return f"{message}; {name!r} is the name of {kinds}"
-    near = near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
+    near = of_choice(name) or near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
     return message + (near or "; rlhf plugins lists what is installed")

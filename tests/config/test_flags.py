@@ -160,6 +160,34 @@ def test_eval_rewards_are_their_own():
         (["--critic.lr", "1", "--roles.critic.lr", "2"], "--critic.lr and --roles.critic.lr set the same: leave one out"),
         (["--tracker", "consle=none"], "--tracker: there is no 'consle' to take away; did you mean 'console'?"),
         (["--with", "sift=none"], "--with: there is no 'sift' to take away"),
+        (["--lr", "1"], "--lr: no such flag; did you mean '--actor.lr' or '--critic.lr'"),
+        (["--pretrain", "m"], "--pretrain: no such flag; OpenRLHF's --pretrain is --actor.model here"),
+        (["--learning-rate", "1"], "--learning-rate: no such flag; TRL's learning_rate is --actor.lr here"),
+        (
+            ["--vllm.num_engines", "2"],
+            "--vllm.num_engines: no such flag; OpenRLHF's --vllm.num_engines is --engine vllm --placement rollout=4 here",
+        ),
+        (["--reward.remote_url", "u"], "--reward.remote_url: no such flag; OpenRLHF's --reward.remote_url is --reward here"),
+        (["--lora_rank", "8"], "--lora_rank: no such flag; LoRA adapters: not implemented yet"),
+        (
+            ["--advantage_estimator", "gae"],
+            "--advantage_estimator: no such flag; OpenRLHF's --advantage_estimator gae is --algo ppo here",
+        ),
+        (
+            ["--algo.advantage.estimator", "gae"],
+            "--algo.advantage.estimator: no algo is chosen; add --algo NAME;"
+            " OpenRLHF's --algo.advantage.estimator gae is --algo ppo here",
+        ),
+        (
+            ["--eps_clip_low_high", "0.2", "0.27"],
+            "unexpected argument '0.27': flags look like --rollout.n 8;"
+            " OpenRLHF's --eps_clip_low_high is --algo.clip-eps and --algo.clip-eps-high here",
+        ),
+        (
+            ["actor_rollout_ref.model.path=m"],
+            "unexpected argument 'actor_rollout_ref.model.path=m': flags look like --rollout.n 8;"
+            " verl's actor_rollout_ref.model.path is --actor.model here",
+        ),
         (["--reward", "1=length"], "--reward: '1' cannot be an alias"),
         (["rollout.n", "4"], "unexpected argument 'rollout.n': flags look like --rollout.n 8"),
         (["-rollout.n", "4"], "unexpected argument '-rollout.n': flags look like --rollout.n 8; did you mean '--rollout.n'?"),

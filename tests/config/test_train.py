@@ -271,6 +271,18 @@ REFUSALS = {
         [*ONE, "--actor.model", "m", "--data", "sums", "--checkpoint.best", "eval/pass@1"],
         "checkpoint.best is eval/pass@1, and nothing is evaluated: give --eval.data PATH",
     ),
+    "algorithms that are not there yet": (
+        ["--algo", "dpo", "--reward", "length"],
+        "--algo: no algo named 'dpo' is installed; preference learning (DPO, KTO and others): not implemented yet",
+    ),
+    "names of other projects": (
+        [*ONE, "--algo.kl.init_coef", "0.1"],
+        "--algo.kl.init_coef: algo 'toy' has no option 'kl'; OpenRLHF's --algo.kl.init_coef is --kl.coef here",
+    ),
+    "presets in a place of their own": (
+        ["--config", "preset.yaml"],
+        "preset.yaml:1: preset: no such key; it is a flag alone: --preset",
+    ),
     "engines that are not there": (
         [*ONE, "--engine", "abacus"],
         "--engine: no engine named 'abacus' is installed; rlhf plugins lists what is installed",
@@ -281,6 +293,7 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_impossible_runs_are_refused_first(rlhf, case):
     flags, line = REFUSALS[case]
+    Path("preset.yaml").write_text("preset: quickstart\n")
     assert rlhf.refused("train", *flags) == [line]
 
 
