@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 
@@ -32,6 +33,21 @@ def told_of(plugin: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise RunError(f"{plugin} failed in {what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def visible(text: str) -> str:
+    r"""The text on one line with every control, direction and other invisible character escaped (``\n``, ``\x1b``): neither a
+    model nor a file must be able to move the cursor of whoever reads it."""
+    return "".join(_escape(char) if unicodedata.category(char) in _INVISIBLE else char for char in text)
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:

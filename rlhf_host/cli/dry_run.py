@@ -50,14 +50,16 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         for line in SavedRollouts(config).report:
             click.echo(line)
     for split, data, seed in splits:
-        for line in _data(data, split, tokenizer, seed):
+        for line in _data(config, data, split, tokenizer, seed):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
     click.echo(
         f"{train.steps} steps of {train.batch_size} prompts × {rollout.n} samples, updates per step:"
         f" {train.updates_per_batch}, old log-probabilities {train.old_logprobs_mode}"
     )
-    click.echo(f"Everything checked; the run would be written to {config.run_dir}.")
+    click.echo("Checked: settings, plugins, the place of every model, the tokenizer, and data as far as it says above.")
+    click.echo("Not checked: weights, memory and devices, rewards and trackers at work.")
+    click.echo(f"The run would be written to {config.run_dir}.")
 
 
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
@@ -81,19 +83,25 @@ def _tokenizer(role: RoleConfig) -> Any:
     return load_tokenizer(role)
 
 
-def _data(data: DataConfig, split: Any, tokenizer: Any, seed: int) -> list[str]:
+def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int) -> list[str]:
     """What the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import load_tasks
+    from rlhf_host.training.assemble import prompt_room
 
     lines = []
+    room = None if config.roles["actor"].model == QUICKSTART else prompt_room(config)
+    longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:
         if _is_hub_name(source.path):
             lines.append(f"{source.path}: a hub dataset, not checked")
             continue
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
-        part = data.model_copy(update={"sources": [few], "max_samples": None})
-        report = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=data.max_prompt_tokens).report
-        lines += [f"{line} (first {ROWS} rows checked)" for line in report]
+        part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
+        tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed)
+        lines += [f"{line}; later rows are not checked" for line in tasks.report]
+        if longest is not None and (long := sum(len(task.prompt_ids or ()) > longest for task in tasks.tasks)):
+            what = "cut" if data.long_prompts == "truncate" else "left out"
+            lines.append(f"{source.path}: {long} of these are {what}: prompt longer than {longest} tokens")
     return lines
 
 

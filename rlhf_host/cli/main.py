@@ -8,7 +8,7 @@ import click
 
 from rlhf_host import __version__
 from rlhf_host.cli.lazy import LazyGroup
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, visible
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlhf_host.cli.train:train", "Train a model: algorithm, rewards, data and all settings as flags or YAML."),
@@ -26,7 +26,7 @@ class Failure(click.ClickException):
     """A message for a person, and the exit code."""
 
     def __init__(self, message: str, exit_code: int):
-        super().__init__(message)
+        super().__init__("\n".join(map(visible, message.split("\n"))))
         self.exit_code = exit_code  # type: ignore[misc]
 
 

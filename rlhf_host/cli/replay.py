@@ -13,7 +13,7 @@ from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _print(replayed: Replay, count: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from rlhf_host.trackers.records import shorten, visible
+    from rlhf_host.trackers.records import shorten
 
     changes = sorted(replayed.changes, key=_interest, reverse=True)
     table = Table(box=None, pad_edge=False)

@@ -26,7 +26,14 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
-    return [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
+    warnings = [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
+    if not config.eval.data.sources:
+        usual = EvalConfig()
+        unused = [f"eval.{name}" for name in EvalConfig.model_fields if getattr(config.eval, name) != getattr(usual, name)]
+        warnings += [f"nothing is evaluated without --eval.data, so {', '.join(unused)} have no effect"] if unused else []
+    elif config.from_trajectories is not None:
+        warnings.append("training from saved trajectories evaluates nothing, so eval.data has no effect")
+    return warnings
 
 
 def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
@@ -174,6 +181,8 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             yield f"checkpoint.best is {best}, and from_trajectories evaluates nothing: set another metric"
         elif not config.eval.data.sources:
             yield f"checkpoint.best is {best}, and nothing is evaluated: give --eval.data PATH"
+    if config.eval.every and not config.eval.data.sources:
+        yield f"eval.every is {config.eval.every}, and nothing is evaluated: give --eval.data PATH"
     yield from _eval_refusals(config.eval)
 
 

@@ -16,6 +16,7 @@ from rlhf_host.config.tree import DATA, MANY, SINGLE, Path
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.elsewhere import of_place
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.python_objects import PluginObjects, build_object, describe, look_up
@@ -172,15 +173,18 @@ def _fill(
     fields = {option.name.partition(".")[0]: None for option in describe_options(model)}
     unknown = [key for key in options if key not in fields and model.model_config.get("extra") != "allow"]
     for key in unknown:
-        hint = near_matches(key, fields) or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
+        place = where((*path, key), origins)
+        hint = of_place(place, options[key]) or near_matches(key, fields)
+        hint = hint or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
         hint = "; write its options beside its name, without 'options:'" if key == "options" else hint
-        errors.append(f"{where((*path, key), origins)}: {info.kind} {info.name!r} has no option {key!r}{hint}")
+        errors.append(f"{place}: {info.kind} {info.name!r} has no option {key!r}{hint}")
     values = coerce(model, {key: value for key, value in options.items() if key not in unknown})
     try:
         parsed = read_options(info, cls, values, alias)
     except PluginError as error:
         cause = error.__cause__
-        lines = validation_lines(cause, origins, path) if isinstance(cause, ValidationError) else []
+        whose = f"{info.kind} {alias!r}"
+        lines = validation_lines(cause, origins, path, whose) if isinstance(cause, ValidationError) else []
         errors += lines or [_at(path, origins, str(error))]
         return
     filled = parsed.model_dump(mode="json")

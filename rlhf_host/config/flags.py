@@ -34,6 +34,7 @@ from rlhf_host.config.tree import (
 )
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.plugins.elsewhere import of_flag
 from rlhf_host.plugins.options import Option, describe_options
 
 SWITCHES = ("help", "print-config", "dry-run", "json")
@@ -71,7 +72,9 @@ def parse(argv: Sequence[str]) -> list[Flag]:
         if token == "-h":
             token = "--help"
         if not token.startswith("--") or len(token) < 3:
+            name, _, value = token.partition("=")
             hint = f"; did you mean '--{token.lstrip('-')}'?" if token.startswith("-") and token.lstrip("-") else ""
+            hint = of_flag(name, value) or (of_flag(flags[-1].name) if flags else "") or hint
             raise UserError(f"unexpected argument {token!r}: flags look like --rollout.n 8{hint}")
         name, equals, value = token[2:].partition("=")
         if equals:
@@ -131,7 +134,7 @@ def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: 
         place, plugin = names.place(head)
         path = (*place, *rest)
         if plugin is not None:
-            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True))
+            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), [])
         if plugin is not None and not rest:
             if flag.value is not None:
                 errors.append(f"{flag.text} takes no value: set an option of {plugin!r}, {flag.text}.OPTION VALUE")
@@ -141,19 +144,22 @@ def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: 
             settings.setdefault(path, []).append(flag)
     for path, repeated in settings.items():
         if (value := _value(path, repeated, errors)) is not None:
-            _put(tree, path, value)
+            _put(tree, path, value, errors)
     return merge(_located(tree), _located(implied), errors)
 
 
 def _problem(flag: Flag, path: Path, names: Names, control: Collection[str]) -> str | None:
     """What is wrong with a flag's name."""
-    if is_selection(path[:-1]):
+    name = flag.name.replace("_", "-")
+    known_elsewhere = of_flag(flag.name, flag.value)
+    if is_selection(path[:-1]) and not known_elsewhere:
         option = ".".join([*map(str, path[:-1]), "NAME", flag.name.rpartition(".")[2]])
         return f"{flag.text}: give the plugin's name and the option: --{option}"
     annotation = annotation_at(path)
-    if _takes_names(path) or (annotation is not None and not holds_sections(annotation)):
+    if not is_selection(path[:-1]) and (_takes_names(path) or (annotation is not None and not holds_sections(annotation))):
         return None
-    name = flag.name.replace("_", "-")
+    if known_elsewhere:
+        return f"{flag.text}: no such flag{known_elsewhere}"
     head, dot, rest = name.partition(".")
     known = [*known_flags(), *control, *(plugin.replace("_", "-") + dot + rest for plugin in names.plugins)]
     if inside := [other for other in known if other.startswith(f"{name}.")]:
@@ -162,7 +168,11 @@ def _problem(flag: Flag, path: Path, names: Names, control: Collection[str]) -> 
         return f"{flag.text}: no such flag; the options of {head!r} are set with {option_flag}"
     if head == "roles" and len(path) > 2 and path[1] not in ROLES:
         known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
-    return f"{flag.text}: no such flag{near_matches(f'--{name}', [f'--{other}' for other in known])}"
+    same_end = [f"'--{other}'" for other in known if other.endswith(f".{name}")][:3]
+    near = (
+        f"; did you mean {' or '.join(same_end)}?" if same_end else near_matches(f"--{name}", [f"--{other}" for other in known])
+    )
+    return f"{flag.text}: no such flag{near}"
 
 
 def _takes_names(path: Path) -> bool:
@@ -173,6 +183,8 @@ def _takes_names(path: Path) -> bool:
 def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | None:
     """What the flag, perhaps repeated, sets."""
     last, annotation = flags[-1], annotation_at(path)
+    if len(spellings := {".".join(flag.parts): flag.text for flag in flags}) > 1:
+        errors.append(f"{' and '.join(spellings.values())} set the same: leave one out")
     texts = [Text("true" if flag.value is None else flag.value) for flag in flags]
     if _takes_names(path):
         if not all(flag.value for flag in flags):
@@ -192,17 +204,20 @@ def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | No
     return Located(value if annotation is Any else coerce(annotation, value), last.text)
 
 
-def _put(tree: dict[str, Any], path: Path, value: Located) -> None:
+def _put(tree: dict[str, Any], path: Path, value: Located, errors: list[str]) -> None:
     if isinstance(value.value, dict):
         for key, item in value.value.items():
-            _put(tree, (*path, key), item)
+            _put(tree, (*path, key), item, errors)
         return
-    for part in path[:-1]:
-        inner = tree.setdefault(str(part), {})
-        if not isinstance(inner, dict):  # of --algo.a 1 --algo.a.b 2, the later one counts
-            inner = tree[str(part)] = {}
-        tree = inner
-    tree[str(path[-1])] = value
+    *sections, key = map(str, path)
+    for part in sections:
+        tree = tree.setdefault(part, {})
+        if isinstance(tree, Located):
+            errors.append(f"{value.where}: is set already by {tree.where}: leave one out")
+            return
+    if (old := tree.get(key)) is not None:
+        errors.append(f"{value.where}: is set already by {_located(old).where}: leave one out")
+    tree[key] = value
 
 
 def _located(tree: Any) -> Located:

@@ -13,9 +13,10 @@ from rlhf_host.config.flags import Flag, from_flags, parse
 from rlhf_host.config.merge import DEFAULT, layer, merge
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, Path, annotation_at, fields_of, section_model
-from rlhf_host.config.yaml_file import Located, located, read_yaml
+from rlhf_host.config.yaml_file import Located, located, plain, read_yaml
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.discovery import preset_file
+from rlhf_host.plugins.elsewhere import of_flag, of_place, of_section
 from rlhf_host.plugins.selection import find
 
 QUICKSTART = "quickstart"
@@ -67,7 +68,7 @@ def read_config(
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        errors += validation_lines(error, origins)
+        errors += validation_lines(error, origins, control=control)
     fail(errors)
     return Loaded(config, origins, notices)
 
@@ -89,10 +90,13 @@ def assemble(
     layers.append(from_flags(flags, names, errors, control))
     if settings is not None:
         layers.append(layer(settings, names, errors))
-    notices: tuple[str, ...] = ()
+    chosen = {key: dict.fromkeys(str(flag.value) for flag in flags if flag.parts == [key]) for key in SINGLE}
+    notices = [f"--{key} is given as {', '.join(of)}: the last one counts." for key, of in chosen.items() if len(of) > 1]
     if quickstart and not any(_has(each, "roles", "actor", "model") or _has(each, "data", "sources") for each in layers):
         layers.insert(0, layer(_preset(QUICKSTART), names, errors))
-        notices = (f"Neither --actor.model nor --data is given: using the preset {QUICKSTART!r}, a tiny model on arithmetic.",)
+        notices.append(
+            f"Neither --actor.model nor --data is given: using the preset {QUICKSTART!r}, a tiny model on arithmetic."
+        )
     tree = located(defaults(), DEFAULT)
     for each in layers:
         tree = merge(tree, each, errors)
@@ -100,8 +104,8 @@ def assemble(
         if key in tree.value and "name" not in tree.value[key].value and key != "sync":
             options = tree.value.pop(key)
             place = next((option.where for option in options.value.values()), options.where)
-            errors.append(f"{place}: no {key} is chosen; add --{key} NAME")
-    return tree, notices
+            errors.append(f"{place}: no {key} is chosen; add --{key} NAME{of_place(place, plain(options))}")
+    return tree, tuple(notices)
 
 
 def _preset(name: str) -> Located:
@@ -157,14 +161,26 @@ def where(path: Path, origins: Origins) -> str:
     return next(filter(None, near), ".".join(map(str, path)))
 
 
-def validation_lines(error: ValidationError, origins: Origins, root: Path = ()) -> list[str]:
-    """``PLACE: what is wrong`` for each mistake; ``root`` is where the validated value is in the configuration."""
+def validation_lines(
+    error: ValidationError, origins: Origins, root: Path = (), whose: str = "", control: Collection[str] = ()
+) -> list[str]:
+    """``PLACE: what is wrong`` for each mistake.
+
+    Args:
+        root: where the validated value is in the configuration.
+        whose: the plugin with these options.
+        control: flags that are no keys.
+    """
     lines = []
     for item in error.errors(include_url=False):
         path = (*root, *item["loc"])
         problem = f"{path[-1]} is required" if item["type"] == "missing" else _sentence(item)
+        if item["type"] == "missing" and whose:
+            problem = f"{whose} needs {'.'.join(map(str, item['loc']))!r}"
         if item["type"] == "extra_forbidden":
-            problem = f"no such key{near_matches(str(path[-1]), _known(path[:-1]))}"
+            key, dotted = str(path[-1]), ".".join(map(str, path))
+            hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted)
+            problem = f"no such key{hint or near_matches(key, _known(path[:-1])) or of_section(dotted)}"
         lines.append(f"{where(path, origins)}: {problem}")
     return lines
 

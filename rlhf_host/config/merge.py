@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from rlhf_host.config.schema import DataConfig
+from rlhf_host.config.schema import DataConfig, defaults
 from rlhf_host.config.tree import DATA, NONE, SINGLE, Names, Path, canonical, is_choice, is_empty, is_selection, snake_case
 from rlhf_host.config.yaml_file import Located, plain
 from rlhf_host.errors import near_matches
+from rlhf_host.plugins.elsewhere import of_flag
 
 DEFAULT = ""
 """The place of what nobody set."""
@@ -33,8 +34,20 @@ def layer(tree: Located, names: Names, errors: list[str]) -> Located:
                 settings = Located({part: settings}, value.where)
             if settings.value != {}:
                 head = str(path[0])
+                errors += _set_twice(values.get(head), settings)
                 values[head] = merge(values[head], settings, errors, (head,)) if head in values else settings
     return Located(values, tree.where)
+
+
+def _set_twice(first: Located | None, second: Located) -> Iterator[str]:
+    """A line for each setting that one layer has under two names, such as ``actor`` and ``roles.actor``."""
+    if first is None or first.implied or second.implied:
+        return
+    if isinstance(first.value, dict) and isinstance(second.value, dict):
+        for key, value in second.value.items():
+            yield from _set_twice(first.value.get(key), value)
+    else:
+        yield f"{second.where}: is set already by {first.where}: leave one out"
 
 
 def merge(below: Located | None, above: Located, errors: list[str], path: Path = ()) -> Located:
@@ -73,7 +86,8 @@ def _merge_selection(below: Located, above: Located, errors: list[str], path: Pa
     values = {} if chosen and replaces else dict(below.value)
     for alias, choice in chosen.items():
         if plain(choice.value["name"]) == NONE and not replaces:
-            values.pop(alias, None)
+            if values.pop(alias, None) is None and alias not in defaults().get(str(path[0]), ()):
+                errors.append(f"{choice.where}: there is no {alias!r} to take away{near_matches(alias, values)}")
         else:
             values[alias] = merge(below.value.get(alias), choice, errors, (*path, alias))
     for alias, choice in above.value.items():
@@ -99,7 +113,8 @@ def _set_in_source(sources: Located | None, name: str, settings: Located, errors
     names = [_source_names(entry) for entry in entries]
     number = next((i for i, own in enumerate(names) if find_alias(name, own)), None)
     if number is None:
-        near = near_matches(name, [own[-1] for own in names] + [key for key in DataConfig.model_fields if key != "sources"])
+        known = [own[-1] for own in names] + [key for key in DataConfig.model_fields if key != "sources"]
+        near = of_flag(f"data.{name}") or near_matches(name, known)
         errors.append(f"{settings.where}: {name!r} is neither a data setting nor a source{near}")
     else:
         entries[number] = merge(entries[number], settings, errors, ("data", "sources", number))

@@ -132,6 +132,9 @@ class DataConfig(Section):
     long_prompts: Literal["filter", "truncate"] = Field(
         "filter", description="what to do with longer prompts; truncate keeps the end"
     )
+    on_bad_row: Literal["stop", "skip"] = Field(
+        "stop", description="what to do with rows without a usable prompt or label; skip counts them"
+    )
     max_samples: PositiveInt | None = Field(None, description="use at most this many tasks in total")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
 

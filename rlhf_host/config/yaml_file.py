@@ -23,7 +23,11 @@ DEEPEST = 100
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT = {f"{_TAG}{kind}" for kind in ("str", "timestamp", "value")}
-_KINDS = _TEXT | {f"{_TAG}{kind}" for kind in ("map", "seq", "bool", "int", "float", "null")}
+_KINDS = {
+    MappingNode: {f"{_TAG}map"},
+    SequenceNode: {f"{_TAG}seq"},
+    ScalarNode: _TEXT | {f"{_TAG}{kind}" for kind in ("bool", "int", "float", "null")},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class _Reader:
             raise UserError(f"{where}: refers to itself")
         if next(self.count) > LARGEST:
             raise UserError(f"{where}: the file holds more than {LARGEST:,} values; aliases (*NAME) repeat what they name")
-        if node.tag not in _KINDS:
+        if node.tag not in _KINDS[type(node)]:
             raise UserError(f"{where}: YAML tags are not supported, and this value has {node.tag!r}")
         parents = (*parents, id(node))
         if isinstance(node, MappingNode):
@@ -100,12 +104,14 @@ class _Reader:
         own: list[tuple[str, Located]] = []
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.tag == f"{_TAG}merge":
+            merges = key.tag == f"{_TAG}merge"
+            if merges and "<<" not in lines:
+                lines["<<"] = line
                 for source in value.value if isinstance(value, SequenceNode) else [value]:
                     if not isinstance(source, MappingNode):
                         raise UserError(f"{self.shown}:{line}: '<<' takes a mapping, or a list of them")
                     merged = self.read(source, path, parents).value | merged
-            elif not isinstance(key, ScalarNode) or not isinstance(self._scalar(key, self.shown), str):
+            elif not isinstance(key, ScalarNode) or not (merges or isinstance(self._scalar(key, self.shown), str)):
                 shown = repr(key.value) if isinstance(key, ScalarNode) else "a list or mapping"
                 raise UserError(f"{self.shown}:{line}: keys are names, not {shown}")
             elif key.value in lines:
@@ -119,6 +125,8 @@ class _Reader:
         if node.tag in _TEXT:
             return node.value
         try:
+            if node.tag == f"{_TAG}null" and node.value.lower() not in ("", "~", "null"):
+                raise ValueError
             return self.yaml.constructor.construct_object(node)
         except (ValueError, KeyError) as error:  # a number of thousands of digits, or a tag that does not fit
             raise UserError(f"{where}: cannot be read as {str(node.tag).removeprefix(_TAG)}: {node.value[:40]!r}") from error

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed, Message
+
+TEMPLATE_S = 10.0
+"""Longest time for one conversation."""
 
 _ANSWER = "f7d3a1c9"  # stands for the assistant's words where only the text around them matters
 
@@ -151,14 +157,39 @@ def _plain(prompt: str | Sequence[Message], system_prompt: str | None, template:
 
 def _apply(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
     try:
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt))
+        with _deadline():
+            return str(
+                tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+            )
     except Exception as error:  # a template is a program of its author's: it raises what it likes
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())
         raise UserError(f"the tokenizer's chat template refuses a conversation of roles {roles}: {reason}") from error
 
 
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """A template may loop for ever. Only the main thread, where prompts are read, can be woken."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it takes longer than {TEMPLATE_S:g} s")
+
+    handler, timer = signal.signal(signal.SIGALRM, late), signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
 def _encode(texts: Sequence[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
     if not texts:
         return []
-    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False)["input_ids"]]
+    try:
+        encoded = tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False)
+    except TypeError as error:  # what fast tokenizers say of half a character
+        raise UserError("the tokenizer cannot read a text: does it have half a character (a lone surrogate)?") from error
+    return [list(ids) for ids in encoded["input_ids"]]

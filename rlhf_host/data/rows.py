@@ -60,6 +60,8 @@ def read_path(path: Path, subset: str | None, split: str | None, default_splits:
     """Rows of a file or a directory. Raises ``UserError`` for formats that are not known and directories without data."""
     if path.is_dir():
         return _read_directory(path, subset, split, default_splits)
+    if not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, and data is read more than once: write it to a file first")
     if subset is not None or split is not None:
         raise UserError(f"{path} is one file: subset and split are for directories and hub datasets")
     return _read_file(path)
@@ -107,21 +109,30 @@ def _objects(texts: Iterable[str], path: Path, lines: list[int]) -> Iterator[Row
     # Parsed here: the reader of ``datasets`` gives no line for a bad row, makes timestamps of dates and floats of large integers.
     for number, line in enumerate(texts, start=1):
         if line.strip():
-            row = _parse(line, f"{path}:{number}")
+            row = _parse(line, path, number)
             lines.append(number)
             yield row
 
 
-def _parse(text: str, where: str) -> Row:
-    try:
+def _parse(text: str, path: Path, line: int) -> Row:
+    with _json_errors(path, line, line - 1):
         row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise UserError(f"{where}: JSON nested too deeply") from error
     if not isinstance(row, dict):
-        raise UserError(f"{where}: expected an object {{...}}, got {_kind(row)}")
+        raise UserError(f"{path}:{line}: expected an object {{...}}, got {_kind(row)}")
     return row
+
+
+@contextmanager
+def _json_errors(path: Path, line: int, before: int) -> Iterator[None]:
+    """``line``: where the object begins; ``before``: lines of the file before the text that is read."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{before + error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise UserError(f"{path}:{line}: JSON nested too deeply") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"{path}:{line}: not valid JSON: {_first_line(error).partition(';')[0]}") from error
 
 
 def _read_json(path: Path) -> Rows:
@@ -158,10 +169,8 @@ def _elements(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
     if advance(here + 1) == "]":
         return
     while True:
-        try:
+        with _json_errors(path, line, 0):
             row, end = decoder.raw_decode(text, here)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}") from error
         if not isinstance(row, dict):
             raise UserError(f"{path}:{line}: expected an object {{...}}, got {_kind(row)}")
         lines.append(line)

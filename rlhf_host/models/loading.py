@@ -82,7 +82,11 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
 
 def context_length(model: Any) -> int:
     """Longest row of tokens that the model has positions for."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    return _positions(model.config)
+
+
+def _positions(config: PreTrainedConfig) -> int:
+    length = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
     return length if length > 0 else 2**31
 
 
@@ -168,14 +172,14 @@ def _require_scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
     return head
 
 
-def vocabulary_size(role: RoleConfig) -> int | None:
-    """How many tokens the role's model knows, read from its configuration; ``None`` for GGUF."""
+def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
+    """How many tokens the role's model knows, and its longest row, read from its configuration alone; ``None`` for GGUF."""
     source = find_model(role.model)
     if source.gguf:
-        return None
+        return None, None
     with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
         config = AutoConfig.from_pretrained(source.path, **_options(source, role))
-    return getattr(config.get_text_config(), "vocab_size", None)
+    return getattr(config.get_text_config(), "vocab_size", None), _positions(config)
 
 
 def _options(source: Source, role: RoleConfig) -> dict[str, Any]:

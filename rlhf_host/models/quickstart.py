@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 VERSION = 2
 """Part of the cached directory's name: goes up with every change to what is built."""
+
+STALE_S = 3600.0
 
 _CHECK_PROBLEMS = 1024
 
@@ -53,8 +55,9 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
     """The model as an ordinary model directory (configuration, safetensors, tokenizer), built by the
     first call.
 
-    It lies under ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``. The directory appears whole or not at all; of two processes that
-    build at once, the first to finish wins and both get the same directory. ``progress`` shows a bar on standard error.
+    It lies under ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``, for all who may read that. The directory appears whole or not at
+    all; of two processes that build at once, the first to finish wins and both get the same directory. What killed builds left
+    goes away after an hour. ``progress`` shows a bar on standard error.
     Raises ``UserError`` when the cache cannot be written.
     """
     root = Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
@@ -63,6 +66,10 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
         return final
     try:
         root.mkdir(parents=True, exist_ok=True)
+        for left in root.glob(f".{final.name}-*"):
+            with suppress(OSError):  # another user's, or gone by now
+                if time.time() - left.stat().st_mtime > STALE_S:
+                    shutil.rmtree(left)
         aside = Path(tempfile.mkdtemp(prefix=f".quickstart-{VERSION}-", dir=root))
     except OSError as error:
         raise UserError(
@@ -70,6 +77,9 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
         ) from error
     try:
         _build(aside, recipe or Recipe(), progress)
+        readers = root.stat().st_mode & 0o055  # mkdtemp and safetensors keep others out, whoever may read the cache
+        for path in (*aside.iterdir(), aside):
+            path.chmod((0o700 | readers) if path.is_dir() else (0o600 | readers & 0o044))
         try:
             aside.rename(final)
         except OSError:

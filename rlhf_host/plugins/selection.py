@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.catalogue import CATALOGUE, PIP
 from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
+from rlhf_host.plugins.elsewhere import of_choice
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -163,7 +164,9 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
     """One line: near matches among the installed and the catalogue, the same name in another kind, an install line."""
     installed = [info.name for info in known if any_kind or info.kind == kind]
     offered = CATALOGUE.get(kind, {})
-    message = f"no {kind if kind and not any_kind else 'plugin'} named {name!r} is installed"
+    message = (
+        f"no {kind if kind and not any_kind else 'plugin'} named {name!r} {'are' if kind == 'kernels' else 'is'} installed"
+    )
     distribution = offered.get(name)
     off = [info for info in discover(disabled=True) if info.status == "disabled" and info.name == name]
     if any(any_kind or info.kind == kind for info in off):
@@ -176,5 +179,5 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
     if others:
         kinds = " and ".join(f"{'an' if other[0] in 'aeiou' else 'a'} {other}" for other in others)
         return f"{message}; {name!r} is the name of {kinds}"
-    near = near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
+    near = of_choice(name) or near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
     return message + (near or "; rlhf plugins lists what is installed")

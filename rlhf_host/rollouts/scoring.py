@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -86,6 +87,9 @@ def _total(trajectory: Trajectory, weights: dict[str, float], needless: bool) ->
             continue
         weight = weights[alias]
         total += weight * reward.total
+        placed = reward.turns if reward.turns is not None else reward.tokens
+        if placed and not all(_fits(weight * value) for value in placed):
+            total = math.inf
         if reward.score is not None and weight != 0:
             scores += abs(weight) * reward.score
             whole += abs(weight)

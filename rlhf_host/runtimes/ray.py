@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
+from rlhf_host.errors import UserError
 from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
+
+SECRET = re.compile(r"secret|passw|credential|(?:^|_|api)(?:token|key)s?$", re.IGNORECASE)
+PASSED_ON = re.compile(r"\$\{(\w+)\}")
+PASSWORD_IN_URL = re.compile(r"://[^/\s:@]+:(?!\$\{)[^/\s@]+@")
+
+
+def passed_on(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """The ``runtime_env`` with ``${NAME}`` of ``env_vars`` filled in from this process's environment.
+
+    Raises:
+        UserError: it is not set here.
+    """
+    variables = dict(runtime_env.get("env_vars", {}))
+    for name, text in variables.items():
+        if match := PASSED_ON.fullmatch(str(text)):
+            if match[1] not in os.environ:
+                raise UserError(f"ray.runtime_env passes on {text}, which is not set in the environment")
+            variables[name] = os.environ[match[1]]
+    return runtime_env | ({"env_vars": variables} if variables else {})
 
 
 class Ray:
@@ -24,10 +46,28 @@ class Ray:
         num_gpus: int | None = Field(None, ge=0, description="number of GPUs of a new cluster; default: the machine's")
         object_store_mb: int | None = Field(None, ge=80, description="shared memory for batches; default: Ray's own choice")
         runtime_env: dict[str, Any] = Field(
-            default_factory=dict, description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir"
+            default_factory=dict,
+            description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir; the value ${NAME} is taken"
+            " from this process's environment and not written down",
         )
         wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use")
         max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
+
+        @field_validator("runtime_env")
+        @classmethod
+        def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
+            """``config.yaml`` and trackers have every option as it is given."""
+            for name, text in value.get("env_vars", {}).items():
+                if SECRET.search(name) and not PASSED_ON.fullmatch(str(text)):
+                    raise ValueError(
+                        f"env_vars.{name} looks like a secret, and config.yaml and trackers would show it: set it in the"
+                        f" environment, and write ${{{name}}} here"
+                    )
+            if PASSWORD_IN_URL.search(str(value)):
+                raise ValueError(
+                    "there is a password in a URL, and config.yaml and trackers would show it: set up pip or git there"
+                )
+            return value
 
     traits = RuntimeTraits(libraries=("ray",), debug=False, remote=True, places=True, sync="broadcast")
 

@@ -14,7 +14,7 @@ from rlhf_host.runtimes.building import EngineSetup, RolesSetup, check_state
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_apart, refuse_uneven, shortage
-from rlhf_host.runtimes.ray import Ray
+from rlhf_host.runtimes.ray import Ray, passed_on
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
@@ -216,5 +216,5 @@ def _actor(cls: type, place: Place, group: Any, device: int, devices: int, setti
     if cls is EngineActor:
         options |= {"max_restarts": settings.max_restarts, "max_concurrency": 10_000}
     if settings.runtime_env:
-        options["runtime_env"] = dict(settings.runtime_env)
+        options["runtime_env"] = passed_on(settings.runtime_env)
     return ray.remote(cls).options(**options).remote()

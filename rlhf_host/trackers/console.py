@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_host.errors import visible
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, shorten, spread, visible
+from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, shorten, spread
 
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("kl", "kl", ".2g", 7),

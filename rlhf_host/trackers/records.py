@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.training.records import plain
-
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def number(value: Any) -> float | None:
@@ -24,17 +20,6 @@ def number(value: Any) -> float | None:
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are a single number each."""
     return {name: value for name, metric in metrics.items() if (value := number(metric)) is not None}
-
-
-def visible(text: str) -> str:
-    r"""The text on one line with every control, direction and other invisible character escaped (``\n``, ``\x1b``): a model
-    must not be able to move the cursor of whoever reads it."""
-    return "".join(_escape(char) if unicodedata.category(char) in _INVISIBLE else char for char in text)
-
-
-def _escape(char: str) -> str:
-    code = ord(char)
-    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def shorten(text: str, width: int) -> str:

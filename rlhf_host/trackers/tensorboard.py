@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.errors import PluginError
+from rlhf_host.errors import PluginError, visible
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, spread, visible
+from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, spread
 
 
 class TensorBoard:

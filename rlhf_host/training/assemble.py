@@ -11,7 +11,7 @@ from rlhf_host.config.defaults import kernels_to_try
 from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
-from rlhf_host.models.loading import load_tokenizer, vocabulary_size
+from rlhf_host.models.loading import load_tokenizer, sizes
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
@@ -104,13 +104,19 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager) -> 
     phase("Reading data")
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
-        check_vocabulary(saved.saved, vocabulary_size(config.roles["actor"]))
+        check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
         return Inputs(tokenizer, saved=saved)
     tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager)
     held_out = None
     if config.eval.data.sources:
         held_out = tasks_of(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows, manager)
     return Inputs(tokenizer, tasks, held_out)
+
+
+def prompt_room(config: RunConfig) -> int | None:
+    """Longest prompt that leaves room for a token, in tokens; ``None``: nothing says."""
+    limits = [limit for limit in (config.rollout.max_tokens, sizes(config.roles["actor"])[1]) if limit is not None]
+    return min(limits) - 1 if limits else None
 
 
 def tasks_of(
@@ -122,7 +128,7 @@ def tasks_of(
     rows: PythonRows,
     manager: PluginManager,
 ) -> TaskSet:
-    room = None if config.rollout.max_tokens is None else config.rollout.max_tokens - 1
+    room = prompt_room(config)
     return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
 
 

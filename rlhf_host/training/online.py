@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import RunError, told_of
+from rlhf_host.errors import RunError, near_matches, told_of
 from rlhf_host.functional.statistics import Episodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
@@ -294,9 +294,16 @@ class OnlineLoop:
         self.runtime.trainer.adjust(role, lr=rate)
 
     def _remember_best(self, metrics: Mapping[str, float]) -> None:
-        checkpoint = self.config.checkpoint
-        value = metrics.get(checkpoint.best) if checkpoint.best else None
-        if value is None or not math.isfinite(value):
+        checkpoint, name = self.config.checkpoint, self.config.checkpoint.best
+        if name is None:
+            return
+        if name not in metrics:
+            due = any(key.startswith("eval/") for key in metrics) if name.startswith("eval/") else self.step > 0
+            if due and self.best is None:
+                raise RunError(f"checkpoint.best is {name}, and there is no such metric{near_matches(name, metrics)}")
+            return
+        value = metrics[name]
+        if not math.isfinite(value):
             return
         sign = 1.0 if checkpoint.best_mode == "max" else -1.0
         if self.best is None or sign * value > sign * self.best["value"]:

@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models.loading import load_tokenizer, vocabulary_size
+from rlhf_host.models.loading import load_tokenizer, sizes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Trajectory
 from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
@@ -138,7 +138,7 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
                     return _Replayer(config, manager, needs, events, None, tokenizer).run(steps)
             finally:
                 manager.close()
-    check_vocabulary(steps, vocabulary_size(config.roles["actor"]))
+    check_vocabulary(steps, sizes(config.roles["actor"])[0])
     with using_roles(config, manager, tokenizer, dataclasses.replace(needs, roles=roles)) as (started, events, _):
         return _Replayer(config, manager, needs, events, started, tokenizer).run(steps)
 

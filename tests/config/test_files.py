@@ -128,6 +128,23 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ("algo: {clip_eps: 1}\n", ["run.yaml:1: algo.clip_eps: no algo is chosen; add --algo NAME"]),
         ("reward:\n- length\n- {weight: 2}\n", ["run.yaml:3: reward: each entry needs the plugin's 'name'"]),
         ("reward: [length, length]\n", ["run.yaml:1: reward: 'length' is chosen twice; give one its own name: OTHER=length"]),
+        (
+            "actor: {lr: 1}\nroles:\n  actor:\n    lr: 2\n",
+            ["run.yaml:4: roles.actor.lr: is set already by run.yaml:1: actor.lr: leave one out"],
+        ),
+        (
+            "with:\n  kl: {coef: 1}\nkl: {coef: 2}\n",
+            ["run.yaml:3: kl.coef: is set already by run.yaml:2: with.kl.coef: leave one out"],
+        ),
+        ("learning_rate: 1\n", ["run.yaml:1: learning_rate: no such key; TRL's learning_rate is --actor.lr here"]),
+        (
+            "data:\n  train_files: x\n",
+            ["run.yaml:2: data.train_files: 'train_files' is neither a data setting nor a source; verl's data.train_files is"],
+        ),
+        (
+            "actor_rollout_ref: {model: {path: m}}\n",
+            ["run.yaml:1: actor_rollout_ref: no such key; docs/coming-from.md says what verl's actor_rollout_ref.* are here"],
+        ),
         ("data: {sources: [{weight: 2}]}\n", ["run.yaml:1: data.sources: path is required"]),
     ],
 )

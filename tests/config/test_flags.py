@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_host.config.load import load_config
+from rlhf_host.config.flags import parse
+from rlhf_host.config.load import load_config, read_config
 from rlhf_host.errors import UserError
 
 
@@ -25,6 +26,12 @@ def test_kebab_and_snake_equals_and_space_are_the_same():
 
 def test_the_last_of_a_repeated_flag_stands():
     assert load("--rollout.n", "4", "--rollout.n", "6").rollout.n == 6
+
+
+def test_of_two_algorithms_the_last_counts_and_that_is_said():
+    loaded = read_config(flags=parse(["--actor.model", "m", "--algo", "toy", "--algo", "picky", "--algo", "picky"]))
+    assert loaded.config.algo.name == "picky"
+    assert loaded.notices == ("--algo is given as toy, picky: the last one counts.",)
 
 
 def test_a_flag_without_value_is_true():
@@ -146,6 +153,41 @@ def test_eval_rewards_are_their_own():
         ),
         (["--reward.weight", "1"], "--reward.weight: give the plugin's name and the option: --reward.NAME.weight"),
         (["--reward", "length", "--reward", "length"], "--reward: 'length' is chosen twice"),
+        (["--algo", "toy", "--algo.name", "picky"], "--algo.name: is set already by --algo: leave one out"),
+        (["--algo", "toy", "--algo.a", "1", "--algo.a.b", "2"], "--algo.a.b: is set already by --algo.a: leave one out"),
+        (["--algo", "toy", "--algo.a.b", "1", "--algo.a", "2"], "--algo.a: is set already by --algo.a.b: leave one out"),
+        (["--kl.coef", "1", "--with.kl.coef", "2"], "--kl.coef and --with.kl.coef set the same: leave one out"),
+        (["--critic.lr", "1", "--roles.critic.lr", "2"], "--critic.lr and --roles.critic.lr set the same: leave one out"),
+        (["--tracker", "consle=none"], "--tracker: there is no 'consle' to take away; did you mean 'console'?"),
+        (["--with", "sift=none"], "--with: there is no 'sift' to take away"),
+        (["--lr", "1"], "--lr: no such flag; did you mean '--actor.lr' or '--critic.lr'"),
+        (["--pretrain", "m"], "--pretrain: no such flag; OpenRLHF's --pretrain is --actor.model here"),
+        (["--learning-rate", "1"], "--learning-rate: no such flag; TRL's learning_rate is --actor.lr here"),
+        (
+            ["--vllm.num_engines", "2"],
+            "--vllm.num_engines: no such flag; OpenRLHF's --vllm.num_engines is --engine vllm --placement rollout=4 here",
+        ),
+        (["--reward.remote_url", "u"], "--reward.remote_url: no such flag; OpenRLHF's --reward.remote_url is --reward here"),
+        (["--lora_rank", "8"], "--lora_rank: no such flag; LoRA adapters: not implemented yet"),
+        (
+            ["--advantage_estimator", "gae"],
+            "--advantage_estimator: no such flag; OpenRLHF's --advantage_estimator gae is --algo ppo here",
+        ),
+        (
+            ["--algo.advantage.estimator", "gae"],
+            "--algo.advantage.estimator: no algo is chosen; add --algo NAME;"
+            " OpenRLHF's --algo.advantage.estimator gae is --algo ppo here",
+        ),
+        (
+            ["--eps_clip_low_high", "0.2", "0.27"],
+            "unexpected argument '0.27': flags look like --rollout.n 8;"
+            " OpenRLHF's --eps_clip_low_high is --algo.clip-eps and --algo.clip-eps-high here",
+        ),
+        (
+            ["actor_rollout_ref.model.path=m"],
+            "unexpected argument 'actor_rollout_ref.model.path=m': flags look like --rollout.n 8;"
+            " verl's actor_rollout_ref.model.path is --actor.model here",
+        ),
         (["--reward", "1=length"], "--reward: '1' cannot be an alias"),
         (["rollout.n", "4"], "unexpected argument 'rollout.n': flags look like --rollout.n 8"),
         (["-rollout.n", "4"], "unexpected argument '-rollout.n': flags look like --rollout.n 8; did you mean '--rollout.n'?"),

@@ -33,6 +33,14 @@ MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i}\n  <<: [{', '.join([f'*a{i -
             "run.yaml:1: name: YAML tags are not supported, and this value has 'tag:yaml.org,2002:python/object/apply:os.getcwd'",
         ),
         ("with: !!set {kl}", "run.yaml:1: with: YAML tags are not supported, and this value has 'tag:yaml.org,2002:set'"),
+        ("seed: !!map 3", "run.yaml:1: seed: YAML tags are not supported, and this value has 'tag:yaml.org,2002:map'"),
+        ("seed: !!seq 3", "run.yaml:1: seed: YAML tags are not supported, and this value has 'tag:yaml.org,2002:seq'"),
+        (
+            "rollout: !!str {n: 4}",
+            "run.yaml:1: rollout: YAML tags are not supported, and this value has 'tag:yaml.org,2002:str'",
+        ),
+        ("seed: !!null 5", "run.yaml:1: seed: cannot be read as null: '5'"),
+        ("a: &a {n: 1}\nb: &b {n: 2}\nrollout:\n  <<: *a\n  <<: *b\n", "run.yaml:5: '<<' is already set on line 4"),
         ("rollout: &r\n  <<: *r\n  n: 1\n", "run.yaml:1: rollout: refers to itself"),
         ("a: *nothing", "run.yaml:1: not valid YAML: found undefined alias 'nothing'"),
         ("<<: 3", "run.yaml:1: '<<' takes a mapping, or a list of them"),
@@ -54,6 +62,12 @@ def test_it_is_one_line(text, line):
     assert time.monotonic() - started < 10
     (message,) = str(error.value).splitlines()
     assert line in message
+
+
+def test_keys_cannot_move_the_cursor(rlhf):
+    Path("run.yaml").write_text('"\\e[2J\\e[31mkey": 1\n')
+    (line,) = rlhf.refused("train", "--config", "run.yaml")
+    assert line.startswith("run.yaml:1: \\x1b[2J\\x1b[31mkey: no such key")
 
 
 def test_json_on_the_command_line_may_be_nested_too():

@@ -216,7 +216,7 @@ REFUSALS = {
     ),
     "kl without a coefficient": (
         [*ONE, "--with", "kl"],
-        "--with: coef is required",
+        "--with: extension 'kl' needs 'coef'",
     ),
     "forbidden settings": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
@@ -259,9 +259,29 @@ REFUSALS = {
         [*ONE, "--data", "sums"],
         "no model to train: give --actor.model PATH",
     ),
+    "evaluations of nothing": (
+        [*ONE, "--actor.model", "m", "--data", "sums", "--eval.every", "5"],
+        "eval.every is 5, and nothing is evaluated: give --eval.data PATH",
+    ),
+    "kernels that are not there": (
+        [*ONE, "--kernels", "zzz"],
+        "--kernels: no kernels named 'zzz' are installed; rlhf plugins lists what is installed",
+    ),
     "the best of nothing": (
         [*ONE, "--actor.model", "m", "--data", "sums", "--checkpoint.best", "eval/pass@1"],
         "checkpoint.best is eval/pass@1, and nothing is evaluated: give --eval.data PATH",
+    ),
+    "algorithms that are not there yet": (
+        ["--algo", "dpo", "--reward", "length"],
+        "--algo: no algo named 'dpo' is installed; preference learning (DPO, KTO and others): not implemented yet",
+    ),
+    "names of other projects": (
+        [*ONE, "--algo.kl.init_coef", "0.1"],
+        "--algo.kl.init_coef: algo 'toy' has no option 'kl'; OpenRLHF's --algo.kl.init_coef is --kl.coef here",
+    ),
+    "presets in a place of their own": (
+        ["--config", "preset.yaml"],
+        "preset.yaml:1: preset: no such key; it is a flag alone: --preset",
     ),
     "engines that are not there": (
         [*ONE, "--engine", "abacus"],
@@ -273,6 +293,7 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_impossible_runs_are_refused_first(rlhf, case):
     flags, line = REFUSALS[case]
+    Path("preset.yaml").write_text("preset: quickstart\n")
     assert rlhf.refused("train", *flags) == [line]
 
 

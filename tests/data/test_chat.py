@@ -79,6 +79,18 @@ def test_what_a_chat_template_refuses_is_a_message_not_a_traceback(make_tokenize
         render_prompt("hi", tokenizer, "Be brief.")
 
 
+def test_a_chat_template_that_loops_is_stopped(make_tokenizer, monkeypatch):
+    monkeypatch.setattr("rlhf_host.data.chat.TEMPLATE_S", 0.2)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(UserError, match=r"refuses a conversation of roles user: it takes longer than 0\.2 s"):
+        render_prompt("2+2=", make_tokenizer(loop))
+
+
+def test_half_a_character_is_refused_wherever_it_comes_from(plain):
+    with pytest.raises(UserError, match="half a character"):
+        render_prompt("2+2=", plain, system_prompt="\ud800")
+
+
 def test_many_prompts_are_rendered_as_one_is(chatml):
     prompts = ["a", USER, "ccc"]
     assert render_prompts(prompts, chatml, "S") == [render_prompt(prompt, chatml, "S") for prompt in prompts]

@@ -1,6 +1,7 @@
 """The generated sums and the embedded model, in a build of a few steps."""
 
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -93,6 +94,19 @@ def test_pretraining_stops_at_the_measured_chance():
     _, measured = pretrain(replace(TINY, target=1e-9, max_steps=50))
     assert measured["steps"] == 5
     assert measured["chance"] >= 1e-9
+
+
+def test_who_may_read_the_cache_may_read_the_model_and_killed_builds_go_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    tmp_path.chmod(0o755)
+    killed, under_way = (tmp_path / f".quickstart-{quickstart.VERSION}-{name}" for name in ("killed", "mine"))
+    for left in (killed, under_way):
+        left.mkdir()
+    os.utime(killed, (0, 0))
+    directory = quickstart_model_dir(progress=False, recipe=TINY)
+    assert {path.stat().st_mode & 0o055 for path in [directory]} == {0o055}
+    assert {path.stat().st_mode & 0o044 for path in directory.iterdir()} == {0o044}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [under_way.name, directory.name]
 
 
 def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):

@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import datasets
 import pytest
+from tokenizers import normalizers
 
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.sources import load_tasks
@@ -183,6 +185,11 @@ GOOD = '{"prompt": "p", "label": "1"}\n'
         ('{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}', "ends with an assistant's message"),
         ('{"prompt": "p", "label": null}', "'label' is empty"),
         ('{"prompt": "p", "label": ""}', "'label' is empty"),
+        ('{"prompt": "\\ud800", "label": "1"}', "'prompt' has half a character, '\\ud800': no tokenizer can read it"),
+        ('{"prompt": [{"role": "user", "content": "\\udfff"}], "label": "1"}', "'prompt' has half a character"),
+        ('{"prompt": "' + "p" * 1_000_001 + '", "label": "1"}', "'prompt' has 1,000,001 characters, more than 1,000,000"),
+        ('{"prompt": "p", "label": ' + "9" * 5000 + "}", "not valid JSON: Exceeds the limit (4300 digits)"),
+        ('{"prompt": "p", "label": ' + "[" * 100_000 + "}", "JSON nested too deeply"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(load, write, bad, message):
@@ -200,6 +207,8 @@ def test_a_malformed_row_is_named_in_every_format_that_has_lines(load, write, tm
         write("a.json", '[\n {"prompt": "p", "label": "1"},\n\n {"prompt": null,\n  "label": "1"}\n]'): 4,
         write("b.json", '[\n {"prompt": "p", "label": "1"}\n {"prompt": "p"}]'): 3,
         write("c.json", GOOD + "{"): 2,
+        write("e.json", '[\n {"prompt": "p", "label": "1"},\n {"label": ' + "9" * 5000 + "}]"): 3,
+        write("f.json", '[\n {"prompt": "p", "label": "1"},\n ' + "[" * 100_000 + "]"): 3,
         write("a.csv", 'prompt,label\n"two\nlines",1\n\np,1\n,2\n'): 6,
         write("b.csv", 'prompt,label\n"two\nlines",1\np,1,2\n'): 4,
         write("d/train.jsonl", GOOD + GOOD + "{}\n"): 3,
@@ -209,6 +218,81 @@ def test_a_malformed_row_is_named_in_every_format_that_has_lines(load, write, tm
             load(path)
     with pytest.raises(UserError, match=rf"{tmp_path}/d/train.jsonl:3: "):
         load(tmp_path / "d")
+
+
+def test_bad_rows_may_be_left_out_and_are_counted(load, write):
+    bad = ["{}", '{"prompt": "p", "label": ""}', '{"prompt": "\\ud800", "label": "1"}']
+    path = write("a.jsonl", "\n".join([bad[0], GOOD.strip(), *bad, GOOD]))
+    taskset = load(path, on_bad_row="skip", max_samples=2)
+    assert [task.index for task in taskset.tasks] == [1, 5]
+    (line,) = taskset.report
+    assert f"left out 4 bad rows, the first at {path}:1: no column for the prompt" in line
+    with pytest.raises(UserError, match=r":1: .* \(data\.on_bad_row skip leaves such rows out\)$"):
+        load(path)
+
+
+def test_a_pipe_is_no_data(load, tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        load(tmp_path / "pipe.jsonl")
+
+
+def test_a_prompt_without_any_token_is_named(load, write, plain):
+    path = write("a.jsonl", lines([{"prompt": "p"}, {"prompt": "\u200b"}]))
+    plain.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    with pytest.raises(UserError, match=r"^a, task 2: the tokenizer has no token for its prompt"):
+        load(path)
+
+
+# --- formats of other projects ------------------------------------------------------------------
+
+
+def test_alpaca_rows_are_instruction_and_input(load, write):
+    rows = [{"instruction": "Add.", "input": "1 and 1", "output": "2"}, {"instruction": "Say 3.", "input": "", "output": "3"}]
+    taskset = load(write("a.jsonl", lines(rows)))
+    assert [(task.prompt, task.ground_truth) for task in taskset.tasks] == [("Add.\n\n1 and 1", "2"), ("Say 3.", "3")]
+
+
+def test_verl_rows_have_their_label_inside_a_column(load, write, chatml, tmp_path):
+    prompt = [{"role": "user", "content": "1+1="}]
+    row = {
+        "data_source": "sums",
+        "prompt": prompt,
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"i": 3},
+    }
+    datasets.Dataset.from_list([row]).to_parquet(tmp_path / "a.parquet")
+    for path, keys in (
+        (write("a.jsonl", lines([row])), {}),
+        (tmp_path / "a.parquet", {}),
+        (write("b.jsonl", lines([row])), {"label_key": "extra_info.i"}),
+    ):
+        (task,) = load(path, tokenizer=chatml, **keys).tasks
+        assert task.ground_truth == (3 if keys else "2")
+    with pytest.raises(UserError, match=r"no 'extra_info\.j' \(the label\)"):
+        load(write("c.jsonl", lines([row])), tokenizer=chatml, label_key="extra_info.j")
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"prompt": "p", "chosen": "a", "rejected": "b"}, "with chosen and rejected this is preference data"),
+        ({"chosen": [{"role": "user", "content": "p"}], "rejected": []}, "with chosen and rejected this is preference data"),
+        ({"prompt": "p", "completion": "c", "label": True}, "with completion and label this is unpaired data"),
+        ({"prompt": "p", "completions": ["c"], "labels": [True]}, "with completions and labels this is stepwise data"),
+        ({"prompt": "p", "completion": "c"}, "with completion this is prompt-completion data"),
+    ],
+)
+def test_data_with_answers_is_refused_unless_its_prompts_are_asked_for(load, write, row, kind):
+    path = write("a.jsonl", lines([row]))
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: {kind}, which this version does not train on; .* set data\.prompt_key"):
+        load(path, on_bad_row="skip")
+    if "prompt" in row:
+        assert load(path, prompt_key="prompt").tasks[0].prompt == "p"
+
+
+def test_a_completion_beside_a_label_may_be_a_reference(load, write):
+    assert load(write("a.jsonl", '{"prompt": "p", "completion": "c", "answer": "1"}\n')).tasks[0].ground_truth == "1"
 
 
 def test_parquet_has_rows_instead_of_lines(load, tmp_path):

@@ -136,6 +136,11 @@ def test_the_licence_travels_with_the_host(wheels):
         assert "Apache License" in archive.read(path).decode()
 
 
+def test_the_names_of_other_projects_travel_with_the_host(wheels):
+    with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
+        assert archive.read("rlhf_host/_coming_from.md") == (ROOT / "docs" / "coming-from.md").read_bytes()
+
+
 def test_the_template_of_plugins_travels_with_the_host(wheels):
     template = ROOT / "plugin_template"
     wanted = {path.relative_to(template).as_posix() for path in template.rglob("*") if path.is_file()}

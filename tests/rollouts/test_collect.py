@@ -270,14 +270,22 @@ def test_the_parts_of_a_reward_are_columns_of_their_own(collect):
     torch.testing.assert_close(weighed, experience.rewards)
 
 
-def test_a_sum_that_float32_cannot_hold_is_unjudged(collect):
+@pytest.mark.parametrize(
+    ("reward", "total"),
+    [
+        (lambda trajectory: 1e38, r"1e\+39"),
+        (lambda trajectory: Reward(tokens=[0.0] * (trajectory.action_length - 1) + [1e38]), "inf"),
+        (lambda trajectory: Reward(tokens=[1e38, -1e38, *[0.0] * (trajectory.action_length - 2)]), "inf"),
+    ],
+)
+def test_a_sum_that_float32_cannot_hold_is_unjudged(collect, reward, total):
     class Large:
         @hookimpl
         def score(self, trajectories):
-            return [1e38 for _ in trajectories]
+            return [reward(trajectory) for trajectory in trajectories]
 
-    with pytest.raises(RunError, match=r"the weighted sum of its rewards, 1e\+39, is not finite in float32"):
-        collect(load(Large(), weights={0: 10.0}), groups=1)
+    with pytest.raises(RunError, match=rf"the weighted sum of its rewards, {total}, is not finite in float32"):
+        collect(load(Large(), weights={0: 10.0}), groups=1, script=lambda ids, key: [4, 5])
 
 
 def test_what_float32_cannot_hold_is_not_finite_from_a_transform_either(collect):

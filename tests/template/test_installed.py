@@ -119,7 +119,7 @@ def test_the_command_that_was_printed_is_accepted(trial, installed):
     said = trial.environment("python", "-c", DRY_RUNS, json.dumps(trial.commands), cwd=trial.folder)
     for kind, (code, output) in json.loads(said.splitlines()[-1]).items():
         assert code == 0, output
-        assert "Everything checked" in output
+        assert "The run would be written to" in output
         name = f"trial_{kind.replace('-', '_')}"
         assert (f"{name}: " in output) or (f"from {name}" in output) or (f"rlhf-plugin-trial-{kind} 0.1.0" in output), output
 

@@ -190,6 +190,23 @@ def test_sources_are_evaluated_apart(train, prompts, tmp_path):
     assert rows[-1]["eval/other/samples"] == 1
 
 
+@pytest.mark.parametrize("best", ["eval/pas@1", "reward/maen"])
+def test_a_best_checkpoint_by_a_metric_that_is_not_there_stops_the_run_early(train, prompts, best):
+    rows, _, output = train("--eval.data", prompts, "--checkpoint.best", best, code=1)
+    assert f"checkpoint.best is {best}, and there is no such metric; did you mean" in output
+    assert len(rows) <= 1
+
+
+def test_prompts_beyond_the_model_s_context_are_left_out(train, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": "ab " * n, "label": "x"}) + "\n" for n in (2, 2000)))
+    rows, _, output = train("--data", data, "--train.steps", "1")
+    assert len(rows) == 1
+    assert "left out 1 of 2 tasks: prompt longer than 511 tokens" in " ".join(output.split())
+    _, _, output = train("--data", data, "--dry-run")
+    assert f"{data}: 1 of these are left out: prompt longer than 511 tokens" in output
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -89,6 +89,10 @@ RIGHT = [
     ("The answer is Paris.", "Paris"),
     (r"\boxed{\textbf{(B)}\ 12}", "B"),
     (r"\boxed{yes}", "Yes"),
+    (r"\boxed{(B) vitamin C}", "B"),
+    (r"\boxed{(C) both A and B}", "C"),
+    (r"\boxed{A. I think so}", "A"),
+    ("The answer is A. But B is close", "A"),
 ]
 
 WRONG = [
@@ -119,6 +123,15 @@ WRONG = [
     (r"\boxed{(2,1)}", "(1,2)"),
     (r"\boxed{silent}", "listen"),
     (r"\boxed{A}", "B"),
+    # several choices
+    ("The answer is A) B) C) D)", "A"),
+    (r"\boxed{A) B) C) D)}", "A"),
+    (r"\boxed{(A)(B)}", "A"),
+    (r"\boxed{A. but B}", "A"),
+    ("The answer is A. but B", "A"),
+    (r"\boxed{A. Paris or B}", "A"),
+    (r"\boxed{A. B}", "A"),
+    (r"\boxed{A: 5 B: 6}", "A"),
 ]
 
 UNJUDGED = [None, "", "  ", True, float("nan"), [72], {"value": 72}, r"\frac{1}{", "???", r"\frac{0}{0}", "7x" * 1000]

@@ -101,6 +101,51 @@ def test_a_timeout_earns_no_format_credit(verifier, trajectory):
     assert (reward.value, reward.metrics["math_verifier/timeout"]) == (0.0, 1.0)
 
 
+def test_a_hostile_answer_does_not_keep_others_waiting(verifier, trajectory, monkeypatch):
+    monkeypatch.setattr("rlhf_plugin_math_verifier.pool.FIRST_TRY_S", 0.2)
+    subject = verifier(workers=1, timeout_s=600)
+
+    async def two_groups():
+        hostile = asyncio.ensure_future(subject.score([trajectory(HANG, "72"), trajectory(HANG, "72")], None))
+        await asyncio.sleep(0)  # it asks first
+        (right,) = await asyncio.wait_for(subject.score([trajectory(r"\boxed{x+1}", "1+x")], None), PATIENCE_S)
+        assert not hostile.done()
+        hostile.cancel()
+        return right
+
+    assert asyncio.run(two_groups()).score == 1.0
+
+
+def test_the_wait_for_a_free_process_has_an_end(monkeypatch):
+    monkeypatch.setattr("rlhf_plugin_math_verifier.pool.FIRST_TRY_S", 0.2)
+    pool = Pool(workers=1, timeout_s=600, memory_mb=512, wait_s=0.1)
+    try:
+        tried, never_tried = pool.submit("72", "9^{9^{9^9}}", 6), pool.submit("x", "y", 6)
+        assert [tried.result(PATIENCE_S), never_tried.result(PATIENCE_S)] == ["timeout", "failed"]
+        assert pool.submit("x", "y", 6).result(PATIENCE_S) == "wrong", "what was not judged is not remembered"
+    finally:
+        pool.close()
+
+
+def test_the_same_answer_is_judged_once(pool):
+    first, again, other = (pool.submit("x+1", answer, 6) for answer in ("1+x", "1+x", "x"))
+    assert first is again
+    assert [future.result(PATIENCE_S) for future in (first, other)] == ["right", "wrong"]
+    assert pool.submit("x+1", "1+x", 6) is first
+
+
+def test_who_gives_up_takes_the_verdict_from_nobody_else(verifier, trajectory):
+    subject = verifier(workers=1)
+
+    async def two_groups():
+        first, second = (asyncio.ensure_future(subject.score([trajectory(r"\boxed{x+1}", "1+x")], None)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(two_groups())[0].score == 1.0
+
+
 def test_a_label_that_hangs_is_unjudged(verifier, trajectory):
     label = "9^{9^{9^9}}"
     rewards = asyncio.run(verifier(timeout_s=1.5).score([trajectory(text, label) for text in (r"\boxed{5}", HANG)], None))
@@ -120,8 +165,9 @@ def test_a_killed_worker_is_replaced_and_its_answer_judged(pool):
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(signal.SIGKILL, "failed"), (signal.SIGSEGV, "timeout")])
-def test_workers_that_die_again_and_again(pool, number, verdict):
+def test_workers_that_die_again_and_again(pool, number, verdict, monkeypatch):
     """Killed from outside: nobody's fault, not judged. Crashed by itself, on this answer only: the answer's doing."""
+    monkeypatch.setattr("rlhf_plugin_math_verifier.pool.FIRST_TRY_S", PATIENCE_S)
     future = pool.submit("72", "9^{9^{9^9}}", 6)
     seen: set[int] = set()
     for _ in range(3):

@@ -22,7 +22,7 @@ _STATED = re.compile(
     r"(?:\b(?:is|are|equals|(?:would|will|should|must) be)\b|[:=])[\s*_:=]{0,10}",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?](?:[\s*]|$)")
+_SENTENCE_END = re.compile(r"[.!?](?:[\s*](?!\s*(?:but|or|and)\b)|$)")
 # Dollars pair up as in pandoc: no space inside, no digit after, so that "$5 and $6" is money.
 _LATEX = (
     r"\$\$(?P<display>.{1,1000}?)\$\$|\\\[(?P<brackets>.{1,1000}?)\\\]|\\\((?P<inline>.{1,500}?)\\\)"

@@ -37,7 +37,11 @@ _NOT_A_UNIT = re.compile(
     re.IGNORECASE,
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '\-]+[^\W\d_]+)*")
-_CHOICE = re.compile(r"\(?([A-J])(?:[).:].*)?", re.DOTALL)
+_CHOICE = re.compile(r"\(?([A-J])(?:[).:](.*))?", re.DOTALL)
+_OTHER_CHOICE = re.compile(
+    r"(?<![\w\\])(?:\([A-J]\)|[A-J][).:]|(?<!\b[A-J] )(?i:or|and|but|not|rather|maybe)\s+\(?[A-HJ](?!\w))|^[\s,;/&]*[A-J]\W*$"
+)
+"""A second choice beside the first: ``(B)``, ``B)``, ``or B``, or a letter alone; "both A and B" is what a choice says."""
 _NAMES = "sin cos tan sec csc cot log exp sqrt mod gcd lcm max min and infinity infty"
 _LETTERS = "alpha beta gamma delta epsilon theta lambda sigma phi psi omega"
 MATHEMATICAL_WORDS = frozenset(f"{_NAMES} {_LETTERS}".split())
@@ -126,7 +130,7 @@ def words(text: str) -> str | None:
     text = tidy(_WRAPPED.sub(r"\1", tidy(text)))
     choice = _CHOICE.fullmatch(text)
     if choice:
-        return choice.group(1).casefold()
+        return None if _OTHER_CHOICE.search(choice.group(2) or "") else choice.group(1).casefold()
     if not _WORDS.fullmatch(text):
         return None
     folded = " ".join(text.casefold().split())

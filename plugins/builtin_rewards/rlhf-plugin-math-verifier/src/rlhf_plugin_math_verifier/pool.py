@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -12,18 +13,26 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 Verdict = Literal["right", "wrong", "timeout", "label", "failed"]
 """``timeout``: the answer took too long, or broke the process. ``label``: the label cannot be judged against.
-``failed``: processes could not be started, or died of something else, time after time."""
+``failed``: processes could not be started, died of something else time after time, or were all busy for too long."""
+
+Late = Literal["late"]
+"""The deadline of one try was over."""
 
 SCRIPT = Path(__file__).with_name("worker.py")
 START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
+FIRST_TRY_S = 1.0
+"""An answer that takes longer is tried again, with its whole deadline, when no other waits for its first try."""
+REMEMBERED = 10_000
+"""Verdicts: a text that a model repeats is judged once."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +51,17 @@ class Request:
     answer: str
     decimals: int
     timeout_s: float
+
+
+@dataclass(order=True, slots=True)
+class Job:
+    """A request in the queue; those of a lower turn come first. Without a request: the end."""
+
+    turn: int
+    number: int
+    request: Request | None = field(default=None, compare=False)
+    future: Future[Verdict] = field(default_factory=Future, compare=False)
+    since: float = field(default_factory=time.monotonic, compare=False)
 
 
 class Worker:
@@ -120,10 +140,12 @@ class Worker:
 class Pool:
     """``submit`` from any thread or event loop. Processes start as they are needed, one thread beside each."""
 
-    def __init__(self, workers: int, timeout_s: float, memory_mb: int):
+    def __init__(self, workers: int, timeout_s: float, memory_mb: int, wait_s: float = 120.0):
         self.pid = os.getpid()
-        self._size, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._queue: queue.SimpleQueue[tuple[Request, Future[Verdict]] | None] = queue.SimpleQueue()
+        self._size, self._timeout_s, self._memory_mb, self._wait_s = workers, timeout_s, memory_mb, wait_s
+        self._queue: queue.PriorityQueue[Job] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._verdicts: dict[Request, Future[Verdict]] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._alive: set[Worker] = set()
@@ -140,18 +162,27 @@ class Pool:
             return [worker.process.pid for worker in self._alive]
 
     def submit(self, label: str, answer: str, decimals: int) -> Future[Verdict]:
-        """Raises ``RuntimeError`` once closed."""
-        future: Future[Verdict] = Future()
+        """The verdict to come. Others may wait for the same one, so it is not to be cancelled.
+
+        Raises ``RuntimeError`` once closed.
+        """
+        request = Request(label, answer, decimals, self._timeout_s)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
+            if (known := self._verdicts.get(request)) is not None:
+                return known
+            job = Job(0, next(self._numbers), request)
+            self._verdicts[request] = job.future
+            if len(self._verdicts) > REMEMBERED:
+                del self._verdicts[next(iter(self._verdicts))]
             self._waiting += 1
             if self._waiting > len(self._threads) and len(self._threads) < self._size:
                 thread = threading.Thread(target=self._serve, name="math-verifier", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._queue.put((Request(label, answer, decimals, self._timeout_s), future))
-        return future
+            self._queue.put(job)
+        return job.future
 
     def close(self) -> None:
         """End every process now; what waits is cancelled. Does nothing the second time, or in a fork of the process."""
@@ -162,33 +193,58 @@ class Pool:
             workers = list(self._alive)
         atexit.unregister(self.close)
         with contextlib.suppress(queue.Empty):
-            while item := self._queue.get_nowait():
-                item[1].cancel()
+            while True:
+                future = self._queue.get_nowait().future
+                if not future.cancel():  # it had its first try
+                    future.set_result("failed")
         for worker in workers:
             worker.kill()
         for _ in self._threads:
-            self._queue.put(None)
+            self._queue.put(Job(-1, next(self._numbers)))
         for thread in self._threads:
             thread.join(timeout=5)
 
     def _serve(self) -> None:
         worker: Worker | None = None
-        while item := self._queue.get():
-            request, future = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    verdict, worker = self._judge(request, worker)
-                    if verdict == "timeout":
-                        verdict, worker = self._blame(request, worker)
-                    future.set_result(verdict)
-                except BaseException as error:  # a thread that dies would leave its callers waiting
-                    future.set_exception(error)
+        while (job := self._queue.get()).request:
+            try:
+                if job.turn == 0:
+                    job.future.set_running_or_notify_cancel()
+                verdict, worker = self._take(job, job.request, worker)
+                if verdict == "late":
+                    with self._lock:
+                        if not self._closed:
+                            self._queue.put(replace(job, turn=1))
+                            continue
+                    verdict = "failed"
+                job.future.set_result(verdict)
+            except BaseException as error:  # a thread that dies would leave its callers waiting
+                job.future.set_exception(error)
             with self._lock:
                 self._waiting -= 1
         if worker:
             self._discard(worker)
 
-    def _judge(self, request: Request, worker: Worker | None) -> tuple[Verdict, Worker | None]:
+    def _take(self, job: Job, request: Request, worker: Worker | None) -> tuple[Verdict | Late, Worker | None]:
+        """The verdict; ``late``: the first try took too long."""
+        verdict: Verdict | Late
+        waited = time.monotonic() - job.since > self._wait_s
+        if waited:
+            verdict = "timeout" if job.turn else "failed"
+        elif job.turn == 0 and request.timeout_s > FIRST_TRY_S:
+            verdict, worker = self._judge(replace(request, timeout_s=FIRST_TRY_S), worker)
+            if verdict == "late":
+                return verdict, worker
+        else:
+            verdict, worker = self._judge(request, worker)
+        if verdict in ("timeout", "late"):
+            verdict, worker = self._blame(request, worker)
+        if waited or verdict == "failed":  # another time it may be judged
+            with self._lock:
+                self._verdicts.pop(request, None)
+        return verdict, worker
+
+    def _judge(self, request: Request, worker: Worker | None) -> tuple[Verdict | Late, Worker | None]:
         crashes = 0
         for _ in range(ATTEMPTS):
             if self._closed:
@@ -198,7 +254,7 @@ class Pool:
                 reply = worker.ask(request)
             except TimeoutError:
                 self._discard(worker)
-                return "timeout", None
+                return "late", None
             except (WorkerDied, OSError) as error:
                 crashes += isinstance(error, WorkerDied) and error.crashed
                 if worker:

@@ -50,6 +50,11 @@ class MathVerifierOptions(BaseModel):
     decimals: int = Field(6, ge=0, le=15, description="number of decimal places that must agree")
     max_chars: int = Field(20_000, ge=1, description="only this many characters at the end of a text are read")
     timeout_s: float = Field(5.0, gt=0, description="longest time to verify one answer in a worker process")
+    wait_s: float = Field(
+        120.0,
+        gt=0,
+        description="longest wait for a free worker process: then an answer is unjudged, or wrong if it had a first try",
+    )
     workers: int = Field(4, ge=1, description="largest number of worker processes; they are started when needed")
     memory_mb: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB (if the system supports it)")
 
@@ -106,7 +111,7 @@ class MathVerifier:
     async def _in_worker(self, later: _Later) -> Reward | None:
         submitted = self._workers().submit(later.label, later.content, self.options.decimals)
         judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
-        verdict = await judged
+        verdict = await asyncio.shield(judged)  # others may wait for it too
         if verdict in ("label", "failed"):
             return None
         return self._reward(verdict == "right", timeout=verdict == "timeout", marked=later.marked)
@@ -132,5 +137,6 @@ class MathVerifier:
 
     def _workers(self) -> Pool:
         if self._pool is None or self._pool.pid != os.getpid():  # a fork has the object but not its threads
-            self._pool = Pool(self.options.workers, self.options.timeout_s, self.options.memory_mb)
+            options = self.options
+            self._pool = Pool(options.workers, options.timeout_s, options.memory_mb, options.wait_s)
         return self._pool

@@ -1,0 +1,97 @@
+"""What other projects call things: the tables of ``docs/coming-from.md``, for those who type one of their names here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_SHOWN = 3
+
+
+class Name(NamedTuple):
+    """One name of another project."""
+
+    project: str
+    text: str
+    """As there: ``--pretrain``, ``learning_rate``, ``--algo.advantage.estimator gae``."""
+    here: str
+    """The flags here; empty: there is none."""
+    about: str
+    """What it is, where there is none."""
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The name as ``_key`` makes it, and its value."""
+        name, _, value = self.text.partition(" ")
+        return _key(name), value
+
+
+def of_flag(name: str, value: object = None) -> str:
+    """``; OpenRLHF's --pretrain is --actor.model here`` for a flag or key of another project, else nothing."""
+    same = [known for known in names() if known.words[0] == _key(name)]
+    with_value = [known for known in same if known.words[1] == str(value)]
+    return _hint(with_value or same)
+
+
+def of_section(name: str) -> str:
+    """The same for a section of a file, whose keys may all be another project's."""
+    inside = [known for known in names() if known.here and known.words[0].startswith(f"{_key(name)}.")]
+    return f"; docs/coming-from.md says what {inside[0].project}'s {_key(name)}.* are here" if inside else ""
+
+
+def of_place(place: str, value: object) -> str:
+    """The same for a place that messages name, and what was set there, perhaps in sections."""
+    while isinstance(value, dict):
+        value = next(iter(value.values()), None)
+    return of_flag(place.rpartition(": ")[2], value)
+
+
+def of_choice(name: str) -> str:
+    """The same for what somebody chooses: ``gae``, ``dpo``."""
+    return _hint([known for known in names() if name in (known.words[1], known.text)])
+
+
+def _hint(known: list[Name]) -> str:
+    first = {(name.project, name.here or name.about): name for name in reversed(known)}
+    texts = [f"{name.project}'s {name.text} is {name.here} here" if name.here else name.about for name in first.values()]
+    return "".join(f"; {text}" for text in texts[::-1][:_SHOWN])
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-+").replace("-", "_")
+
+
+@cache
+def names() -> list[Name]:
+    package = Path(__file__).parents[1]
+    pages = (package / "_coming_from.md", package.parent / "docs" / "coming-from.md")
+    page = next((path for path in pages if path.is_file()), None)
+    return list(_read(page.read_text(encoding="utf-8"))) if page else []
+
+
+def _read(page: str) -> Iterator[Name]:
+    """Columns before ``here`` have names, as many as there are flags, or all for all of them. A table without that column has
+    what is not here."""
+    project, columns = "", 1
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if line.startswith("## "):
+            project = line.removeprefix("## ")
+        elif "here" in cells:
+            columns = cells.index("here")
+        elif cells and cells[-1].startswith("not here"):
+            columns = 0
+        elif any(cell.startswith("`") for cell in cells[:2]):
+            flags = [] if not columns else _code(cells[columns])
+            for cell in cells[:columns] or cells[:1]:
+                texts = _code(cell)
+                here = flags if len(texts) == len(flags) else [" and ".join(flags)] * len(texts)
+                for text, own in zip(texts, here, strict=True):
+                    yield Name(project, text, own, "" if columns else f"{cells[1]}: not implemented yet")
+
+
+def _code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
