@@ -36,7 +36,7 @@ from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.options import Option, describe_options
 
-SWITCHES = ("help", "print-config", "dry-run", "json")
+SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
 
 REPEATED = ("preset", "disable")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,12 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from rlhf_host.directories import remove_directory, write_directory
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import Trainer
-from rlhf_host.records.needs import Needs
-from rlhf_host.records.tensors import Batch
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +72,9 @@ def save_checkpoint(
         tensors: plain values and tensors, read back with ``weights_only``.
         save_roles: role → what writes its model into a directory.
         save_state: writes optimizers and schedules into a directory.
+
+    Raises:
+        RunError: it cannot be written, or the weights diverged.
     """
 
     def fill(directory: Path) -> None:
@@ -80,6 +82,7 @@ def save_checkpoint(
             target = directory / "model" if name == "actor" else directory / "roles" / name
             target.mkdir(parents=True)
             save(target)
+            _refuse_diverged(target, name, step)
         (directory / "optimizers").mkdir()
         save_state(directory / "optimizers")
         torch.save(dict(tensors), directory / TRAINER)
@@ -91,6 +94,16 @@ def save_checkpoint(
     path = run_dir / "checkpoints" / f"step-{step:06d}"
     write_directory(path, fill)
     return path
+
+
+def _refuse_diverged(model: Path, role: str, step: int) -> None:
+    """Every resume from such weights would fail. Squares of merely huge ones overflow, as they do in the model's norms."""
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                norm = float(torch.linalg.vector_norm(tensors.get_tensor(name), dtype=torch.float32))
+                if not math.isfinite(norm):
+                    raise RunError(f"{role} diverged: after step {step} the norm of {name} is {norm}; lower --{role}.lr")
 
 
 def _hashes(directory: Path, names: list[str]) -> dict[str, str]:
@@ -116,15 +129,6 @@ def damage(checkpoint: Path, part: str = "") -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     return next((f"{name} is not as it was written" for name, digest in hashes.items() if digest != written[name]), None)
-
-
-def refuse_diverged(trainer: Trainer, needs: Needs, sample: Batch, step: int) -> None:
-    """Raises ``RunError`` when a trained role computes what is not finite: every resume from such weights would fail."""
-    for need in needs.roles:
-        if need.trainable and len(sample):
-            outputs = trainer.outputs(need.name, "logprobs" if need.head == "lm" else "values", sample)
-            if not bool(torch.isfinite(outputs[sample.completion_mask]).all()):
-                raise RunError(f"{need.name} diverged: after step {step} its outputs are not finite; lower --{need.name}.lr")
 
 
 def plain_state(value: Any, owner: str) -> Any:

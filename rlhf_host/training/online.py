@@ -24,17 +24,15 @@ from rlhf_host.errors import RunError
 from rlhf_host.functional.statistics import Episodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Runtime, Trainer
-from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
 from rlhf_host.records.tensors import Advantages, Experience
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
-from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, refuse_diverged, save_checkpoint
+from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
-from rlhf_host.training.role_handles import completions
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.saved_rows import lines, write_lines
 
@@ -67,8 +65,6 @@ class OnlineLoop:
     """Why a plugin ends the run after this step."""
     _position: dict[str, Any] | None = None
     """Beside the weights, all that a checkpoint of ``step`` has; ``None`` while the weights are on their way to the next."""
-    _sample: list[Trajectory] = field(default_factory=list)
-    """A few of the last batch."""
     _saved: tuple[int, dict[str, float] | None] | None = None
     """Step and pending metrics of the checkpoint written last, or tried."""
 
@@ -121,17 +117,9 @@ class OnlineLoop:
         """Write a checkpoint. Raises ``RunError`` when it cannot be written, or when the weights diverged."""
         assert self._position is not None
         self._saved = (self.step, self.pending)
-        refuse_diverged(self.runtime.trainer, self.needs, completions(self._sample, self.config.rollout.temperature), self.step)
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
-        state = {
-            "version": self.version,
-            "best": self.best,
-            "pending": self.pending,
-            "rates": self.rates,
-            "stopped": self.stopped,
-            "stream": self._position["stream"],
-            "plugins": plugin_sources(self.manager),
-        }
+        state = {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
+        state |= {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
         keep_checkpoints(self.run_dir, self.step, self.config.checkpoint.keep, self.best["step"] if self.best else None)
@@ -173,7 +161,7 @@ class OnlineLoop:
             of_advantages = add_advantages(experience, self.manager, self.needs)
             add_extra(experience, self.manager, self.runtime.trainer, self.needs)
         metrics = collected.metrics() | reward_metrics(experience) | of_advantages
-        self._position, self._sample = None, experience.trajectories[:: max(1, len(experience) // 8)]
+        self._position = None
         with _timed(times, "train"):
             metrics |= self._train(experience, number)
         with _timed(times, "sync"):

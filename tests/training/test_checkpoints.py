@@ -11,7 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rlhf_host.cli.eval import model_of
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.training.checkpoints import (
     MANIFEST,
     checkpoint_dirs,
@@ -21,6 +26,8 @@ from rlhf_host.training.checkpoints import (
     save_checkpoint,
     write_directory,
 )
+from rlhf_host.training.plugin_states import load_plugins, plugin_sources
+from rlhf_host.training.run_files import write_start
 
 
 def save(run_dir, step, **state):
@@ -171,3 +178,47 @@ def test_plugin_state_is_made_plain_or_refused_when_it_is_saved():
     assert plain["c"].tolist() == [0, 1]
     with pytest.raises(RunError, match="algo:x gives a deque in state_dict"):
         plain_state({"a": deque()}, "algo:x")
+
+
+class Keeps:
+    @hookimpl
+    def state_dict(self):
+        return {}
+
+    @hookimpl
+    def load_state_dict(self, state):
+        self.state = state["state"]
+
+
+def test_a_state_that_no_longer_loads_names_the_version_that_wrote_it(caplog):
+    info = PluginInfo("extension", "keeps", "plugin-keeps", "2.0", "any", "ok", "", "keeps:Keeps")
+    manager = PluginManager([Loaded("extension", "keeps", info, plugin := Keeps())])
+    sources = plugin_sources(manager)
+    assert sources == {"extension:keeps": "plugin-keeps 2.0"}
+    load_plugins(manager, {"extension:keeps": {"state": 1}}, sources)
+    assert (plugin.state, caplog.messages) == (1, [])
+    with pytest.raises(RunError, match=r"KeyError: 'state'; its state was written by plugin-keeps 1.0: install that version"):
+        load_plugins(manager, {"extension:keeps": {"old": 1}}, {"extension:keeps": "plugin-keeps 1.0"})
+    assert caplog.messages == ["extension:keeps is of plugin-keeps 2.0 now; plugin-keeps 1.0 wrote the checkpoint"]
+
+
+def test_what_a_run_began_with_stays_beside_what_it_goes_on_with(tmp_path):
+    manager, config = PluginManager([]), RunConfig()
+    write_start(config, manager, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "plugins.json", "requirements.txt"]
+    first = (tmp_path / "config.yaml").read_text()
+    write_start(config.model_copy(update={"seed": 3}), manager, tmp_path, step=4)
+    assert (tmp_path / "config.yaml.until-step-000004").read_text() == first
+    assert "seed: 3" in (tmp_path / "config.yaml").read_text()
+    assert not (tmp_path / "plugins.json.until-step-000004").exists()
+
+
+@pytest.mark.parametrize("asked", ["", "checkpoints/step-000001", "checkpoints/step-000001/model"])
+def test_a_damaged_model_is_not_evaluated(tmp_path, asked):
+    path = save_checkpoint(
+        tmp_path, 1, {}, {}, {"actor": lambda path: (path / "config.json").write_text("{}")}, lambda path: None
+    )
+    assert model_of(tmp_path / asked) == path / "model"
+    flip(path / "model/config.json")
+    with pytest.raises(UserError, match=r"step-000001 is damaged: model/config.json is not as it was written"):
+        model_of(tmp_path / asked)

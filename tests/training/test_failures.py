@@ -174,3 +174,10 @@ def test_a_run_that_fails_again_after_a_resume_names_the_checkpoint_before(train
     one, two = (f"{run_dir}/checkpoints/step-00000{step}" for step in (1, 2))
     with pytest.raises(RunError, match=f"continue from {two} .*; if that fails again, remove {two} to continue from {one}$"):
         train(extension=Fails("transform_rewards"))
+
+
+def test_a_closed_standard_output_does_not_end_the_run(rlhf, small_run, tmp_path):
+    process = rlhf.start(*small_run, "--train.steps", "2", "--checkpoint.final", "false", "--run-dir", tmp_path / "run")
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
