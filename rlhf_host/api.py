@@ -21,6 +21,7 @@ from rlhf_host.config.check import check, check_evaluation, check_replay, check_
 from rlhf_host.config.choices import Use, build_plugins, complete, merge_needs
 from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.load import read_config
+from rlhf_host.config.resumed import check_resume, require_plugins
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.errors import RunError, UserError
@@ -123,6 +124,7 @@ def train(
     preset: str | Sequence[str] = (),
     config: str | Path | None = None,
     resume: str | Path | None = None,
+    force: bool = False,
     **settings: Any,
 ) -> Run:
     """Train, as ``rlhf train`` does, and wait for it. Works inside a running event loop, as notebooks have.
@@ -140,6 +142,7 @@ def train(
         preset: presets, which everything else overrides.
         config: a YAML file; all other arguments override it.
         resume: the run directory to go on in; objects given to the run must be given again.
+        force: with ``resume``, let the algorithm, seed or models change too.
         **settings: all else that a configuration has, ``run_dir`` and ``debug`` among them.
 
     Raises:
@@ -153,14 +156,16 @@ def train(
         if config is not None or preset or "run_dir" in settings:
             raise UserError("resume uses the run's own directory and settings: leave config, preset and run_dir out")
         config = require_run(Path(resume))
-    ready, manager = _assemble(asked, "train", config, preset)
+    run_dir = None if resume is None else Path(resume)
+    ready, manager = _assemble(asked, "train", config, preset, resume=run_dir)
     with closing(manager):
-        for warning in check(ready, manager, merge_needs(manager)):
+        changes = [] if run_dir is None else check_resume(run_dir, ready, force=force)
+        for warning in [*changes, *check(ready, manager, merge_needs(manager))]:
             print(f"Warning: {warning}", file=sys.stderr)
-        ready = ready.model_copy(update={"run_dir": str(resume)}) if resume is not None else with_run_dir(ready)
+        ready = with_run_dir(ready, make=True) if run_dir is None else ready.model_copy(update={"run_dir": str(run_dir)})
         from rlhf_host.training.run import train as run
 
-        outcome = run(ready, manager, resume=None if resume is None else Path(resume), rows=asked.rows)
+        outcome = run(ready, manager, resume=run_dir, rows=asked.rows)
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     return Run(Path(str(ready.run_dir)), outcome, ready, asked)
@@ -312,13 +317,20 @@ def replay(
 
 
 def _assemble(
-    asked: Arguments, use: Use, path: str | Path | None, preset: str | Sequence[str], checkpoint: str | None = None
+    asked: Arguments,
+    use: Use,
+    path: str | Path | None,
+    preset: str | Sequence[str],
+    checkpoint: str | None = None,
+    resume: Path | None = None,
 ) -> tuple[RunConfig, PluginManager]:
     """The configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
     presets = [preset] if isinstance(preset, str) else list(preset)
     loaded = read_config(path, (), presets, settings=asked.settings, quickstart=use != "replay")
     for notice in loaded.notices:
         print(notice, file=sys.stderr)
+    if resume is not None:
+        require_plugins(resume, loaded.config)
     config = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
     config = complete(config, loaded.origins, use, asked.objects)
     local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]

@@ -1,4 +1,4 @@
-"""Directories that appear and disappear whole, whenever the process is killed."""
+"""Files and directories that appear and disappear whole, whenever the process is killed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,47 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from rlhf_host.errors import RunError
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write aside, sync, rename: readers see the old file or the new one. An ``OSError`` names ``path``."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        aside.write_bytes(content)
+        flush(aside)
+        aside.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # writing to a full disk names no file
+        raise
+    finally:
+        aside.unlink(missing_ok=True)
+
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``path`` by filling a hidden sibling, syncing it to disk and renaming; an older ``path`` is replaced last."""
+    """Make ``path`` by filling a hidden sibling, syncing it to disk and renaming; an older ``path`` is replaced last.
+
+    Raises ``RunError`` when it cannot be written, as on a full disk.
+    """
+    from safetensors import SafetensorError
+
+    aside, old = (path.with_name(f".{path.name}.{what}") for what in ("partial", "old"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    fill(aside)
-    for directory, _, files in os.walk(aside):
-        for name in files:
-            flush(Path(directory) / name)
-        flush(Path(directory))
-    old = path.with_name(f".{path.name}.old")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        fill(aside)
+        for directory, _, files in os.walk(aside):
+            for name in files:
+                flush(Path(directory) / name)
+            flush(Path(directory))
+    except BaseException as error:
+        free = shutil.disk_usage(path.parent).free / 1e9
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError | RuntimeError | SafetensorError):  # torch's own writer raises RuntimeError
+            reason = str(error).partition("\n")[0]
+            raise RunError(f"{path} cannot be written: {reason}; its disk has {free:.3g} GB free") from error
+        raise
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
@@ -31,10 +59,10 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
 def remove_directory(path: Path) -> None:
     """Rename first, so that a killed removal never leaves half a directory under its name."""
     if path.exists():
-        old = path.with_name(f".{path.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+        removed = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

@@ -82,13 +82,20 @@ def run_of(path: Path) -> Path:
 
 
 def model_of(path: Path) -> Path:
-    """The model directory that ``path`` is or holds; of a run directory its newest checkpoint's, else ``model/``."""
-    from rlhf_host.training.checkpoints import checkpoint_dirs
+    """The model directory that ``path`` is or holds; of a run directory its newest checkpoint's, else ``model/``.
+
+    Raises ``UserError`` where there is none, or where a checkpoint's is not as it was written.
+    """
+    from rlhf_host.training.checkpoints import MANIFEST, checkpoint_dirs, damage
 
     newest = [checkpoint / "model" for _, checkpoint in checkpoint_dirs(path)[-1:]]
     for candidate in (path, *newest, path / "model"):
-        if (candidate / "config.json").is_file():
-            return candidate
+        if not (candidate / "config.json").is_file():
+            continue
+        checkpoint = candidate.parent
+        if (checkpoint / MANIFEST).is_file() and (problem := damage(checkpoint, candidate.name)) is not None:
+            raise UserError(f"{checkpoint} is damaged: {problem}; take another checkpoint of the run")
+        return candidate
     if any(path.glob("*.gguf")):
         return path  # loading says to name the file
     raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")

@@ -13,13 +13,14 @@ from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.load import QUICKSTART
+from rlhf_host.config.resumed import check_resume, require_plugins
 from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
 from rlhf_host.records.needs import Outcome
 
-CONTROL = ("config", "preset", "resume", "dry-run", "print-config", "disable", "help")
+CONTROL = ("config", "preset", "resume", "force", "dry-run", "print-config", "disable", "help")
 
 START = {
     "algo": "NAME: the algorithm",
@@ -31,6 +32,7 @@ START = {
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
+    "force": "with --resume: let the algorithm, seed or models change too",
     "from-trajectories": "FILE: train on trajectories of rlhf rollout, or of a run with --trajectories.tokens, without sampling",
     "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
     "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
@@ -61,15 +63,19 @@ def train(ctx: click.Context, line: CommandLine) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
     resume = _resumed(line)
     loaded = line.read(str(resume / "config.yaml") if resume else None)
+    if resume:
+        require_plugins(resume, loaded.config)
     config = complete(loaded.config, loaded.origins)
+    changes = check_resume(resume, config, force="force" in line.own) if resume else []
     if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
         return
     with closing(build_plugins(config)) as manager:
-        for warning in check(config, manager, merge_needs(manager)):
+        for warning in [*changes, *check(config, manager, merge_needs(manager))]:
             click.echo(f"Warning: {warning}", err=True)
-        config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config)
-        if "dry-run" in line.own:
+        dry = "dry-run" in line.own
+        config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config, make=not dry)
+        if dry:
             from rlhf_host.cli.dry_run import dry_run
 
             dry_run(config, manager)
@@ -123,6 +129,8 @@ def _resumed(line: CommandLine) -> Path | None:
     """The run directory to go on in, or ``None`` for a new run."""
     run_dir = line.value("resume")
     if run_dir is None:
+        if "force" in line.own:
+            raise UserError("--force goes with --resume")
         return None
     clash = next((flag for flag in ("config", "preset") if flag in line.own), None)
     if clash or any(flag.parts == ["run_dir"] for flag in line.flags):

@@ -37,7 +37,7 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.elsewhere import of_flag
 from rlhf_host.plugins.options import Option, describe_options
 
-SWITCHES = ("help", "print-config", "dry-run", "json")
+SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
 
 REPEATED = ("preset", "disable")

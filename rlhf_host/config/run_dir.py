@@ -1,27 +1,64 @@
-"""Run directories: where a new run goes, its ``config.yaml``, and whether an old directory is a run's."""
+"""Run directories: where a new run goes, who is writing there, its ``config.yaml``, and whether an old directory is a run's."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import NONE
 from rlhf_host.config.yaml_file import write_yaml
-from rlhf_host.directories import flush
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
 BEST = "checkpoints/best"
 """A link to the checkpoint with the best ``checkpoint.best``."""
+PLUGINS = "plugins.json"
+LOCK, HOLDER = ".lock", ".lock-holder"
 
 
-def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
-    """The configuration with ``name`` (default: ``<algorithm>-<first reward>``) and ``run_dir`` decided. Nothing is written.
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the directory, made where it is missing, against other processes; the system lets go of it for one that dies.
+
+    When nothing else was written, nothing of it stays. Raises ``UserError`` at once when another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    holder, lock = run_dir / HOLDER, FileLock(run_dir / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        other = holder.read_text() if holder.exists() else "another process"
+        raise UserError(f"{run_dir} is in use by {other}: wait for it or stop it, or use another --run-dir") from None
+    try:
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        if not _written(run_dir):
+            shutil.rmtree(run_dir)
+        lock.release()
+
+
+def _written(run_dir: Path) -> bool:
+    return any(path.name not in (LOCK, HOLDER) for path in run_dir.iterdir())
+
+
+def with_run_dir(config: RunConfig, now: datetime | None = None, *, make: bool = False) -> RunConfig:
+    """The configuration with ``name`` (default: ``<algorithm>-<first reward>``) and ``run_dir`` decided.
+
+    Args:
+        now: the default directory is named for this time.
+        make: make the default directory, so that of runs that start together each has its own.
 
     Raises:
         UserError: the directory has something in it already.
@@ -31,14 +68,22 @@ def with_run_dir(config: RunConfig, now: datetime | None = None) -> RunConfig:
     if config.run_dir is None:
         stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
         numbered = (Path("runs") / (f"{stem}-{number}" if number > 1 else stem) for number in itertools.count(1))
-        path = next(path for path in numbered if not path.exists())
+        path = next(path for path in numbered if (_made(path) if make else not path.exists()))
     else:
         path = Path(config.run_dir)
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: --run-dir names a directory")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and _written(path):
             raise UserError(f"{path} is not empty: continue with --resume {path}, or choose another --run-dir")
     return config.model_copy(update={"name": name, "run_dir": str(path)})
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def require_run(path: Path) -> Path:
@@ -57,15 +102,3 @@ def config_yaml(config: RunConfig) -> str:
     # The default trackers come back unless the file says that they are gone.
     values["tracker"] |= {alias: {"name": NONE} for alias in defaults()["tracker"] if alias not in config.tracker}
     return write_yaml(values)
-
-
-def save_config(config: RunConfig, path: str | Path) -> None:
-    """Write ``config_yaml(config)``: aside, synced, then renamed."""
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        aside.write_text(config_yaml(config), encoding="utf-8")
-        flush(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from rlhf_host.records.tensors import Batch
 
 MOVED = {("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`"}
 """A hook and an argument that it had once → what became of it."""
+
+log = logging.getLogger(__name__)
 
 _THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes
 
@@ -79,6 +82,8 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in RULES}
         self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
+        self.silenced: set[str] = set()
+        """Keys of plugins that failed in a ``report``."""
         self._threads = Threads(_THREADS)
         self._threaded = [hook for hook, rule in RULES.items() if rule.threaded and threads]
         self._blocking: set[tuple[str, str]] = set()
@@ -171,6 +176,16 @@ class PluginManager:
         """``(key, result)`` of every implementation in selection order, ``None`` left out."""
         results = ((key, self.call(key, hook, **kwargs)) for key in self.names(hook, kind))
         return [(key, result) for key, result in results if result is not None]
+
+    def report(self, hook: str, **kwargs: Any) -> None:
+        """Call every implementation of a hook that only looks on; one that fails is said aloud, and called no more."""
+        for key in self.names(hook):
+            if key not in self.silenced:
+                try:
+                    self.call(key, hook, **kwargs)
+                except (HookFailed, PluginError) as error:
+                    self.silenced.add(key)
+                    log.warning("%s; the run goes on, and it hears no more of it", error)
 
     def one(self, hook: str, kind: str | None = None, **kwargs: Any) -> Any:
         """The result of the only implementation, or ``None`` without one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,6 +39,13 @@ _REMIND = 20
 """Steps before the same warning is shown again."""
 
 
+class _Terminal(Terminal):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more, as after ``| head``: fall silent, and let the run go on."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 class Console:
     """A line per step, a progress bar and samples: rich on a terminal, plain elsewhere. Model text is shown escaped: it can
     neither style nor steer the terminal."""
@@ -50,7 +58,7 @@ class Console:
 
     def __init__(self, options: Options):
         self.options = options
-        self._terminal = Terminal(highlight=False)
+        self._terminal = _Terminal(highlight=False)
         self._progress: Progress | None = None
         self._steps = 0
         self._show = 2
@@ -60,7 +68,7 @@ class Console:
     @hookimpl
     def run_started(self, context: RunContext) -> None:
         # Made anew: the streams may have been replaced since the plugin was built.
-        self._terminal = Terminal(highlight=False)
+        self._terminal = _Terminal(highlight=False)
         self._steps = setting(context.config, "train", "steps", 0)
         self._tokenizer = context.tokenizer
         self._show = setting(context.config, "trajectories", "show", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +12,14 @@ from typing import IO, Any
 
 from pydantic import BaseModel
 
+from rlhf_host.directories import write_file
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import prompt_text, setting
-from rlhf_host.training.records import json_line, provenance, record, write_whole
+from rlhf_host.training.records import json_line, provenance, record
+
+log = logging.getLogger(__name__)
 
 
 class JsonLines:
@@ -64,7 +68,7 @@ class JsonLines:
         folder.mkdir(exist_ok=True)
         origin = provenance(self._config, split) if self._tokens else {}
         lines = [json_line({"step": step, "split": split, **self._record(row), **origin}) for row in rows]
-        write_whole(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
+        write_file(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
 
     def _record(self, trajectory: Trajectory) -> dict[str, Any]:
         if trajectory.decode is not None:
@@ -80,17 +84,22 @@ class JsonLines:
 
 
 def _mend(path: Path, last_step: int | None) -> None:
-    """Drop a torn last line, and rows after ``last_step``."""
+    """Drop a torn last line, and rows after ``last_step``; rows that are missing before it are said aloud."""
     content = path.read_bytes()
-    valid = b"".join(line for line in content.splitlines(keepends=True) if line.endswith(b"\n") and _valid(line, last_step))
-    if valid != content:
-        write_whole(path, valid)
+    rows = [(step, line) for line in content.splitlines(keepends=True) if (step := _step(line)) is not None]
+    kept = b"".join(line for step, line in rows if last_step is None or step <= last_step)
+    if kept != content:
+        write_file(path, kept)
+    lost = sorted(set(range(1, last_step or 0)).difference(step for step, _ in rows))
+    if lost:
+        log.warning("%s lacks the rows of %d steps, from step %d to step %d", path, len(lost), lost[0], lost[-1])
 
 
-def _valid(line: bytes, last_step: int | None) -> bool:
+def _step(line: bytes) -> int | None:
+    """Of a whole row."""
     try:
-        row = json.loads(line)
+        row = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
-        return False
+        return None
     step = row.get("step") if isinstance(row, dict) else None
-    return isinstance(step, int) and (last_step is None or step <= last_step)
+    return step if isinstance(step, int) else None

@@ -1,26 +1,36 @@
-"""Checkpoints: a directory appears whole or not at all; the last few and the best are kept."""
+"""Checkpoints: a directory appears whole or not at all, with hashes of its files; the last few and the best are kept."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-import pickle
+import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from rlhf_host.config.run_dir import BEST
 from rlhf_host.directories import remove_directory, write_directory
 from rlhf_host.errors import RunError, UserError
 
+log = logging.getLogger(__name__)
+
 _STEP = re.compile(r"step-(\d{6,})")
-FORMAT = 3
+FORMAT = 4
+MANIFEST = "manifest.sha256"
+"""A checkpoint's last file: the hash of every other one, as ``sha256sum`` writes and checks them."""
+TRAINER = "trainer.pt"
+"""The last name in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,9 @@ def save_checkpoint(
         tensors: plain values and tensors, read back with ``weights_only``.
         save_roles: role → what writes its model into a directory.
         save_state: writes optimizers and schedules into a directory.
+
+    Raises:
+        RunError: it cannot be written, or the weights diverged.
     """
 
     def fill(directory: Path) -> None:
@@ -71,21 +84,62 @@ def save_checkpoint(
             target = directory / "model" if name == "actor" else directory / "roles" / name
             target.mkdir(parents=True)
             save(target)
+            _refuse_diverged(target, name, step)
         (directory / "optimizers").mkdir()
         save_state(directory / "optimizers")
-        torch.save(dict(tensors), directory / "trainer.pt")
+        torch.save(dict(tensors), directory / TRAINER)
         (directory / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
+        manifest = "".join(f"{digest}  {name}\n" for name, digest in _hashes(directory, names).items())
+        (directory / MANIFEST).write_text(manifest)
 
     path = run_dir / "checkpoints" / f"step-{step:06d}"
     write_directory(path, fill)
     return path
 
 
+def _refuse_diverged(model: Path, role: str, step: int) -> None:
+    """Every resume from such weights would fail. Squares of merely huge ones overflow, as they do in the model's norms."""
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                norm = float(torch.linalg.vector_norm(tensors.get_tensor(name), dtype=torch.float32))
+                if not math.isfinite(norm):
+                    raise RunError(f"{role} diverged: after step {step} the norm of {name} is {norm}; lower --{role}.lr")
+
+
+def _hashes(directory: Path, names: list[str]) -> dict[str, str]:
+    def sha256(name: str) -> str:
+        with (directory / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(sha256, names), strict=True))
+
+
+def damage(checkpoint: Path, part: str = "") -> str | None:
+    """What is wrong with the files whose names begin with ``part``; ``None``: they are as they were written."""
+    try:
+        text = (checkpoint / MANIFEST).read_text()
+        if not text.endswith(f"  {TRAINER}\n"):
+            return f"{MANIFEST} is cut off"
+        lines = (line.split("  ", 1) for line in text.splitlines())
+        written = {name: digest for digest, name in lines if name.startswith(part)}
+        hashes = _hashes(checkpoint, list(written))
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(checkpoint)} is missing"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return next((f"{name} is not as it was written" for name, digest in hashes.items() if digest != written[name]), None)
+
+
 def plain_state(value: Any, owner: str) -> Any:
-    """``value`` as what ``weights_only`` reads back: plain values, lists, tuples, dicts and tensors; NumPy becomes these.
+    """A copy of ``value`` as what ``weights_only`` reads back: plain values, lists, tuples, dicts and tensors; NumPy becomes these.
     Raises ``RunError`` for anything else, naming ``owner``: it would be saved now and fail at the resume."""
-    if value is None or type(value) in (bool, int, float, str) or isinstance(value, torch.Tensor):
+    if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
@@ -99,12 +153,18 @@ def plain_state(value: Any, owner: str) -> Any:
     raise RunError(f"{owner} gives a {kind} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors")
 
 
-def keep_checkpoints(run_dir: Path, keep: int, best_step: int | None) -> None:
-    """Remove all but the newest ``keep`` (0: all stay) and the best, and what killed writers left behind."""
+def keep_checkpoints(run_dir: Path, newest: int, keep: int, best_step: int | None) -> None:
+    """Remove all but the best and the last ``keep`` (0: all stay) up to step ``newest``, and what killed writers left behind.
+
+    A checkpoint after ``newest`` is of a future that a resume from an earlier one gave up.
+    """
     for left in (run_dir / "checkpoints").glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
-    for step, path in checkpoint_dirs(run_dir)[:-keep] if keep else []:
-        if step != best_step:
+    checkpoints = checkpoint_dirs(run_dir)
+    past = [step for step, _ in checkpoints if step <= newest]
+    kept = {*(past[-keep:] if keep else past), best_step}
+    for step, path in checkpoints:
+        if step not in kept:
             remove_directory(path)
 
 
@@ -119,22 +179,26 @@ def mark_best(run_dir: Path, step: int) -> None:
 
 
 def load_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; ``None`` when it was killed before its first. Raises ``UserError`` when it was
-    written by another format."""
+    """The newest checkpoint of a run that is as it was written; ``None`` when the run was killed before its first.
+
+    Raises ``UserError`` when all are damaged, or when it was written by another format.
+    """
     for old in (run_dir / "checkpoints").glob(".step-*.old"):
         # A kill between the two renames of a replacement leaves the older whole one under this name.
         path = old.with_name(old.name[1 : -len(".old")])
         if not path.exists():
             old.rename(path)
-    whole = checkpoint_dirs(run_dir)
-    if not whole:
-        return None
-    step, path = whole[-1]
-    try:
+    damaged = []
+    for step, path in reversed(checkpoint_dirs(run_dir)):
+        if (problem := damage(path)) is not None:
+            damaged.append(f"{path} is damaged: {problem}")
+            continue
+        for line in damaged:
+            log.warning("%s; going on from step %d", line, step)
         state = json.loads((path / "state.json").read_text())
-        tensors = torch.load(path / "trainer.pt", weights_only=True, map_location="cpu")
-    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}); remove it to resume from the one before") from error
-    if state.get("format") != FORMAT:
-        raise UserError(f"{path} has checkpoint format {state.get('format')}, this version reads {FORMAT}")
-    return Checkpoint(path, step, state, tensors)
+        if state["format"] != FORMAT:
+            raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
+        return Checkpoint(path, step, state, torch.load(path / TRAINER, weights_only=True, map_location="cpu"))
+    if damaged:
+        raise UserError("\n".join([*damaged, f"{run_dir} has no other checkpoint: start a new run"]))
+    return None

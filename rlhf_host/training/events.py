@@ -26,8 +26,8 @@ class Interrupted(Exception):
 class EventLoop:
     """Runs coroutines from the controller's thread; works inside notebooks, where the main thread has a loop already.
 
-    As a context manager it also turns the first SIGINT or SIGTERM into ``stop_requested`` (and cancels what is being awaited);
-    a second one raises ``KeyboardInterrupt``.
+    As a context manager it also turns the first SIGINT, SIGTERM or SIGHUP into ``stop_requested`` (and cancels what is being
+    awaited); a second one raises ``KeyboardInterrupt``. A terminal that is closed may send SIGHUP twice, which counts as one.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,8 @@ class EventLoop:
 
     def __enter__(self) -> EventLoop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup ignores it
+            for number in (signal.SIGINT, signal.SIGTERM, *hangup):
                 self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -103,7 +104,7 @@ class EventLoop:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self.stop_requested:
+        if self.stop_requested and number != signal.SIGHUP:
             raise KeyboardInterrupt
         self.stop_requested = True
         self._loop.call_soon_threadsafe(self._cancel_waiting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 import math
 import resource
 import sys
@@ -30,10 +30,13 @@ from rlhf_host.rollouts.experience import apply_rewards, joined, make_experience
 from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
+from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.saved_rows import lines, write_lines
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -55,13 +58,15 @@ class OnlineLoop:
     resumed: bool = False
     best: dict[str, Any] | None = None
     pending: dict[str, float] | None = None
-    """Metrics of a finished step whose evaluation was interrupted: evaluated and logged first thing."""
+    """Metrics of a finished step that is not logged yet: evaluated where due and logged first thing."""
     rates: dict[str, float] = field(default_factory=dict)
     """Role → the peak learning rate that plugins have set."""
     stopped: str | None = None
     """Why a plugin ends the run after this step."""
+    _position: dict[str, Any] | None = None
+    """Beside the weights, all that a checkpoint of ``step`` has; ``None`` while the weights are on their way to the next."""
     _saved: tuple[int, dict[str, float] | None] | None = None
-    """Step and pending metrics of the checkpoint written last."""
+    """Step and pending metrics of the checkpoint written last, or tried."""
 
     @property
     def steps(self) -> int:
@@ -72,27 +77,20 @@ class OnlineLoop:
     def run(self) -> Outcome:
         """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
         metrics: dict[str, float] = {}
+        self._stand_still()
         try:
             if self.pending is not None:
-                metrics = self._finish(self.pending, evaluate=True)
+                metrics = self._finish(self.pending, evaluate=not self.step or self._evaluation_due())
             elif not self.resumed and self.evaluation is not None and self.config.eval.at_start:
                 metrics = self._finish({}, evaluate=True)
                 if self._checkpoint_due():
                     self.save()
             while self.step < self.steps and self.stopped is None and not self.loop.stop_requested:
-                stream, plugins = self._position()
-                try:
-                    metrics = self._take_step(self.step + 1)
-                except Interrupted:
-                    self.rollouts.load_state_dict(stream)
-                    for key, state in plugins.items():
-                        self.manager.call(key, "load_state_dict", state=state)
-                    raise
+                metrics = self._take_step(self.step + 1)
                 self.step += 1
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
                 if self._checkpoint_due():
                     self.save()
-                    self._saved = (self.step, None)
         except Interrupted:
             pass
         unfinished = self.pending is not None or (self.stopped is None and self.step < self.steps)
@@ -102,36 +100,37 @@ class OnlineLoop:
         status: Any = "interrupted" if interrupted else "finished"
         return Outcome(status, self.step, self.run_dir, metrics=metrics, reason=self.stopped)
 
-    def _position(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Where the data is: the stream, and the plugins that have a say in what is drawn."""
-        manager = self.manager
-        drawing = dict.fromkeys([*manager.names("draw_tasks"), *manager.names("load_tasks")])
-        saving = [key for key in drawing if key in manager.names("state_dict") and key in manager.names("load_state_dict")]
-        states = {key: copy.deepcopy(plain_state(manager.call(key, "state_dict"), key)) for key in saving}
-        return self.rollouts.state_dict(), states
+    def _stand_still(self) -> None:
+        """Note where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
+        plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
+        self._position = {"stream": self.rollouts.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
+
+    def rescue(self) -> None:
+        """Write a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
+        if self.step and self._position is not None and self._saved != (self.step, self.pending):
+            try:
+                self.save()
+            except Exception as error:
+                log.warning("step %d is not saved: %s", self.step, error)
 
     def save(self) -> None:
-        """Write a checkpoint."""
-        plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
-        tensors = {"plugins": plugins, "torch_rng": torch.get_rng_state()}
-        state = {
-            "version": self.version,
-            "best": self.best,
-            "pending": self.pending,
-            "rates": self.rates,
-            "stopped": self.stopped,
-        }
-        state["stream"] = self.rollouts.state_dict()
+        """Write a checkpoint. Raises ``RunError`` when it cannot be written, or when the weights diverged."""
+        assert self._position is not None
+        self._saved = (self.step, self.pending)
+        tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
+        state = {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
+        state |= {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
         if self.best and self.best["step"] == self.step:
             mark_best(self.run_dir, self.step)
-        keep_checkpoints(self.run_dir, self.config.checkpoint.keep, self.best["step"] if self.best else None)
+        keep_checkpoints(self.run_dir, self.step, self.config.checkpoint.keep, self.best["step"] if self.best else None)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from it."""
         state = checkpoint.state
         self.step, self.resumed = checkpoint.step, True
+        self._saved = (checkpoint.step, state["pending"])
         self.rollouts.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
@@ -140,8 +139,7 @@ class OnlineLoop:
             self._set_rate(role, rate)
         self.runtime.load_state(checkpoint.optimizers)
         torch.set_rng_state(checkpoint.tensors["torch_rng"])
-        for key, saved in checkpoint.tensors["plugins"].items():
-            self.manager.call(key, "load_state_dict", state=saved)
+        load_plugins(self.manager, checkpoint.tensors["plugins"], state["plugins"])
 
     def _take_step(self, number: int) -> dict[str, float]:
         """Steps 1 to 8 of the design's loop; the metrics are complete but for evaluation."""
@@ -165,6 +163,7 @@ class OnlineLoop:
             of_advantages = add_advantages(experience, self.manager, self.needs)
             add_extra(experience, self.manager, self.runtime.trainer, self.needs)
         metrics = joined(collected.metrics(), reward_metrics(experience), of_advantages)
+        self._position = None
         with _timed(times, "train"):
             of_updates = self._train(experience, number)
         with _timed(times, "sync"):
@@ -172,7 +171,7 @@ class OnlineLoop:
             self.sync()
         with _timed(times, "log"):
             trajectories = collected.trajectories_in_order()
-            self.manager.each("log_trajectories", step=number, split="train", trajectories=trajectories)
+            self.manager.report("log_trajectories", step=number, split="train", trajectories=trajectories)
         tokens = int(experience.action_mask.sum())
         elapsed = time.perf_counter() - started
         outside = elapsed - (self._busy() - busy)
@@ -238,6 +237,8 @@ class OnlineLoop:
 
     def _finish(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
         """Evaluate where due, then tell controllers and trackers; the step's row is complete here."""
+        self.pending = metrics
+        self._stand_still()
         metrics = self._evaluate(metrics) if evaluate else metrics
         self._remember_best(metrics)
         if self.step:
@@ -245,16 +246,16 @@ class OnlineLoop:
         if self.stopped is not None and not evaluate and self.config.eval.at_end:
             metrics = self._evaluate(metrics)
             self._remember_best(metrics)
-        self.manager.each("log_metrics", step=self.step, metrics=metrics)
+        self.manager.report("log_metrics", step=self.step, metrics=metrics)
+        self.pending = None
+        self._stand_still()
         return metrics
 
     def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
         if self.evaluation is None:
             return metrics
-        self.pending = metrics
         evaluated, trajectories = self.loop.run(self.evaluation.run(self.step))
-        self.manager.each("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
-        self.pending = None
+        self.manager.report("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
         return metrics | evaluated
 
     def _heed(self, answers: Iterable[tuple[str, Stop | Adjust]]) -> None:

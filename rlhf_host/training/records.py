@@ -1,14 +1,12 @@
-"""Trajectories as JSON lines, written aside and renamed."""
+"""Trajectories as JSON lines."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from rlhf_host.directories import flush
 from rlhf_host.records.episodes import Reward, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
@@ -85,14 +83,6 @@ def json_line(row: Mapping[str, Any]) -> bytes:
     text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
     # A lone surrogate has no UTF-8; its backslash form is its JSON escape as well.
     return text.encode("utf-8", "backslashreplace") + b"\n"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write aside, sync, rename: readers see the old file or the new one."""
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_bytes(content)
-    flush(aside)
-    aside.replace(path)
 
 
 def plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 from rlhf_host.command import rlhf
 from rlhf_host.config.choices import merge_needs
+from rlhf_host.config.run_dir import CONFIG, locked
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.directories import write_directory
@@ -30,6 +32,8 @@ from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.online import OnlineLoop
 from rlhf_host.training.run_files import write_start
 from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
+
+log = logging.getLogger(__name__)
 
 Running: TypeAlias = tuple[Started, EventLoop, Outcome]
 
@@ -50,6 +54,13 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     if config.run_dir is None:
         raise UserError("the run has no run_dir")
     run_dir = Path(config.run_dir)
+    with locked(run_dir):
+        if resume is None and (run_dir / CONFIG).exists():
+            raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
+        return _train(config, manager, run_dir, resume, rows)
+
+
+def _train(config: RunConfig, manager: PluginManager, run_dir: Path, resume: Path | None, rows: PythonRows) -> Outcome:
     inputs = assemble.read_inputs(config, rows, manager)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
@@ -60,7 +71,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models))
     with event_loop(config.debug) as events:
         try:
-            write_start(config, manager, run_dir)
+            write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
             loop = _online(config, manager, started, inputs, events, run_dir)
             notices = list(inputs.notices)
             if checkpoint is not None:
@@ -219,11 +230,14 @@ def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | Non
     except BaseException as error:
         message = str(error) or type(error).__name__
         lost = _is_lost(error)
-        if lost:
-            message = f"{message.rstrip('.')}; {_way_on(loop.run_dir)}"
+        if isinstance(error, Exception) and not lost:
+            loop.rescue()
+        known = lost or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))
+        if known:
+            message = f"{message.rstrip('.')}; {_way_on(loop.run_dir, checkpoint)}"
         outcome = Outcome("failed", loop.step, loop.run_dir, error=message)
-        if lost:
-            raise RunError(message) from error
+        if known:
+            raise (UserError if isinstance(error, UserError) else RunError)(message) from error
         raise
     finally:
         _call_closing(events, manager, outcome)
@@ -237,12 +251,19 @@ def _is_lost(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _way_on(run_dir: Path) -> str:
-    """What to do after a loss, and from where that goes on."""
+def _way_on(run_dir: Path, begun: Checkpoint | None) -> str:
+    """What to do after a failure, and from where that goes on.
+
+    Args:
+        begun: what the run went on from.
+    """
     saved = checkpoint_dirs(run_dir)
     if not saved:
         return f"no checkpoint was written yet (--checkpoint.every), so {rlhf('train', '--resume', run_dir)} begins again"
-    return f"continue from {saved[-1][1]} with {rlhf('train', '--resume', run_dir)}"
+    way = f"continue from {saved[-1][1]} with {rlhf('train', '--resume', run_dir)}"
+    if begun is not None and begun.path == saved[-1][1] and len(saved) > 1:
+        way += f"; if that fails again, remove {begun.path} to continue from {saved[-2][1]}"
+    return way
 
 
 def _close(events: EventLoop, started: Started, manager: PluginManager) -> None:
@@ -267,7 +288,10 @@ def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -
             try:
                 events.run(manager.acall(key, hook, **arguments), interruptible=False)
             except Exception as error:
-                first = first or error
+                if manager.by_key[key].kind == "tracker":
+                    log.warning("%s", error)
+                else:
+                    first = first or error
     if first is not None and under_way is None:
         raise first
 

@@ -8,22 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.defaults import KINDS, kernels_to_try
-from rlhf_host.config.run_dir import save_config
+from rlhf_host.config.run_dir import CONFIG, PLUGINS, config_yaml
 from rlhf_host.config.schema import RunConfig
+from rlhf_host.directories import write_file
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, find
-from rlhf_host.training.records import write_whole
 
 
-def write_start(config: RunConfig, manager: PluginManager, run_dir: Path) -> None:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    save_config(config, run_dir / "config.yaml")
+def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: int = 0) -> None:
+    """Write them. What a resume replaces stays beside it, as ``NAME.until-step-NNNNNN``.
+
+    Args:
+        step: of the checkpoint that is taken up.
+    """
     plugins = [_plugin_entry(item) for item in manager.loaded]
     for spec in kernels_to_try(config.kernels):
         plugins.append({key: getattr(spec, key) for key in ("kind", "alias", "name", "distribution", "version", "weight")})
-    write_whole(run_dir / "plugins.json", (json.dumps(plugins, indent=1) + "\n").encode())
-    write_whole(run_dir / requirements.FILE, _requirements(config, manager).encode())
+    texts = {
+        CONFIG: config_yaml(config),
+        PLUGINS: json.dumps(plugins, indent=1) + "\n",
+        requirements.FILE: _requirements(config, manager),
+    }
+    for name, text in texts.items():
+        path, before = run_dir / name, run_dir / f"{name}.until-step-{step:06d}"
+        if path.exists() and path.read_text("utf-8") != text and not before.exists():
+            write_file(before, path.read_bytes())
+        write_file(path, text.encode())
 
 
 def _requirements(config: RunConfig, manager: PluginManager) -> str:

@@ -12,10 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_host.data.rows import LINES, file_format, read_path
+from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
 from rlhf_host.rollouts.scoring import AGENT
-from rlhf_host.training.records import json_line, record, write_whole
+from rlhf_host.training.records import json_line, record
 
 Split = Literal["train", "eval"]
 
@@ -94,7 +95,7 @@ def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[s
 def write_lines(path: Path, parts: Iterable[bytes]) -> None:
     """Whole or not at all; missing directories are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, b"".join(parts))
+    write_file(path, b"".join(parts))
 
 
 def check_output(path: Path) -> None:

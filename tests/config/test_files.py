@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlhf_host.config.load import load_config, read_config
-from rlhf_host.config.run_dir import config_yaml, save_config
+from rlhf_host.config.run_dir import config_yaml
 from rlhf_host.config.schema import PluginChoice, RewardChoice, RunConfig
 from rlhf_host.config.yaml_file import plain, read_yaml
+from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError
 
 
@@ -216,11 +217,12 @@ def test_what_is_printed_loads_back_to_the_same_configuration(config):
 
 def test_saving_writes_a_whole_file_or_leaves_the_old_one(monkeypatch):
     config = load_config(flags=["--rollout.n", "3"])
-    save_config(config, "config.yaml")
+    path = Path("config.yaml")
+    write_file(path, config_yaml(config).encode())
     assert load_config("config.yaml") == config
     assert plain(read_yaml("config.yaml"))["rollout"]["n"] == 3
-    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        save_config(RunConfig(), "config.yaml")
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(OSError, match=r"disk full: 'config\.yaml'"):
+        write_file(path, config_yaml(RunConfig()).encode())
     assert load_config("config.yaml") == config
     assert [path.name for path in Path.cwd().iterdir()] == ["config.yaml"]

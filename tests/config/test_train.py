@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from datetime import datetime
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from rlhf_host.config.load import load_config
-from rlhf_host.config.run_dir import with_run_dir
+from rlhf_host.config.run_dir import HOLDER, LOCK, locked, with_run_dir
 from rlhf_host.config.yaml_file import plain, read_yaml
+from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Outcome
 
 ONE = ("--algo", "toy", "--reward", "length")
@@ -340,6 +342,36 @@ def test_the_default_run_directory_has_time_and_name(rlhf, trained):
     assert with_run_dir(config, now).run_dir == "runs/20250102-030405-a-b-c-2"
 
 
+def test_runs_that_start_together_have_directories_of_their_own(rlhf, trained):
+    rlhf("train", *ONE)
+    config = trained.config.model_copy(update={"run_dir": None})
+    now = datetime(2025, 1, 2, 3, 4, 5)
+    paths = [with_run_dir(config, now, make=True).run_dir for _ in range(2)]
+    assert paths == ["runs/20250102-030405-toy-length", "runs/20250102-030405-toy-length-2"]
+    assert all(Path(path).is_dir() for path in paths)
+
+
+def test_a_run_directory_is_held_by_one_process_at_a_time():
+    run_dir = Path("run")
+    mine = re.escape(f"run is in use by process {os.getpid()} on {socket.gethostname()}: wait for it or stop it")
+    for file in (None, "metrics.jsonl"):
+        with locked(run_dir):
+            with pytest.raises(UserError, match=mine), locked(run_dir):
+                pass
+            if file:
+                (run_dir / file).write_text("")
+        assert run_dir.exists() == bool(file), "what is empty goes"
+    with locked(run_dir):
+        pass
+
+
+def test_a_directory_that_only_a_killed_start_has_touched_is_free(rlhf, trained):
+    Path("run").mkdir()
+    for name in (LOCK, HOLDER):
+        Path("run", name).write_text("process 1 on elsewhere")
+    assert rlhf("train", *ONE, "--run-dir", "run").exit_code == 0
+
+
 def test_a_run_directory_in_use_is_refused(rlhf, trained):
     Path("mine").mkdir()
     assert rlhf("train", *ONE, "--run-dir", "mine").exit_code == 0
@@ -375,6 +407,54 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_in_its_directory(r
     Path("run/config.yaml").write_text(rlhf("train", *ONE, "--print-config").stdout)
     assert rlhf("train", "--resume", "run").exit_code == 0
     assert (trained.resume, trained.config.run_dir) == (Path("run"), "run")
+
+
+@pytest.fixture
+def begun(rlhf):
+    """A run directory whose run was begun with ``ONE``."""
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(rlhf("train", *ONE, "--print-config").stdout)
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize(
+    ("flags", "name", "then", "now"),
+    [
+        (["--seed", "5"], "seed", "0", "5"),
+        (["--algo", "picky"], "algo.name", "toy", "picky"),
+        (["--actor.model", "other"], "roles.actor.model", "quickstart", "other"),
+    ],
+)
+def test_a_resume_cannot_become_another_run_by_the_way(rlhf, trained, flags, name, then, now):
+    before = Path("run/config.yaml").read_text()
+    message = f"{name} is {then} in run, and cannot become {now}: start a new run, or add --force"
+    assert rlhf.refused("train", "--resume", "run", *flags) == [message]
+    assert rlhf.refused("train", "--resume", "run", *flags, "--dry-run") == [message]
+    assert Path("run/config.yaml").read_text() == before
+    result = rlhf("train", "--resume", "run", *flags, "--force", "--critic.model", "quickstart")
+    assert result.exit_code == 0, result.output
+    assert "Warning: not as in the run so far: " in result.stderr
+    assert f"{name} {then} → {now}" in result.stderr
+    assert rlhf.refused("train", *flags, "--force") == ["--force goes with --resume"]
+
+
+@pytest.mark.usefixtures("begun", "trained")
+def test_a_resume_says_what_it_changes(rlhf):
+    flags = ["--rollout.n", "6", "--train.batch-size", "2", "--kl.coef", "0.1", "--tracker", "tensorboard"]
+    (line,) = rlhf("train", "--resume", "run", *flags).stderr.splitlines()
+    changes = "with.kl not set → kl, tracker.tensorboard not set → tensorboard, rollout.n 4 → 6, train.batch_size 128 → 2"
+    assert line == f"Warning: not as in the run so far: {changes}"
+    assert rlhf("train", "--resume", "run").stderr == ""
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_resume_without_a_plugin_that_was_uninstalled_names_its_distribution(rlhf):
+    path = Path("run/config.yaml")
+    path.write_text(path.read_text().replace("name: toy", "name: gone"))
+    entry = {"kind": "algo", "alias": "gone", "name": "gone", "distribution": "rlhf-plugin-gone", "version": "1.2"}
+    Path("run/plugins.json").write_text(json.dumps([entry]))
+    message = "algo 'gone' of this run was in rlhf-plugin-gone 1.2, which is not installed any more"
+    assert rlhf.refused("train", "--resume", "run") == [f"{message}: pip install rlhf-plugin-gone==1.2"]
 
 
 # --- dry runs -----------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlhf_host.config.run_dir import locked
+
 from .conftest import DOCS
 
 HEADINGS = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.M)
@@ -123,11 +125,21 @@ def said(site, reward_plugins, tiny_model, prompts, tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def finished(said, tmp_path):
+def finished(said, tmp_path, *flags, before=lambda run_dir: None):
     said(run_dir=tmp_path / "done")
     from rlhf_host.cli.main import main
 
-    return CliRunner().invoke(main, ["train", "--resume", str(tmp_path / "done")]).output
+    before(tmp_path / "done")
+    return CliRunner().invoke(main, ["train", "--resume", str(tmp_path / "done"), *flags]).output
+
+
+def in_use(said, tmp_path):
+    with locked(tmp_path / "run"):
+        return said()
+
+
+def damaged(said, tmp_path):
+    return finished(said, tmp_path, before=lambda run_dir: (run_dir / "checkpoints/step-000001/trainer.pt").write_text(""))
 
 
 def twice(said, tmp_path):
@@ -156,6 +168,9 @@ CAUSES = {
     "no tasks are left": lambda said, tmp: said("--data.max-prompt-tokens", "1"),
     "is not empty": twice,
     "is finished": finished,
+    "is in use by": in_use,
+    "cannot become": lambda said, tmp: finished(said, tmp, "--seed", "5"),
+    "is damaged": damaged,
     "trajectories could not be judged": lambda said, tmp: said("--reward", "broken"),
     "no answer in": lambda said, tmp: said("--reward", "slow", "--rollout.score-timeout-s", "0.2"),
     "no group was kept": lambda said, tmp: said(

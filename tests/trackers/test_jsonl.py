@@ -137,6 +137,15 @@ def test_a_resumed_run_drops_later_rows_and_a_torn_line(tracker, context, tmp_pa
     assert [entry.name for entry in path.parent.iterdir()] == ["metrics.jsonl"]
 
 
+def test_rows_that_are_missing_are_said_aloud(tracker, context, tmp_path, caplog):
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 1}\n{"st\x00p": 2}\nnonsense\n{"step": 4}\n')
+    tracker.run_started(context(resume_step=5))
+    assert [row["step"] for row in strict(path)] == [1, 4]
+    assert caplog.messages == [f"{path} lacks the rows of 2 steps, from step 2 to step 3"]
+
+
 def test_a_run_resumed_before_its_first_checkpoint_starts_over(tracker, context, tmp_path):
     path = tmp_path / "run/metrics.jsonl"
     path.parent.mkdir()

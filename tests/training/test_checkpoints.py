@@ -1,14 +1,24 @@
 """Checkpoint directories: whole or not at all, kept by rule, and only what can be read back."""
 
-import json
+import resource
+import shutil
+import subprocess
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from rlhf_host.cli.eval import model_of
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.training.checkpoints import (
+    MANIFEST,
     checkpoint_dirs,
     keep_checkpoints,
     load_checkpoint,
@@ -16,6 +26,8 @@ from rlhf_host.training.checkpoints import (
     save_checkpoint,
     write_directory,
 )
+from rlhf_host.training.plugin_states import load_plugins, plugin_sources
+from rlhf_host.training.run_files import write_start
 
 
 def save(run_dir, step, **state):
@@ -25,7 +37,7 @@ def save(run_dir, step, **state):
         state,
         {"x": torch.ones(2)},
         {"actor": lambda path: (path / "w").write_text("w")},
-        lambda path: (path / "actor").mkdir(),
+        lambda path: (path / "actor").write_text("optimizer"),
     )
 
 
@@ -46,9 +58,10 @@ def test_a_writer_that_fails_leaves_the_old_directory(tmp_path):
         (path / "a").write_text("new")
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match=rf"{target} cannot be written: disk full; its disk has .* GB free"):
         write_directory(target, fails)
     assert (target / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     write_directory(target, lambda path: (path / "b").write_text("new"))
     assert [path.name for path in target.iterdir()] == ["b"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -65,28 +78,96 @@ def test_half_written_ones_are_never_read(tmp_path):
     (tmp_path / "checkpoints" / ".step-000009.partial").mkdir(parents=True)
     save(tmp_path, 1)
     assert load_checkpoint(tmp_path).step == 1
-    keep_checkpoints(tmp_path, 2, None)
+    keep_checkpoints(tmp_path, 1, 2, None)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step)
-    keep_checkpoints(tmp_path, 2, best_step=1)
+    keep_checkpoints(tmp_path, 5, 2, best_step=1)
     assert [step for step, _ in checkpoint_dirs(tmp_path)] == [1, 4, 5]
-    keep_checkpoints(tmp_path, 0, None)
+    keep_checkpoints(tmp_path, 5, 0, None)
     assert len(checkpoint_dirs(tmp_path)) == 3
 
 
-def test_damage_is_named(tmp_path):
-    path = save(tmp_path, 1)
-    (path / "trainer.pt").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="is damaged"):
+FILES = ["model/w", "optimizers/actor", "trainer.pt", "state.json", MANIFEST]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("harm", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_the_newest_checkpoint_that_is_as_it_was_written_is_taken_up(tmp_path, caplog, harm, file):
+    save(tmp_path, 1)
+    harm(save(tmp_path, 2) / file)
+    assert load_checkpoint(tmp_path).step == 1
+    (line,) = caplog.messages
+    assert line.startswith(f"{tmp_path}/checkpoints/step-000002 is damaged: ")
+    assert line.endswith("; going on from step 1")
+    save(tmp_path, 3)
+    flip(tmp_path / "checkpoints/step-000003" / file)
+    flip(tmp_path / "checkpoints/step-000001" / file)
+    with pytest.raises(UserError, match=r"step-000003 is damaged(.|\n)*step-000001 is damaged(.|\n)*no other checkpoint"):
         load_checkpoint(tmp_path)
-    path = save(tmp_path, 2)
-    (path / "state.json").write_text(json.dumps({"format": 99, "step": 2}))
+
+
+def test_what_came_after_the_checkpoint_that_was_taken_up_goes_when_the_next_is_written(tmp_path):
+    for step in (1, 4):
+        save(tmp_path, step)
+    save(tmp_path, 2)
+    keep_checkpoints(tmp_path, 2, 1, None)
+    assert [step for step, _ in checkpoint_dirs(tmp_path)] == [2]
+
+
+def test_sha256sum_checks_a_checkpoint(tmp_path):
+    if not shutil.which("sha256sum"):
+        pytest.skip("no sha256sum here")
+    path = save(tmp_path, 1)
+    subprocess.run(["sha256sum", "--check", "--strict", MANIFEST], cwd=path, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_another_format_is_named(tmp_path):
+    save(tmp_path, 2, format=99)
     with pytest.raises(UserError, match="checkpoint format 99"):
         load_checkpoint(tmp_path)
+
+
+def test_a_removal_that_was_killed_never_comes_back(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    def killed(path, ignore_errors=False):
+        if path.exists():
+            (path / "model/w").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep_checkpoints(tmp_path, 2, 1, None)
+    assert load_checkpoint(tmp_path).step == 2
+    assert [step for step, _ in checkpoint_dirs(tmp_path)] == [2]
+
+
+BIG = {"w": torch.ones(9999)}
+WRITERS = {"torch": lambda path: torch.save(BIG, path), "safetensors": lambda path: save_file(BIG, path)}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_full_disk_is_named_and_half_a_checkpoint_goes(tmp_path, write):
+    save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(RunError, match=r"checkpoints/step-000002 cannot be written: .*; its disk has .* GB free"):
+            save_checkpoint(tmp_path, 2, {}, {}, {"actor": lambda path: write(path / "w")}, lambda path: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
 def test_plugin_state_is_made_plain_or_refused_when_it_is_saved():
@@ -97,3 +178,47 @@ def test_plugin_state_is_made_plain_or_refused_when_it_is_saved():
     assert plain["c"].tolist() == [0, 1]
     with pytest.raises(RunError, match="algo:x gives a deque in state_dict"):
         plain_state({"a": deque()}, "algo:x")
+
+
+class Keeps:
+    @hookimpl
+    def state_dict(self):
+        return {}
+
+    @hookimpl
+    def load_state_dict(self, state):
+        self.state = state["state"]
+
+
+def test_a_state_that_no_longer_loads_names_the_version_that_wrote_it(caplog):
+    info = PluginInfo("extension", "keeps", "plugin-keeps", "2.0", "any", "ok", "", "keeps:Keeps")
+    manager = PluginManager([Loaded("extension", "keeps", info, plugin := Keeps())])
+    sources = plugin_sources(manager)
+    assert sources == {"extension:keeps": "plugin-keeps 2.0"}
+    load_plugins(manager, {"extension:keeps": {"state": 1}}, sources)
+    assert (plugin.state, caplog.messages) == (1, [])
+    with pytest.raises(RunError, match=r"KeyError: 'state'; its state was written by plugin-keeps 1.0: install that version"):
+        load_plugins(manager, {"extension:keeps": {"old": 1}}, {"extension:keeps": "plugin-keeps 1.0"})
+    assert caplog.messages == ["extension:keeps is of plugin-keeps 2.0 now; plugin-keeps 1.0 wrote the checkpoint"]
+
+
+def test_what_a_run_began_with_stays_beside_what_it_goes_on_with(tmp_path):
+    manager, config = PluginManager([]), RunConfig()
+    write_start(config, manager, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "plugins.json", "requirements.txt"]
+    first = (tmp_path / "config.yaml").read_text()
+    write_start(config.model_copy(update={"seed": 3}), manager, tmp_path, step=4)
+    assert (tmp_path / "config.yaml.until-step-000004").read_text() == first
+    assert "seed: 3" in (tmp_path / "config.yaml").read_text()
+    assert not (tmp_path / "plugins.json.until-step-000004").exists()
+
+
+@pytest.mark.parametrize("asked", ["", "checkpoints/step-000001", "checkpoints/step-000001/model"])
+def test_a_damaged_model_is_not_evaluated(tmp_path, asked):
+    path = save_checkpoint(
+        tmp_path, 1, {}, {}, {"actor": lambda path: (path / "config.json").write_text("{}")}, lambda path: None
+    )
+    assert model_of(tmp_path / asked) == path / "model"
+    flip(path / "model/config.json")
+    with pytest.raises(UserError, match=r"step-000001 is damaged: model/config.json is not as it was written"):
+        model_of(tmp_path / asked)

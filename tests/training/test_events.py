@@ -65,6 +65,25 @@ async def _interrupting():
     await asyncio.sleep(60)
 
 
+def test_a_closed_terminal_may_say_so_twice(events):
+    """The kernel and the shell both send SIGHUP; the second signal of another kind still does not wait."""
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+    assert events.stop_requested
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_nohup_is_heeded():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with event_loop(False) as events:
+            signal.raise_signal(signal.SIGHUP)
+            assert not events.stop_requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_coroutine_that_ends_the_thread_is_an_error_not_a_hang():
     with EventLoop() as events:
 

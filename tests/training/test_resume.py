@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -99,8 +100,12 @@ def test_kill_9_at_any_moment_changes_nothing(rlhf, flags, uninterrupted, tmp_pa
         lambda: (run_dir / "checkpoints" / writing[1]).exists(),
     ]
     process = rlhf.start(*flags, "--run-dir", run_dir)
-    for moment in moments:
+    for number, moment in enumerate(moments):
         wait_for(moment, process)
+        if number == 0:
+            process.send_signal(signal.SIGSTOP)
+            refused = rlhf.run("train", "--resume", run_dir, code=2).stderr
+            assert f"{run_dir} is in use by process {process.pid} on {socket.gethostname()}" in refused
         process.send_signal(signal.SIGKILL)
         process.communicate()
         process = rlhf.start("train", "--resume", run_dir)

@@ -1,0 +1,76 @@
+"""What a resumed run does otherwise than before: what is refused, and what is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.choices import chosen
+from rlhf_host.config.load import fail, load_config
+from rlhf_host.config.run_dir import CONFIG, PLUGINS
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import PluginError
+from rlhf_host.plugins.discovery import discover
+
+_ANOTHER_RUN = re.compile(r"seed|algo\.name|roles\.[^.]+\.(model|revision)")
+"""Settings that checkpoints follow from."""
+
+
+def require_plugins(run_dir: Path, config: RunConfig) -> None:
+    """Raises ``PluginError`` when plugins that ``config`` still chooses were uninstalled since the run's last start."""
+    installed = {(info.kind, info.name) for info in discover()}
+    missing = {
+        (item.group, name): item
+        for item in chosen(config)
+        if (item.group, name := item.choice.name.rpartition(":")[2]) not in installed
+    }
+    path = run_dir / PLUGINS
+    entries = json.loads(path.read_text()) if missing and path.exists() else []
+    owners = {(entry["kind"], entry["name"]): entry for entry in entries if entry["distribution"]}
+    fail(
+        (
+            f"{kind} {name!r} of this run was in {owner['distribution']} {owner['version']}, which is not installed any more:"
+            f" pip install {owner['distribution']}=={owner['version']}"
+            for (kind, name), owner in owners.items()
+            if (kind, name) in missing
+        ),
+        PluginError,
+    )
+
+
+def check_resume(run_dir: Path, config: RunConfig, *, force: bool = False) -> list[str]:
+    """Compare the settings with those of the run so far; gives warnings about what changed.
+
+    Args:
+        force: let all settings change.
+
+    Raises:
+        UserError: one line per setting that would make it another run.
+    """
+    changes = list(_differences(load_config(run_dir / CONFIG).model_dump(mode="json"), config.model_dump(mode="json")))
+    if not force:
+        fail(
+            f"{name} is {then} in {run_dir}, and cannot become {now}: start a new run, or add --force"
+            for name, then, now in changes
+            if _ANOTHER_RUN.fullmatch(name)
+        )
+    listed = ", ".join(f"{name} {then} → {now}" for name, then, now in changes)
+    return [f"not as in the run so far: {listed}"] if changes else []
+
+
+def _differences(then: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in {**then, **now}:
+            if name or key not in ("name", "run_dir"):
+                yield from _differences(then.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif then != now:
+        yield name, _shown(then), _shown(now)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("name", "set"))
+    return "not set" if value is None else str(value)
