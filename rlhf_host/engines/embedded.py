@@ -19,7 +19,7 @@ from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.passes import evaluation
+from rlhf_host.models.modes import evaluation
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling

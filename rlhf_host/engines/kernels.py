@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -18,7 +19,7 @@ from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
 from rlhf_host.models.layouts import Layout, to_device
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.passes import evaluation
+from rlhf_host.models.modes import evaluation, in_32_bits
 from rlhf_host.models.trial import (
     EXACT,
     FAILURES,
@@ -57,7 +58,7 @@ class TriedKernels:
         """A twin to train, or the model itself."""
         stamp, twin = self._twins.get((id(model), use), (None, model))
         if stamp != structure(model):
-            twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=_is_exact(use))) or model
+            twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=use.dtype in WIDE)) or model
             self._twins[id(model), use] = structure(model), twin
         return twin
 
@@ -99,19 +100,19 @@ class TriedKernels:
     @torch.inference_mode()
     def _find_decoder(self, model: Any, use: Use, length: int, known: dict[int, Decoder]) -> Decoder:
         """One that was found for other lengths goes on where it is right at this one too."""
-        with evaluation(model), _autocast(use):
+        with evaluation(model), _precision(model, use):
             head = find_head(model)
-            oracle = _WholeRows(model, head, use, length)
-            rounded = use.autocast is not None and use.dtype in WIDE
+            oracle, rounded = _WholeRows(model, head, use, length), not _is_exact(use)
             for decoder in () if rounded else dict.fromkeys(known.values()):
                 if oracle.problem(decoder) is None:
                     return decoder
-            twin = self._twin(model, use, lambda twin: oracle.problem(twin) if hasattr(twin, "prefill") else "they only train")
+            twin = self._twin(model, use, oracle.problem_of_twin)
             if twin is not None:
                 return twin
             oracles = [oracle]
             if rounded:  # rounding to 16 bits would hide that some positions are wrong
-                oracles.insert(0, _WholeRows(model, head, replace(use, autocast=None), length))
+                oracle = _WholeRows(model, head, replace(use, dtype=torch.float32, autocast=None), length)
+                oracles = [oracle, *oracles] if oracle.runs else oracles
             problems: list[str] = []
             makes: tuple[Callable[[Use], Any], ...] = (
                 lambda use: PlainDecoder(model, head, use.autocast),
@@ -123,7 +124,7 @@ class TriedKernels:
                 problem = None
                 try:
                     for oracle in oracles:
-                        with _autocast(oracle.use):
+                        with _precision(model, oracle.use):
                             decoder = make(oracle.use)
                             problem = problem or oracle.problem(decoder)
                 except FAILURES as error:
@@ -148,7 +149,7 @@ class _WholeRows:
     """What the model gives for three whole rows, two of which share a prompt: the oracle of decoders."""
 
     def __init__(self, model: Any, head: Any, use: Use, length: int):
-        self.model, self.head, self.use = model, head, use
+        self.model, self.head, self.use, self.length = model, head, use, length
         length = min(length, context_length(model))
         self.steps = min(STEPS, length - 1)
         text = partial(random_text, model.config.get_text_config(), generator=torch.Generator().manual_seed(length))
@@ -161,25 +162,55 @@ class _WholeRows:
     def problem(self, decoder: Decoder) -> str | None:
         """Why the decoder is not right; ``None``: it is."""
         prompts, exact = self.ragged if decoder.ragged else self.even, _is_exact(self.use)
-        rows = torch.tensor(self.prompt_of_row, device=self.use.device)
-        decoder.refresh()
-        logits = [decoder.prefill(prompts)[rows]]
-        decoder.start(rows, self.steps)
-        for column in zip(*self.tails, strict=True):
-            logits.append(decoder.step(torch.tensor(column, device=self.use.device)))
         if decoder.ragged not in self._expected:
             self._expected[decoder.ragged] = torch.stack(
                 [self._row(prompts[n], tail) for n, tail in zip(self.prompt_of_row, self.tails, strict=True)]
             )
-        expected = self._expected[decoder.ragged].flatten(0, 1)
-        if not bool(torch.isfinite(expected).all()):
+        expected = self._expected[decoder.ragged]
+        rows, tails = (torch.tensor(values, device=self.use.device) for values in (self.prompt_of_row, self.tails))
+        decoder.refresh()
+        pairs = [(decoder.prefill(prompts)[rows], expected[:, 0])]
+        decoder.start(rows, self.steps)
+        for place in range(self.steps):
+            if place == self.steps // 2:
+                left = torch.tensor([0, 2], device=self.use.device)
+                decoder.keep(left)
+                tails, expected = tails[left], expected[left]
+            pairs.append((decoder.step(tails[:, place]), expected[:, place + 1]))
+        logits, wanted = map(torch.cat, zip(*pairs, strict=True))
+        if not bool(torch.isfinite(wanted).all()):
             return None  # weights that have diverged tell nothing; sampling will say so
         if not decoder.ragged and self.changes_with_length:
             return "what it gives for a token changes with the length of its row"
-        gap = distance(torch.stack(logits, 1).flatten(0, 1), expected, exact)
+        gap = distance(logits, wanted, exact)
         # A recurrence step by step and the parallel scan of a whole row agree less well than attention does.
         tolerance = ROUGH if not exact else EXACT if decoder.ragged else 10 * EXACT
         return None if gap <= tolerance else f"its logits differ by {gap:.1e}"
+
+    def problem_of_twin(self, twin: Any) -> str | None:
+        """Also under other weights: kernels may derive something from them."""
+        if not hasattr(twin, "prefill"):
+            return "they only train"
+        problem = self.problem(twin)
+        if problem is None:
+            _negate(self.model)
+            try:
+                problem = _WholeRows(self.model, self.head, self.use, self.length).problem(twin)
+            finally:
+                _negate(self.model)
+                twin.refresh()
+            problem = problem and f"after the weights have changed {problem}"
+        return problem
+
+    @cached_property
+    def runs(self) -> bool:
+        """At all: attention may be for 16 bits alone."""
+        try:
+            with _precision(self.model, self.use):
+                self._row(self.even[0], self.tails[0])
+        except FAILURES:
+            return False
+        return True
 
     @cached_property
     def changes_with_length(self) -> bool:
@@ -207,8 +238,19 @@ def _states(module: nn.Module, layout: Layout) -> Tensor:
     return states[torch.cat([layout.predicts, layout.last])]
 
 
-def _autocast(use: Use) -> Any:
-    return torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
+def _negate(model: nn.Module) -> None:
+    """Other weights in the same memory, and twice the same ones to the last bit."""
+    for weight in model.parameters():
+        weight.data.neg_()
+    torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def _precision(model: nn.Module, use: Use) -> Iterator[None]:
+    """That of ``use``: the model's weights may have fewer bits."""
+    autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
+    with autocast, in_32_bits(model) if _is_exact(use) else contextlib.nullcontext():
+        yield
 
 
 def _is_exact(use: Use) -> bool:

@@ -74,6 +74,7 @@ def policy_needs(
     options: PolicyLossOptions,
     *,
     min_group_size: int = 1,
+    idle_steps: int = 0,
     roles: Iterable[RoleNeed] = (),
     outputs: Iterable[Output] = (),
     forbids: Iterable[Forbid] = (),
@@ -83,6 +84,7 @@ def policy_needs(
     Args:
         options: an entropy bonus adds the output entropy; ``gspo`` forbids ``train.old_logprobs sampler``.
         min_group_size: episodes per task that the estimator needs.
+        idle_steps: first steps in which the actor is not trained.
         roles: in addition to the actor.
         outputs: in addition to those of the loss.
         forbids: in addition to those of the loss.
@@ -90,7 +92,7 @@ def policy_needs(
     noise = "the sampler's rounding is as large as the clip range of a sequence's ratio"
     return Needs(
         data="prompts",
-        roles=(RoleNeed("actor", trainable=True, source=None), *roles),
+        roles=(RoleNeed("actor", trainable=True, source=None, idle_steps=idle_steps), *roles),
         min_group_size=min_group_size,
         outputs=(*([Output("entropy")] if options.entropy_coef > 0 else []), *outputs),
         forbids=(*([Forbid("train.old_logprobs", "sampler", noise)] if options.loss == "gspo" else []), *forbids),

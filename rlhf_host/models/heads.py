@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf_host.models.modes import in_32_bits
+
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names that configurations have for it."""
 
@@ -51,11 +53,20 @@ def decoder_of(model: Any) -> Any:
 def find_head(model: Any) -> Head | None:
     """The head that turns the decoder's hidden states into the model's logits on a few tokens, or ``None`` if none does.
 
-    Scale and softcap come from the config, under the names that models have for them, and count only where the logits agree.
+    Scale and softcap come from the config, under the names that models have for them, and count only where the logits agree: in 32
+    bits, or as the caller computes where the model does not run in these.
     """
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear:  # an adapter's subclass does more than its weight says
         return None
+    try:
+        with torch.autocast(linear.weight.device.type, enabled=False), in_32_bits(model):
+            return _agreeing(model, linear, tolerance=1e-4, noise=1e-6)
+    except (RuntimeError, TypeError, ValueError):
+        return _agreeing(model, linear, tolerance=2e-2, noise=8e-3)
+
+
+def _agreeing(model: Any, linear: nn.Linear, tolerance: float, noise: float) -> Head | None:
     config = model.config.get_text_config()
     probe = torch.tensor([[1, 3, 2, 4, 1, 5]], device=linear.weight.device) % config.vocab_size
     logits = model(input_ids=probe, use_cache=False).logits.float()
@@ -65,7 +76,6 @@ def find_head(model: Any) -> Head | None:
     softcaps = (*(getattr(config, name, None) for name in SOFTCAPS), None)
     candidates = [Head(linear, scale, softcap) for scale in _scales(model, config) for softcap in dict.fromkeys(softcaps)]
     gaps = {head: float((head(hidden) - logits).abs().max()) for head in candidates}
-    tolerance, noise = (1e-4, 1e-6) if hidden.dtype == torch.float32 else (2e-2, 8e-3)
     size, best = float(logits.abs().max()), min(gaps.values())
     # Among those that the probe cannot tell apart, with the softcap: on small logits it hardly shows.
     return next(head for head, gap in gaps.items() if gap <= best + noise * size) if best <= tolerance * size else None

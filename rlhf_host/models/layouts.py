@@ -11,7 +11,7 @@ the gradients of its completions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,6 +140,19 @@ def all_places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
     starts = itertools.accumulate((layout.input_ids.numel() for layout in layouts), initial=0)
     places = [(layout.predicts + start, layout.last + start) for layout, start in zip(layouts, starts, strict=False)]
     return torch.cat([predicts for predicts, _ in places]), torch.cat([last for _, last in places])
+
+
+def score_places(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: int | None) -> Tensor:
+    """``[B]``: over the same states, where transformers' sequence classification reads each row's score: at its last token that is
+    not ``pad``, else at its first."""
+    read = ((place for place in reversed(range(len(ids))) if ids[place] != pad) for ids in rows)
+    places, start = [], 0
+    for layout in layouts:
+        width = layout.input_ids.shape[1] if layout.rows is None else layout.rows.length
+        own = layout.last.new_tensor([row * width + next(next(read), 0) for row in range(len(layout.last))])
+        places.append(start + (own if layout.rows is None else layout.rows.gather[own]))
+        start += layout.input_ids.numel()
+    return torch.cat(places)
 
 
 def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None) -> list[int]:

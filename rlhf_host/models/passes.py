@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
@@ -22,6 +21,7 @@ from rlhf_host.models.layouts import (
     all_places,
     padded_layout,
     padded_tokens,
+    score_places,
     shared_layout,
     shared_tokens,
     sharing_of,
@@ -29,9 +29,10 @@ from rlhf_host.models.layouts import (
     without_last,
 )
 from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
-from rlhf_host.models.trial import WIDE, Verdict, structure, try_layouts
+from rlhf_host.models.modes import evaluation, in_32_bits
+from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
-from rlhf_host.records.tensors import Distribution, Outputs, TopK
+from rlhf_host.records.tensors import OF_ROWS, Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
 
@@ -49,10 +50,14 @@ class _Line:
     """``[C]``: where the state is that predicts each completion token."""
     last: Tensor
     """``[B]``: where each row's last token is."""
+    scored: Tensor
+    """``[B]``: where each row's score is read."""
     mask: Tensor
     """``[B, T]`` bool."""
     targets: Tensor
     """``[C]``: the completion tokens."""
+    exact: bool = False
+    """Computed in 32 bits, for a trial."""
 
 
 class Passes:
@@ -98,7 +103,8 @@ class Passes:
         )
         self.compute = model if self._kernels is None else self._kernels.module(model, use)
         self.scalar = scalar_head(model)
-        with torch.no_grad(), evaluation(model):
+        autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+        with torch.no_grad(), evaluation(model), autocast:
             self.head = None if self.scalar is not None else find_head(model)
         if self.head is None and self.scalar is None:
             warnings.warn(
@@ -139,13 +145,10 @@ class Passes:
 
     def _try(self, length: int) -> Verdict:
         verdict = self._verdict_of(length, exact=self.exact)
-        if self.autocast is not None and next(self.model.parameters()).dtype in WIDE:
+        if not self.exact and (self._backend is None or next(self.model.parameters()).dtype in WIDE):
             # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it.
-            rounded, self.autocast = self.autocast, None
-            try:
+            with contextlib.suppress(DoesNotRun):  # its attention may be for 16 bits alone
                 verdict = verdict.and_also(self._verdict_of(length, exact=True), self.model)
-            finally:
-                self.autocast = rounded
         if self._ranks is not None:  # a rank on other hardware may see a gap where the others see none
             verdicts = self._ranks.gather((verdict.shared is None, verdict.padded is None))
             shared, padded = (any(refused) for refused in zip(*verdicts, strict=True))
@@ -158,7 +161,8 @@ class Passes:
 
     def _verdict_of(self, length: int, exact: bool) -> Verdict:
         oracle, with_shared = self.model if self._backend is None else self.compute, self.shared_prefix != "off"
-        return try_layouts(self._hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
+        hidden = partial(self._hidden, exact=exact)
+        return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
 
     @property
     def one_by_one(self) -> bool:
@@ -195,7 +199,7 @@ class Passes:
         others: Mapping[str, TopK] | None = None,
     ) -> Outputs:
         """What ``outputs`` names, of what the model's head can give: ``logprobs``, ``entropy`` and ``logits`` for a language model,
-        ``values`` and ``scores`` for a scalar one. The rest stays ``None``. With gradients where they are enabled.
+        ``values``, ``scores`` and ``bootstrap`` for a scalar one. The rest stays ``None``. With gradients where they are enabled.
 
         Only positions that predict completion tokens reach the head. ``logits`` are the model's own, before the temperature.
 
@@ -209,7 +213,7 @@ class Passes:
             others: role → tokens at which this model's log-probabilities are wanted beside that role's: ``Outputs.others``.
 
         Returns:
-            ``[B, T]`` float32 (``scores [B]``, ``logits [B, T, V]``) on the model's device, 0 outside ``completion_mask``.
+            ``[B, T]`` float32 (``OF_ROWS``: ``[B]``, ``logits [B, T, V]``) on the model's device, 0 outside ``completion_mask``.
 
         Raises:
             UserError: an empty prompt, a temperature of 0, and as ``prepare``.
@@ -220,12 +224,12 @@ class Passes:
             raise UserError(
                 f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
             )
-        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, "scores" in outputs)
+        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, not outputs.isdisjoint(OF_ROWS))
         if line is None:
             return self._nothing(outputs, completion_ids.shape)
         read = partial(self._outputs, line, temperature, outputs, entropy_grad, others)
         results = read(self._states(line)) if self._backend is None else self._through(line, read)
-        results = {name: value if name == "scores" else _spread(value, line.mask) for name, value in results.items()}
+        results = {name: value if name in OF_ROWS else _spread(value, line.mask) for name, value in results.items()}
         distributions = {
             role: Distribution(topk.logprobs, results.pop(f"of {role}"), topk.ids) for role, topk in others.items()
         }
@@ -240,9 +244,10 @@ class Passes:
         others: Mapping[str, TopK],
         states: Tensor,
     ) -> Tensors:
-        """``[C, ...]`` of every completion token, and ``scores [B]``, from hidden states, or logits where no head is known."""
+        """``[C, ...]`` of completion tokens, and ``[B]`` of rows, from hidden states, or from logits where no head is known."""
         if self.scalar is not None:
-            score, places = Head(self.scalar), {"values": line.predicts, "scores": line.last}
+            score = Head(self.scalar)
+            places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last}
             wanted = {name: states.index_select(0, at) for name, at in places.items() if name in outputs}
             return {name: score(hidden, torch.float32).squeeze(-1) for name, hidden in wanted.items()}
         hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
@@ -306,7 +311,7 @@ class Passes:
         temperature: float,
         whole: bool,
     ) -> _Line | None:
-        """The rows in the layout that computes least; ``None`` without rows. ``whole``: each row's last token too."""
+        """The rows in the layout that computes least; ``None`` without rows. ``whole``: each row's last token and score too."""
         if temperature <= 0:
             raise UserError(
                 f"temperature {temperature:g} has no log-probabilities to train on: set rollout.temperature above 0"
@@ -323,25 +328,30 @@ class Passes:
         assert self._verdict is not None
         sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
         completions = completion_ids.cpu()[mask]
-        whole = whole or self.one_by_one  # where a row's length matters
+        parts = completions.split(lengths)
+        with_scores, whole = whole, whole or self.one_by_one  # where a row's length matters
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded
         if self._shares(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing):
             make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
         rows = [(prompt_ids, completions, lengths)]
         if compute is None:
-            parts = completions.split(lengths)
             rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
         layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
         if self.device.type != "cpu":
             layouts = [to_device(layout, self.device) for layout in layouts]
         mask, completions = mask.to(self.device), completions.to(self.device)
-        return _Line(compute or self.model, layouts, *all_places(layouts), mask, completions)
+        predicts, last = all_places(layouts)
+        scored = last
+        if with_scores:
+            pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
+            scored = score_places(layouts, ([*ids, *part.tolist()] for ids, part in zip(prompt_ids, parts, strict=True)), pad)
+        return _Line(compute or self.model, layouts, predicts, last, scored, mask, completions)
 
     def _states(self, line: _Line) -> Tensor:
         """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
-        bare = self.scalar is None and self.head is None
-        with evaluation(line.compute), torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+        bare, autocast = self.scalar is None and self.head is None, None if line.exact else self.autocast
+        with evaluation(line.compute), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
             model = line.compute if bare else decoder_of(line.compute)
             try:
                 passes = [model(**layout.inputs(), use_cache=False) for layout in line.layouts]
@@ -361,35 +371,19 @@ class Passes:
             return read(self._states(line))
         return backend.run_pass(lambda: backend.run_head(read, self._states(line)))
 
-    def _hidden(self, compute: nn.Module, layout: Layout) -> Tensor:
+    def _hidden(self, compute: nn.Module, layout: Layout, exact: bool) -> Tensor:
         """``_states`` at the places that predict, then at the last ones, for trials."""
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
-        line = _Line(compute, [at], at.predicts, at.last, at.predicts, at.predicts)
-        return self._through(line, lambda states: {"states": states[places]})["states"]
+        line = _Line(compute, [at], at.predicts, at.last, at.last, at.predicts, at.predicts, exact)
+        with in_32_bits(self.model) if exact else contextlib.nullcontext():
+            return self._through(line, lambda states: {"states": states[places]})["states"]
 
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
         zeros = torch.zeros(tuple(shape), device=self.device)
         if self.scalar is not None:
-            return Outputs(values=zeros if "values" in outputs else None, scores=zeros.sum(-1) if "scores" in outputs else None)
+            return Outputs(**{name: zeros if name == "values" else zeros.sum(-1) for name in outputs & {"values", *OF_ROWS}})
         return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)
-
-
-@contextlib.contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, but for layers that recompute in the backward pass: those look at their training flag."""
-    if model.training:
-        model.eval()
-    recomputing = []
-    if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
-        recomputing = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    for layer in recomputing:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for layer in recomputing:
-            layer.training = False
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.errors import UserError
 from rlhf_host.models.heads import scalar_head
@@ -29,11 +28,18 @@ ROUGH = 5e-2
 WIDE = (torch.float32, torch.float64)
 """Types in which results must agree exactly, but for the order of sums."""
 
+HELD = 2**16
+"""Elements of a parameter's gradient that are compared."""
+
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, StopIteration)
 """What models raise for input that they do not take."""
 
 Hidden = Callable[[nn.Module, Layout], Tensor]
 """``hidden(module, layout)``: hidden states at the places that predict, then at the rows' last ones."""
+
+
+class DoesNotRun(UserError):
+    """The model does not run over rows without padding and mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,8 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
         with_shared: try the shared layout too.
 
     Raises:
-        UserError: the model does not run over rows without padding and mask, or it sees what comes after a token.
+        DoesNotRun: not even over rows without padding and mask.
+        UserError: the model sees what comes after a token.
     """
     config, name = model.config.get_text_config(), type(model).__name__
     length = min(length, context_length(model))
@@ -110,7 +117,7 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     try:
         rows = [hidden(model, layout) for layout in sample.alone()]
     except FAILURES as error:
-        raise UserError(
+        raise DoesNotRun(
             f"{name} does not run over plain rows of tokens: {type(error).__name__}: {first_line(error)}"
         ) from error
     expected = torch.cat([row[:-1] for row in rows] + [row[-1:] for row in rows])
@@ -138,6 +145,9 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
                 chosen[layout] = module
                 break
             problems.append(f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {gap:.1e})")
+    if chosen["padded"] is not None and _follows_length(partial(hidden, model), sample, rows[-1], exact):
+        problems.append(f"what {name} gives for a token changes with the length of its row")
+        chosen = {"padded": None}
     if chosen["padded"] is None:
         if scalar_head(model) is None and _looks_ahead(partial(hidden, model), sample.alone()[0], exact):
             raise UserError(f"{name} sees later tokens, so it is not a causal language model (for an encoder, set is_decoder)")
@@ -145,6 +155,15 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     elif with_shared and chosen["shared"] is None:
         problems.append(f"a group's prompt is computed for every completion of {name}")
     return Verdict(chosen.get("shared"), chosen["padded"], tuple(problems))
+
+
+def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, whole: Tensor, exact: bool) -> bool:
+    """Whether a row's last token changes what is before it by being there: passes leave it out where nothing is read from it."""
+    size = sample.lengths[-1]
+    if size < 2:
+        return False
+    shorter = hidden(padded_layout(sample.prompt_ids[-1:], sample.completions[-size:-1], [size - 1]))
+    return not distance(shorter[:-1], whole[: size - 1], exact) <= (EXACT if exact else ROUGH)
 
 
 def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -> bool:
@@ -163,33 +182,45 @@ def distance(values: Tensor, expected: Tensor, exact: bool) -> float:
     return gap if gap == gap else float("inf")
 
 
-def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: bool, length: int = 16) -> str | None:
-    """Why the twin's gradients are not the model's, over rows of ``length`` tokens; ``None``: they are.
-
-    Of the parameters in the first and the last layer, which have all that layers have.
-    """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    parts = layers[:1] + layers[-1:] if layers else [model]
-    parameters = list(dict.fromkeys(weight for part in parts for weight in part.parameters() if weight.requires_grad))
-    if not parameters:
+def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: bool, length: int = 64) -> str | None:
+    """Why the twin's gradients are not the model's, over rows of ``length`` tokens; ``None``: they are."""
+    if not any(weight.requires_grad for weight in model.parameters()):
         return None
-    sample = Sample.of(length, model.config.get_text_config())  # type: ignore[operator,union-attr]
+    config: Any = model.config
+    sample = Sample.of(min(length, context_length(model)), config.get_text_config())
     for layout in (sample.padded(), sample.shared()):
-        gradients = []
-        for module in (model, twin):
-            with torch.inference_mode(False), torch.enable_grad():
-                states = hidden(module, layout).float()
-                weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.device)
-                loss = (states * weights).sum()
-                gradients.append(torch.autograd.grad(loss, parameters, allow_unused=True))
-        for own, other in zip(*gradients, strict=True):
-            if (own is None) != (other is None):
-                return "a parameter's gradient is missing"
-            if own is not None and other is not None:
-                gap = float((own.float() - other.float()).norm() / own.float().norm().clamp(min=1e-30))
-                if not gap <= (EXACT if exact else ROUGH):
-                    return f"a parameter's gradient differs by {gap:.1e}"
+        own, twins = (_gradients(hidden, module, layout, model) for module in (model, twin))
+        if own.keys() != twins.keys():
+            return f"the gradient of {min(own.keys() ^ twins.keys())} is missing"
+        # Some gradients are nothing but rounding, such as those of keys' biases.
+        least = 1e-4 * max(float(gradient.norm()) for gradient in own.values())
+        for name, gradient in own.items():
+            gap = float((twins[name] - gradient).norm() / gradient.norm().clamp(min=max(least, 1e-30)))
+            if not gap <= (EXACT if exact else ROUGH):
+                return f"the gradient of {name} differs by {gap:.1e}"
     return None
+
+
+def _gradients(hidden: Hidden, module: nn.Module, layout: Layout, model: nn.Module) -> dict[str, Tensor]:
+    """Name → float32 elements of the parameter's gradient, not all of them: those of the whole model may be too many to hold."""
+    gradients: dict[str, Tensor] = {}
+
+    def keep(weight: Tensor, name: str) -> None:
+        assert weight.grad is not None
+        gradients[name] = weight.grad.flatten()[:: weight.numel() // HELD + 1].float()
+        weight.grad = None
+
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    hooks = [weight.register_post_accumulate_grad_hook(partial(keep, name=name)) for name, weight in trained]
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            states = hidden(module, layout).float()
+            pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.device)
+            (states * pull).sum().backward()  # type: ignore[no-untyped-call]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return gradients
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:

@@ -64,7 +64,7 @@ class BackendStart:
     role: RoleConfig
     """The settings of ``--roles.NAME``: ``schedule``, ``betas``, ``max_grad_norm``, ... and ``peak_lr``: ``lr`` or its default."""
     total_updates: int
-    """Number of optimizer updates of the whole run, for the schedule."""
+    """Number of this role's optimizer updates in the whole run, for the schedule."""
     ranks: Ranks
 
 

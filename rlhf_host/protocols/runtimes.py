@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_host.protocols.common import Traits
 from rlhf_host.protocols.engines import Generator
 from rlhf_host.protocols.syncs import Bring, SyncTarget, WeightSource
 from rlhf_host.records.needs import Needs
-from rlhf_host.records.tensors import Batch, TopK
+from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,9 @@ class Trainer(Protocol):
     def compute_s(self) -> float:
         """Seconds spent in forward, backward and optimizer steps so far."""
 
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
-        """Compute without gradient, in training's layout and precision: ``[B, T]`` (``scores``: ``[B]``) float32 on the CPU."""
+    def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
+        """Compute without gradient, in training's layout and precision: ``[B, T]`` float32 on the CPU (``scores``, ``bootstrap``:
+        ``[B]``)."""
 
     def topk(self, role: str, k: int, batch: Batch) -> TopK:
         """Return the role's ``k`` likeliest tokens at every completion token, on the CPU; otherwise as ``outputs``."""

@@ -22,6 +22,8 @@ class RoleNeed:
     source: str | None = "actor"
     lr: float | None = None
     """Peak learning rate if the configuration sets none."""
+    idle_steps: int = 0
+    """Number of first steps in which no loss trains it; its learning rate's schedule begins after them."""
 
 
 What: TypeAlias = Literal["logprobs", "values", "scores", "bootstrap", "entropy", "logits", "distribution"]
@@ -136,7 +138,7 @@ class RoleHandle(Protocol):
         """Per trajectory, the scalar head at each completion token."""
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Per trajectory, the scalar head at its last token."""
+        """Per trajectory, the scalar head where transformers reads it; see ``Outputs.scores``."""
 
 
 @dataclass(slots=True)

@@ -228,6 +228,12 @@ class Distribution:
     """``[B, T, k]`` int64: which tokens; ``None``: the whole vocabulary, in order."""
 
 
+RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "bootstrap"]
+"""What a role can be asked for over a batch."""
+OF_ROWS = ("scores", "bootstrap")
+"""Those of them that are ``[B]``; the others are ``[B, T]``."""
+
+
 @dataclass(slots=True)
 class Outputs:
     """The results of a role's forward pass for the rows of a batch."""
@@ -239,11 +245,14 @@ class Outputs:
     values: Tensor | None = None
     """``[B, T]`` fp32: scalar head at the position that predicts token t."""
     scores: Tensor | None = None
-    """``[B]`` fp32: scalar head at the last token."""
+    """``[B]`` fp32: scalar head where transformers' sequence classification reads it: at the last token that is not the padding
+    token of the model's configuration, so before an end token that pads too."""
     logits: Tensor | None = None
     """``[B, T, V]``: only if a plugin needs ``Output("logits")``."""
     others: dict[str, Distribution] = field(default_factory=dict)
     """role → its distribution and this model's, if a plugin needs ``Output("distribution", role=...)``."""
+    bootstrap: Tensor | None = None
+    """``[B]`` fp32: scalar head at the last token, whatever it is."""
 
 
 @dataclass(slots=True)

@@ -92,7 +92,7 @@ class Roles:
                 kernels=self.kernels,
                 backend=backend if need.trainable else None,
                 settings=settings,
-                total_updates=setup.total_updates,
+                total_updates=setup.total_updates - need.idle_steps * setup.train.updates_per_batch,
                 ranks=ranks,
                 trainer=f"backend {setup.backend.name}",
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from rlhf_host.errors import told_of
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, SyncTarget, Update
-from rlhf_host.records.tensors import Batch, TopK
+from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.training.worker import Worker
@@ -28,7 +28,7 @@ class LocalTrainer:
     def compute_s(self) -> float:
         return self.worker.compute_s
 
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
+    def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
         return self._compute.submit(partial(self.worker.outputs, role, what, batch)).result()
 
     def topk(self, role: str, k: int, batch: Batch) -> TopK:

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.protocols import Update
-from rlhf_host.records.tensors import Batch, TopK
+from rlhf_host.records.tensors import OF_ROWS, Batch, RoleOutput, TopK
 from rlhf_host.runtimes.batch_shards import deal_rows, make_shard
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.worker import place
@@ -67,8 +67,8 @@ class RemoteTrainer:
         self.before: Callable[[bool], None] | None = None
         """Called before workers compute, with whether a role that is trained does."""
 
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
-        shape = batch.completion_mask.shape[: 1 if what == "scores" else 2]
+    def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
+        shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
         return self._compute("outputs", role, (what,), batch, torch.zeros(shape))[0]
 
     def topk(self, role: str, k: int, batch: Batch) -> TopK:

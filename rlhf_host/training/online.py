@@ -326,7 +326,7 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
         elif quantity == "values":
             experience.values[role] = trainer.outputs(role, "values", experience)
         elif quantity == "bootstrap":
-            experience.bootstrap[role] = trainer.outputs(role, "scores", experience)
+            experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience)
     if mode == "recompute":
         known = experience.logprobs.get("actor")
         experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known

@@ -84,7 +84,7 @@ def rows_of(batch: Batch) -> dict[str, Any]:
 
 def zero_loss(outputs: Outputs) -> Tensor:
     """A loss of 0 with a gradient of zeros."""
-    values = next(item for item in (outputs.logprobs, outputs.values, outputs.scores) if item is not None)
+    values = next(item for item in (outputs.logprobs, outputs.values, outputs.scores, outputs.bootstrap) if item is not None)
     return torch.where(torch.isfinite(values), values, 0.0).sum() * 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Trajectory
-from rlhf_host.records.tensors import Batch
+from rlhf_host.records.tensors import Batch, RoleOutput
 
 
 class TrainerRole:
@@ -51,12 +51,12 @@ class TrainerRole:
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return (await self._outputs("scores", completions(trajectories, self._temperature))).tolist()
 
-    async def _per_token(self, output: Literal["logprobs", "values"], trajectories: Sequence[Trajectory]) -> list[list[float]]:
+    async def _per_token(self, output: RoleOutput, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         batch = completions(trajectories, self._temperature)
         values = await self._outputs(output, batch)
         return [row[:length].tolist() for row, length in zip(values, batch.lengths.tolist(), strict=True)]
 
-    async def _outputs(self, output: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
+    async def _outputs(self, output: RoleOutput, batch: Batch) -> Tensor:
         if self._threads:
             return await asyncio.to_thread(self._trainer.outputs, self.name, output, batch)
         return self._trainer.outputs(self.name, output, batch)

@@ -66,7 +66,7 @@ def _train(config: RunConfig, manager: PluginManager, run_dir: Path, resume: Pat
     if checkpoint is not None:
         _refuse_finished(config, checkpoint, run_dir, inputs)
     needs = merge_needs(manager)
-    updates = config.train.steps * config.train.epochs * config.train.minibatches
+    updates = config.train.steps * config.train.updates_per_batch
     models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
     started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models))
     with event_loop(config.debug) as events:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from rlhf_host.errors import RunError, told_of
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Update
 from rlhf_host.records.needs import Needs
-from rlhf_host.records.tensors import Batch, Metric, TopK
+from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import group_rows, plan_microbatches
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.role import Role, rows_of, worker_rows
@@ -44,10 +43,10 @@ class Worker:
     """Seconds spent in forward, backward and optimizer steps so far."""
 
     @torch.no_grad()
-    def outputs(self, role: str, what: Literal["logprobs", "values", "scores"], batch: Batch) -> Tensor:
-        """``[B, T]`` (``scores``: ``[B]``) float32 on the CPU, in the same micro-batches, layout and precision as training."""
+    def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
+        """``[B, T]`` (``OF_ROWS``: ``[B]``) float32 on the CPU, in the same micro-batches, layout and precision as training."""
         holder = self.roles[role]
-        shape = batch.completion_mask.shape[: 1 if what == "scores" else 2]
+        shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
 
         def run(part: Batch) -> tuple[Tensor]:
             return (getattr(holder.passes.forward(**rows_of(part), outputs=frozenset({what})), what),)

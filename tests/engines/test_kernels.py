@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 
@@ -12,11 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_host.config.defaults import kernels_to_try
 from rlhf_host.config.schema import PluginChoice
+from rlhf_host.engines.decoding import PlainDecoder
 from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.errors import PluginError, RunError
 from rlhf_host.functional import twin
+from rlhf_host.models.heads import find_head
 from rlhf_host.models.passes import Passes
-from rlhf_host.protocols import Traits
+from rlhf_host.protocols import Traits, Use
 
 
 class Kernels:
@@ -93,6 +96,58 @@ def test_kernels_that_raise_are_left_out(model, method):
     kernels = TriedKernels([("broken", broken), ("right", right)])
     assert Passes(model, kernels=kernels).compute is right.twins[0]
     assert "'broken' are not used to train LlamaForCausalLM: ImportError: no module named 'tiles'" in kernels.reports[0]
+
+
+@pytest.mark.parametrize("beyond", [0, 20])
+def test_kernels_with_another_gradient_are_not_used(model, beyond):
+    """Of the embedding, which is in no layer, and of rows that are not very short."""
+
+    class Doubling(Kernels):
+        def twin(self, model, use):
+            made = super().twin(model, use)
+            made.model.embed_tokens.register_forward_hook(
+                lambda module, args, out: 2 * out - out.detach() if out.shape[1] > beyond else out
+            )
+            return made
+
+    kernels = TriedKernels([("doubling", Doubling())])
+    assert Passes(model, kernels=kernels).compute is model
+    assert "the gradient of model.embed_tokens.weight differs by 1.0e+00" in kernels.reports[0]
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+class MixingUp(PlainDecoder):
+    def keep(self, rows):
+        super().keep(torch.arange(len(rows)))
+
+
+def _stale(model):
+    model = copy.deepcopy(model)
+    return PlainDecoder(model, find_head(model))
+
+
+@pytest.mark.parametrize(
+    ("make", "report"),
+    [
+        (_stale, "not used to sample LlamaForCausalLM: after the weights have changed its logits differ by"),
+        (lambda model: MixingUp(model, find_head(model)), "not used to sample LlamaForCausalLM: its logits differ by"),
+        (lambda model: PlainDecoder(model, find_head(model)), "used to sample LlamaForCausalLM"),
+    ],
+    ids=["stale", "mixing rows up", "right"],
+)
+def test_a_decoder_is_tried_with_rows_that_leave_and_with_other_weights(model, make, report):
+    class Sampling(Kernels):
+        def twin(self, model, use):
+            self.twins.append(make(model))
+            return self.twins[-1]
+
+    sampling, weights = Sampling(), copy.deepcopy(model.state_dict())
+    kernels = TriedKernels([("sampling", sampling)])
+    use = Use(purpose="sample", device=torch.device("cpu"), dtype=torch.float32, autocast=None)
+    decoder = kernels.decoder(model, use, 20)
+    assert f"kernels 'sampling' are {report}" in kernels.reports[0]
+    assert (decoder is sampling.twins[0]) == report.startswith("used")
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
 @torch.no_grad()

@@ -153,7 +153,6 @@ OUTSIDE = {
     "gemma4_unified_assistant": "drafts from another model's hidden states",
     "musicgen": "several streams of audio tokens",
     "musicgen_melody": "several streams of audio tokens",
-    "xlm": "hides as many of a row's last tokens as there are padding tokens anywhere in it",
     "reformer": "has gradients in training mode alone, where its hashing is random",
 }
 """Families that are no language model over text alone, and why."""

@@ -55,7 +55,7 @@ OUTCOMES = {
     """,
     "alone alone refused": "prophetnet",
     "shared alone refused": "phi3-long-rope",
-    "refused refused refused": "cpmant xlnet bert-bidirectional doge-moe",
+    "refused refused refused": "cpmant xlm xlnet bert-bidirectional doge-moe",
 }
 """Layout of rows within the windows, layout of longer ones, what decodes: families and variants."""
 CASES = [name for names in OUTCOMES.values() for name in names.split()]

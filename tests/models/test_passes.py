@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
@@ -65,9 +66,9 @@ def make_model(name: str, **changes):
     return model
 
 
-def make_scalar_model():
+def make_scalar_model(pad_token_id=0):
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, num_labels=1, pad_token_id=0)
+    config = transformers.LlamaConfig(**SIZES, num_labels=1, pad_token_id=pad_token_id)
     return transformers.AutoModelForSequenceClassification.from_config(config).eval()
 
 
@@ -227,13 +228,36 @@ def test_dropout_is_off_whatever_mode_the_model_was_left_in(rows):
     assert model.config.resid_pdrop == 0.1
 
 
-def test_what_rounding_would_hide_is_found_in_32_bits():
+@pytest.mark.parametrize("rounded", ["products", "weights"])
+def test_what_rounding_would_hide_is_found_in_32_bits(rounded):
     """A convolution that reaches over the rows' borders in a shared line changes a few of many positions."""
-    passes = Passes(make_model("lfm2-conv"), autocast=torch.bfloat16)
+    model = make_model("lfm2-conv")
+    passes = Passes(model, autocast=torch.bfloat16) if rounded == "products" else Passes(model.bfloat16())
     assert passes._verdict_of(128, exact=False).shared is passes.model, "in 16 bits the mean hides it"
     with pytest.warns(UserWarning, match="gives other results in the shared layout for rows of 128 tokens"):
         passes.prepare(128)
     assert (passes._verdict.shared, passes._verdict.padded) == (None, passes.model)
+
+
+@pytest.mark.parametrize("rounded", ["products", "weights"])
+def test_attention_for_16_bits_alone_is_tried_in_16_bits(rounded, rows):
+    """As flash attention is."""
+
+    def attend(module, *states, **options):
+        if torch.is_autocast_enabled("cpu"):
+            states = [*(state.bfloat16() for state in states[:3]), *states[3:]]
+        if states[0].dtype == torch.float32:
+            raise RuntimeError("FlashAttention only supports fp16 and bf16 data type")
+        return sdpa_attention_forward(module, *states, **options)
+
+    transformers.AttentionInterface.register("in_16_bits", attend)
+    transformers.AttentionMaskInterface.register("in_16_bits", transformers.masking_utils.sdpa_mask)
+    model = transformers.LlamaForCausalLM._from_config(
+        transformers.LlamaConfig(**SIZES), attn_implementation="in_16_bits"
+    ).eval()
+    passes = Passes(model, autocast=torch.bfloat16) if rounded == "products" else Passes(model.bfloat16())
+    assert bool(passes.forward(PROMPTS, *rows).logprobs.isfinite().all())
+    assert passes._verdict.padded is model
 
 
 def test_a_softcap_that_rounding_hides_is_that_of_the_configuration():
@@ -311,20 +335,42 @@ def test_an_unknown_head_is_noticed_and_gives_its_own_logits(shared_prefix, rows
 
 
 @pytest.mark.parametrize("shared_prefix", ["off", "on"])
-def test_scalar_models_give_values_before_each_token_and_a_score_after_the_last(shared_prefix, rows):
+def test_scalar_models_give_values_before_each_token_and_after_the_last(shared_prefix, rows):
     model = make_scalar_model()
     ids, mask = rows
-    found = forward(model, PROMPTS, ids, mask, outputs=LM | {"values", "scores"}, shared_prefix=shared_prefix)
+    found = forward(model, PROMPTS, ids, mask, outputs=LM | {"values", "bootstrap"}, shared_prefix=shared_prefix)
     assert found.logprobs is None
     assert found.entropy is None
     for row, prompt in enumerate(PROMPTS):
         whole = [*prompt, *ids[row, mask[row]].tolist()]
         every = model.score(model.model(torch.tensor([whole])).last_hidden_state)[0, :, 0]
         torch.testing.assert_close(found.values[row, mask[row]], every[len(prompt) - 1 : -1])
-        torch.testing.assert_close(found.scores[row], every[-1])
+        torch.testing.assert_close(found.bootstrap[row], every[-1])
     assert not found.values[~mask].any()
     alone = forward(model, PROMPTS, ids, mask, outputs=frozenset({"values"}), shared_prefix=shared_prefix)
     torch.testing.assert_close(alone.values, found.values)
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+@pytest.mark.parametrize("pad", [None, 0, 9], ids=["no pad", "pad", "pad that ends"])
+def test_scores_are_read_where_transformers_reads_them(pad, shared_prefix, rows):
+    """Of rows that end in padding tokens, have them inside, or are nothing else; where they share a batch there, too."""
+    model, (ids, mask) = make_scalar_model(pad), rows
+    model.score.weight.data.normal_()
+    end = 9 if pad is None else pad
+    prompts = [*PROMPTS[:5], [end], [end, 3, end]]
+    for row, ends in enumerate([1, 2, 0, 0, 0, 4, 6]):
+        ids[row, LENGTHS[row] - ends : LENGTHS[row]] = end
+
+    whole = [torch.tensor([*prompt, *row[own].tolist()]) for prompt, row, own in zip(prompts, ids, mask, strict=True)]
+    scores = torch.stack([model(row[None]).logits[0, 0] for row in whole])
+    if pad is not None:
+        batch = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True, padding_value=pad)
+        torch.testing.assert_close(model(batch).logits[:, 0], scores)
+    found = forward(model, prompts, ids, mask, outputs=frozenset({"scores"}), shared_prefix=shared_prefix).scores
+    torch.testing.assert_close(found, scores, rtol=1e-5, atol=1e-5)
+    pull = torch.randn(len(scores))
+    assert_same_gradients(gradients(model, (pull * found).sum()), gradients(model, (pull * scores).sum()))
 
 
 def test_outputs_that_were_not_asked_for_are_not_made(rows):
@@ -365,7 +411,8 @@ def test_prompts_are_shared_where_that_saves_something():
 
 @pytest.mark.parametrize("shared_prefix", ["on", "off"])
 @pytest.mark.parametrize(
-    ("scalar", "outputs", "last"), [(False, "logprobs", False), (True, "values", False), (True, "scores", True)]
+    ("scalar", "outputs", "last"),
+    [(False, "logprobs", False), (True, "values", False), (True, "scores", True), (True, "bootstrap", True)],
 )
 def test_a_last_token_is_computed_only_where_it_is_read(rows, shared_prefix, scalar, outputs, last):
     model = make_scalar_model() if scalar else make_model("llama")

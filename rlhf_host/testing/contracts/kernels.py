@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rlhf_host.models.passes import evaluation
+from rlhf_host.models.modes import evaluation
 from rlhf_host.protocols import Use
 from rlhf_host.testing.contracts import kernel_cases
 from rlhf_host.testing.contracts.common import differ

@@ -95,6 +95,7 @@ def test_min_std_is_unbiased_and_comes_after_the_scores():
     assert verdict(group(rewards=[0.0, 1.0]), min_std=0.71) == "no_spread"
     assert verdict(group([0.0, 0.0], rewards=[5.0, -5.0]), min_std=0.1) == "too_hard"
     assert verdict(group([0.0, 1.0], rewards=[0.2, 0.2]), min_std=0.0) == "no_spread"
+    assert verdict(group([0.0, 1.0], rewards=[0.3, 0.1 + 0.2]), min_std=0.0) == "no_spread"
 
 
 def test_bounds_that_keep_nothing_are_refused():

@@ -67,10 +67,10 @@ class DynamicFiltering:
                 return Drop("too_easy")
         elif (options.low, options.high) != (0.0, 1.0):
             raise UserError("low and high are bounds of 0-1 scores, and the rewards give none: use min_std alone")
-        if options.min_std is not None:
-            return statistics.stdev(rewards) > options.min_std or Drop("no_spread")
         equal = max(rewards) - min(rewards) <= 1e-6 * max(1.0, *map(abs, rewards))
-        return Drop("no_spread") if equal else True
+        if equal or (options.min_std is not None and statistics.stdev(rewards) <= options.min_std):
+            return Drop("no_spread")
+        return True
 
 
 class OverlongPenalty:

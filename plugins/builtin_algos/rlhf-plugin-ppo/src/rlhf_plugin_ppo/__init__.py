@@ -47,7 +47,8 @@ class PPO:
             outputs.append(Output("bootstrap", role="critic"))
         noise = "in the warm-up of the critic its gradient is rounding noise, which Adam scales up"
         forbids = [Forbid("kl.place", "loss", noise)] if options.critic_warmup else []
-        return F.policy_needs(options, roles=(critic,), outputs=outputs, forbids=forbids)
+        idle = options.critic_warmup
+        return F.policy_needs(options, idle_steps=idle, roles=(critic,), outputs=outputs, forbids=forbids)
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:

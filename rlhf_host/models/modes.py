@@ -1,0 +1,53 @@
+"""Modes of a pass: as in evaluation, and everything in 32 bits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, but for layers that recompute in the backward pass: those look at their training flag."""
+    if model.training:
+        model.eval()
+    recomputing = []
+    if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
+        recomputing = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    for layer in recomputing:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in recomputing:
+            layer.training = False
+
+
+class In32Bits(TorchFunctionMode):
+    """Every operation takes 16-bit tensors and types as 32-bit ones, so weights are widened one by one, as they are used."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(_widened, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+
+def in_32_bits(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """For models with 16-bit weights; autocast has to be off."""
+    return In32Bits() if next(model.parameters()).dtype in NARROW else contextlib.nullcontext()
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in NARROW else value
+    return torch.float32 if isinstance(value, torch.dtype) and value in NARROW else value
