@@ -281,7 +281,9 @@ class _RowReader:
             self.label_key = next((key for key in known if key not in (self.prompt_key, self.context_key)), None)
 
     def _refuse_offline(self, row: Mapping[str, Any]) -> None:
-        columns, kind = next(((columns, kind) for columns, kind in OFFLINE.items() if row.keys() >= set(columns)), ((), ""))
+        columns: tuple[str, ...]
+        found = ((columns, kind) for columns, kind in OFFLINE.items() if row.keys() >= set(columns))
+        columns, kind = next(found, ((), ""))
         if kind == "unpaired" and not isinstance(row["label"], bool):
             kind = ""
         if not kind and "completion" in row and not any(_look_up(row, key) is not _MISSING for key in LABEL_KEYS):
