@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class VLLMEngine:
         self._step_began: float | None = None
         self._parameters: set[str] | None = None
         self._threads = Threads(4)
+        self._shared: set[Path] = set()
         self._scratch = Scratch("rlhf-vllm-", memory_directory())
         started: Future[None] = Future()
         # vLLM is made and stepped in one thread: the threads of OpenMP belong to the one that asked for them.
@@ -82,7 +84,8 @@ class VLLMEngine:
     def dead(self) -> bool:
         if self._closed:
             return False
-        stuck = self._step_began is not None and time.perf_counter() - self._step_began > STEP_S
+        begun = self._step_began
+        stuck = begun is not None and time.perf_counter() - begun > STEP_S
         return self._failure is not None or stuck or (self.multiprocess and self.llm.engine_core.resources.engine_dead)
 
     def expect(self, count: int) -> None:
@@ -200,6 +203,8 @@ class VLLMEngine:
 
         path = str(start.model)
         self.llm, device = start_vllm(self.options, path, start.tokenizer, start.version, self._scratch.path)
+        if self.multiprocess:
+            self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
         settings = self.llm.vllm_config.model_config
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
         self._config, self._vocabulary = settings.hf_config, int(settings.get_vocab_size())
@@ -249,6 +254,8 @@ class VLLMEngine:
             action()
         with contextlib.suppress(Exception):
             self.llm.engine_core.shutdown()
+        for path in self._shared:  # a core that takes long to end is killed, and leaves it
+            path.unlink(missing_ok=True)
         del self.llm
         self._scratch.close()
 
