@@ -27,6 +27,9 @@ class Ray:
             default_factory=dict, description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir"
         )
         wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use")
+        stall_s: float = Field(
+            300.0, gt=0, description="longest time a process may leave unanswered whether it lives, before it is ended"
+        )
         max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
 
     traits = RuntimeTraits(libraries=("ray",), debug=False, remote=True, places=True, sync="broadcast")
