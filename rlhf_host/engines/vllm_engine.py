@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +21,26 @@ from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.engines.vllm_requests import Call, answer, generation_of, sampling_params
-from rlhf_host.engines.vllm_startup import Scratch, ends_of, first_line, in_processes, parameter_names, start_vllm
+from rlhf_host.engines.vllm_startup import (
+    ends_of,
+    first_line,
+    in_processes,
+    memory_directory,
+    parameter_names,
+    start_vllm,
+)
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.scratch import Scratch
 
 log = logging.getLogger(__name__)
 
 COLDEST = 0.01
 """vLLM raises lower temperatures to this one, and its log-probabilities with them."""
+STEP_S = 600.0
+"""A step that takes longer never ends: the process that computes it was stopped, or hangs."""
 
 
 class VLLMEngine:
@@ -54,9 +65,11 @@ class VLLMEngine:
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
         self._closed = False
+        self._step_began: float | None = None
         self._parameters: set[str] | None = None
         self._threads = Threads(4)
-        self._scratch = Scratch()
+        self._shared: set[Path] = set()
+        self._scratch = Scratch("rlhf-vllm-", memory_directory())
         started: Future[None] = Future()
         # vLLM is made and stepped in one thread: the threads of OpenMP belong to the one that asked for them.
         self._thread = threading.Thread(target=self._work, args=(start, started), name="rlhf-vllm", daemon=True)
@@ -71,7 +84,9 @@ class VLLMEngine:
     def dead(self) -> bool:
         if self._closed:
             return False
-        return self._failure is not None or (self.multiprocess and self.llm.engine_core.resources.engine_dead)
+        begun = self._step_began
+        stuck = begun is not None and time.perf_counter() - begun > STEP_S
+        return self._failure is not None or stuck or (self.multiprocess and self.llm.engine_core.resources.engine_dead)
 
     def expect(self, count: int) -> None:
         """Batching is continuous: nothing waits for others."""
@@ -187,7 +202,9 @@ class VLLMEngine:
         from vllm.inputs.engine import tokens_input
 
         path = str(start.model)
-        self.llm, device = start_vllm(self.options, path, start.tokenizer, start.version, self._scratch)
+        self.llm, device = start_vllm(self.options, path, start.tokenizer, start.version, self._scratch.path)
+        if self.multiprocess:
+            self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
         settings = self.llm.vllm_config.model_config
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
         self._config, self._vocabulary = settings.hf_config, int(settings.get_vocab_size())
@@ -201,9 +218,10 @@ class VLLMEngine:
         return actions
 
     def _step(self) -> None:
-        begun = time.perf_counter()
+        self._step_began = time.perf_counter()
         outputs = [output for output in self.llm.step() if output.finished]
-        self.busy_s += time.perf_counter() - begun
+        self.busy_s += time.perf_counter() - self._step_began
+        self._step_began = None
         calls = ((self._running.pop(output.request_id, None), output) for output in outputs)
         answer([(call, generation_of(call.request.sampling, output, self.version)) for call, output in calls if call])
 
@@ -236,6 +254,8 @@ class VLLMEngine:
             action()
         with contextlib.suppress(Exception):
             self.llm.engine_core.shutdown()
+        for path in self._shared:  # a core that takes long to end is killed, and leaves it
+            path.unlink(missing_ok=True)
         del self.llm
         self._scratch.close()
 
@@ -268,7 +288,7 @@ class VLLMEngine:
             return
         from safetensors.torch import save_file
 
-        path = os.path.join(self._scratch.path, "bucket.safetensors")
+        path = str(self._scratch.path / "bucket.safetensors")
         # A tied weight comes twice, which a file may not hold: the copy is its own.
         save_file({name: tensor.detach().cpu().clone() for name, tensor in bucket}, path)
         self.llm.collective_rpc("load_bucket_file", args=(path,))

@@ -1,16 +1,13 @@
-"""Starting vLLM: what it is told, what is refused first, and a directory for weights on their way."""
+"""Starting vLLM: what it is told, and what is refused first."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import random
-import shutil
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,42 +28,12 @@ log = logging.getLogger(__name__)
 CPU_CACHE_BYTES = 1 << 29
 
 
-class Scratch:
-    """A directory, in memory where there is such a place, that this process holds a lock on.
-
-    What killed processes left there goes: their locks went with them. (Process numbers would not tell: containers may share the
-    place and not the numbers.)
-    """
-
-    def __init__(self) -> None:
-        root = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
-        for left in root.glob("rlhf-vllm-*"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > 60 and (lock := _lock(left)) is not None:
-                    shutil.rmtree(left, ignore_errors=True)
-                    os.close(lock)
-        self.path = tempfile.mkdtemp(prefix="rlhf-vllm-", dir=root)
-        self._lock = _lock(Path(self.path))
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+def memory_directory() -> str:
+    """For files on their way between processes: in memory where there is such a place."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
-def _lock(directory: Path) -> int | None:
-    """The open directory, locked; ``None`` where another process has the lock."""
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(opened)
-        return None
-    return opened
-
-
-def start_vllm(options: Vllm.Options, path: str, tokenizer: Any, version: int, scratch: Scratch) -> tuple[Any, torch.device]:
+def start_vllm(options: Vllm.Options, path: str, tokenizer: Any, version: int, scratch: Path) -> tuple[Any, torch.device]:
     """vLLM's ``LLMEngine`` for the model directory ``path``, and where it takes weights.
 
     Raises:
@@ -134,21 +101,22 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
     taken = sorted({"model", "tokenizer", *own} & set(options.extra))
     if taken:
         raise UserError(f"engine.extra.{taken[0]}: the engine sets this itself, from its own options")
-    defaults: dict[str, Any] = {"disable_log_stats": True, "seed": 0}
+    devices = options.tensor_parallel_size * options.pipeline_parallel_size
+    # Left to itself vLLM takes Ray where there is a placement group, and asks it for devices that this engine holds already.
+    executor = "mp" if devices > 1 else "uni"
+    defaults: dict[str, Any] = {"disable_log_stats": True, "seed": 0, "distributed_executor_backend": executor}
     if on_cpu:
         defaults["block_size"] = 32
-        if multiprocess and options.tensor_parallel_size * options.pipeline_parallel_size == 1:
-            defaults["distributed_executor_backend"] = "uni"
     return defaults | options.extra | own
 
 
-def _tokenizer_path(path: str, tokenizer: Any, scratch: Scratch) -> str:
+def _tokenizer_path(path: str, tokenizer: Any, scratch: Path) -> str:
     """vLLM needs the tokenizer for stop strings, as files."""
     if tokenizer is None or (Path(path) / "tokenizer_config.json").exists():
         return path
-    directory = os.path.join(scratch.path, "tokenizer")
+    directory = scratch / "tokenizer"
     tokenizer.save_pretrained(directory)
-    return directory
+    return str(directory)
 
 
 def _attention_problem(settings: Any, on_cpu: bool) -> str | None:

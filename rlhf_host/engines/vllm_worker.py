@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.platforms import current_platform
 
 
 class WeightLoading:
@@ -21,8 +23,20 @@ class WeightLoading:
     vllm_config: Any
     model_runner: Any
 
+    def shared_memory(self) -> list[str]:
+        """The files by which vLLM's processes share memory, as far as this one has them mapped."""
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        paths = {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+        return [path for path in paths if path.startswith("/dev/shm/psm_") or path.endswith("-cpushm")]
+
     def begin_weights(self) -> None:
-        initialize_layerwise_reload(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        if current_platform.is_cpu():
+            # Experts are packed only where their kernel is made: an old one would read the new weights, unpacked, as packed.
+            for layer in model.modules():
+                if getattr(getattr(layer, "quant_method", None), "moe_kernel", None) is not None:
+                    layer.quant_method.moe_kernel = None
+        initialize_layerwise_reload(model)
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
         """Load a part of the state dict. The tensors may change once this returns."""

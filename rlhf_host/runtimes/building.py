@@ -18,6 +18,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.specs import PluginSpec, check_host
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart
 from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.scratch import Scratch
 
 if TYPE_CHECKING:
     from rlhf_host.backends.ranks import Ranks
@@ -171,13 +172,13 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
 
     check_host(setup.host_version)
     plugin, tokenizer, role = setup.engine.build(), load_tokenizer(setup.role), setup.role
-    with tempfile.TemporaryDirectory(prefix="rlhf-engine-") as directory:
+    with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
         model: Any
         if plugin.traits.takes == "module":
             # Trained weights are float32, and so must be what they are copied into.
             model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
         elif (model := model_directory(role)) is None:
-            model = save_for_engine(load_model(role), tokenizer, Path(directory), with_weights=setup.version >= 0)
+            model = save_for_engine(load_model(role), tokenizer, directory, with_weights=setup.version >= 0)
         kernels = tried_kernels(setup.kernels)
         with told_of(f"engine {setup.engine.name}", "start"):
             return plugin.start(

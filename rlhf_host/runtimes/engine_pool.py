@@ -23,6 +23,8 @@ QUIET_S = 0.05
 """Engines that work in waves get requests when all that may come are there, or no new one came for so long."""
 AHEAD = 2
 """An engine gets so many times what it decodes together, so that it never waits for more; the rest goes to whoever is free."""
+CLOSE_S = 30.0
+"""For engines to release what they hold; after that they are killed. vLLM gives its own processes 5 seconds."""
 
 
 class EnginePool:
@@ -136,7 +138,7 @@ class EnginePool:
         self._fail_all(RunError("the engines were closed while requests were pending"))
         with contextlib.suppress(Exception):
             closing = (seat.actor.close.remote() for seat in self.lives.up)
-            await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), 10.0)
+            await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), CLOSE_S)
 
     def _dispatch_soon(self, delay: float = 0.0) -> None:
         # Tasks started together all ask in one turn of the loop: only then is it seen who gets what.

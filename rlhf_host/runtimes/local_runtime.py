@@ -14,6 +14,7 @@ from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, Runtim
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
 from rlhf_host.runtimes.compute import Inline, OneThread
+from rlhf_host.scratch import Scratch
 from rlhf_host.training.worker import Worker
 from rlhf_host.weight_sync.local_source import LocalSource
 
@@ -61,10 +62,10 @@ class LocalRuntime:
         model: Any = roles.models["actor"]
         self.source = LocalSource(model, roles.weights.buckets)
         in_place, trained = engine.traits.takes == "module", "actor" in roles.backends
-        with tempfile.TemporaryDirectory(prefix="rlhf-engine-") as directory:
+        with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
             if not in_place:
                 # To an actor that is not trained nothing is synced.
-                model = save_for_engine(model, start.tokenizer, Path(directory), with_weights=not trained)
+                model = save_for_engine(model, start.tokenizer, directory, with_weights=not trained)
             setup = EngineStart(
                 model=model,
                 tokenizer=start.tokenizer,

@@ -51,6 +51,9 @@ class Ray:
             " from this process's environment and not written down",
         )
         wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use")
+        stall_s: float = Field(
+            300.0, gt=0, description="longest time a process may leave unanswered whether it lives, before it is ended"
+        )
         max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
 
         @field_validator("runtime_env")

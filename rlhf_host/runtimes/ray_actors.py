@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Answer = tuple[int, Generation | Exception]
 """A request's number and what came of it."""
+BESIDE = "beside"
+"""The concurrency group of ``WorkerActor.alive``: all else is done one after another, by one thread."""
 WATCH_S = 1.0
 """Between looks whether an engine's own processes live."""
 
@@ -77,6 +79,9 @@ class WorkerActor:
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if ray.get_gpu_ids() else []
         node = ray.get_runtime_context().get_node_id()
         return {"address": address, "port": port, "gpus": gpus, "node": node, "pid": os.getpid()}
+
+    def alive(self) -> None:
+        """Answered whatever this process computes, in a thread of its own."""
 
     @_plainly
     def start(
@@ -152,6 +157,9 @@ class EngineActor:
         self.engine: Any = None
         self.open: dict[int, asyncio.Task[None]] = {}
         self.watch: asyncio.Task[None] | None = None
+
+    async def alive(self) -> None:
+        """Answered whatever the engine does."""
 
     @_plainly
     async def start(self, setup: EngineSetup, threads: int, gpus: Sequence[str] | None) -> EngineInfo:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.runtimes.placement import Node, Place
 from rlhf_host.runtimes.ray import Ray
+from rlhf_host.scratch import Scratch
 
 SOCKET_ROOM = 107 - len("/session_2000-01-01_00-00-00_000000_0000000/sockets/plasma_store")
 """Longest path of a temporary directory: Ray puts Unix sockets beneath it, and their names may have 107 bytes."""
@@ -37,7 +37,7 @@ class RayCluster:
     def __init__(self, settings: Ray.Options):
         self.settings = settings
         self.is_own = False
-        self._directory: Path | None = None
+        self._scratch: Scratch | None = None
         self._environment: dict[str, str | None] = {}
         self._groups: list[Any] = []
 
@@ -74,8 +74,8 @@ class RayCluster:
         if not _is_short(parent):
             raise UserError(f"ray.temp_dir {parent} is too long for the sockets beneath it: give one such as /tmp")
         Path(parent).mkdir(parents=True, exist_ok=True)
-        self._directory = Path(tempfile.mkdtemp(prefix="rlhf-ray-", dir=parent))
-        token = self._directory / "token"
+        self._scratch = Scratch("rlhf-ray-", parent)
+        token = self._scratch.path / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
@@ -88,7 +88,7 @@ class RayCluster:
                 num_gpus=self.settings.num_gpus,
                 object_store_memory=None if memory is None else memory * 2**20,
                 include_dashboard=False,
-                _temp_dir=str(self._directory),
+                _temp_dir=str(self._scratch.path),
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )
@@ -152,9 +152,9 @@ class RayCluster:
             with contextlib.suppress(Exception):
                 ray.shutdown()
         self._groups = []
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
         self._restore_environment()
         if self.is_own:
             _reread_environment()

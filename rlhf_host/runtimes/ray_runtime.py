@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, RuntimeStart, SyncTarg
 from rlhf_host.runtimes.building import EngineSetup, RolesSetup, check_state
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
+from rlhf_host.runtimes.heartbeat import Heartbeat, Process
 from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_apart, refuse_uneven, shortage
 from rlhf_host.runtimes.ray import Ray, passed_on
-from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, WorkerActor
+from rlhf_host.runtimes.ray_actors import BESIDE, EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
 
@@ -112,6 +113,15 @@ class RayRuntime:
         self.source = RemoteSource(self.trainer.by_role["actor"])
         self._lock = asyncio.Lock()
         self._version = NO_WEIGHTS
+        self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
+
+    def processes(self) -> Iterator[Process]:
+        """Those that are up."""
+        for group in self.trainer.groups:
+            for actor in group.actors:
+                yield Process(f"a worker of {group.name}", actor, actor.alive.options(concurrency_group=BESIDE).remote)
+        for seat in self.engine.lives.up:
+            yield Process(f"engine {seat.name}", seat.actor, seat.actor.alive.remote, restarts=True)
 
     @property
     def targets(self) -> list[SyncTarget]:
@@ -175,6 +185,7 @@ class RayRuntime:
     def _stop(self) -> None:
         import ray
 
+        self._heartbeat.stop()
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -215,6 +226,8 @@ def _actor(cls: type, place: Place, group: Any, device: int, devices: int, setti
     }
     if cls is EngineActor:
         options |= {"max_restarts": settings.max_restarts, "max_concurrency": 10_000}
+    else:
+        options["concurrency_groups"] = {BESIDE: 1}
     if settings.runtime_env:
         options["runtime_env"] = passed_on(settings.runtime_env)
-    return ray.remote(cls).options(**options).remote()
+    return ray.remote(**options)(cls).remote()

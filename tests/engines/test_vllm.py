@@ -545,6 +545,29 @@ def test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_giv
         asyncio.run(rig.engine.close())
 
 
+def test_experts_arrive_whole(tmp_path):
+    """vLLM packs experts for CPUs only at the first load, and then reads unpacked ones as packed."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tiny = write_tiny_model(tmp_path / "model", hidden=128)
+    config = Qwen3MoeConfig(
+        **{**json.loads((tiny / "config.json").read_text()), "model_type": "qwen3_moe", "eos_token_id": None},
+        moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    model.save_pretrained(tiny)
+    rig = Rig(make_engine(tiny, version=0), model)
+    prompts = prompts_of(4, 40)
+    try:
+        assert mismatch(model, prompts, rig.sample(prompts, Sampling(8))) <= 1e-4, "from the directory"
+        for version in (1, 2):
+            rig.train(version)
+            rig.sync(version)
+            assert mismatch(model, prompts, rig.sample(prompts, Sampling(8))) <= 1e-4
+    finally:
+        asyncio.run(rig.engine.close())
+
+
 @pytest.mark.slow
 def test_an_engine_on_two_devices_in_processes_of_its_own(tmp_path):
     from transformers import AutoModelForCausalLM

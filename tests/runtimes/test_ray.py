@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.records.episodes import Sampling, Segment, Task, Trajectory
+from rlhf_host.runtimes.heartbeat import Heartbeat
 from rlhf_host.testing.tensors import make_batch
 
 pytestmark = pytest.mark.timeout(900)
@@ -243,18 +245,28 @@ async def back(started, version):
     await asyncio.gather(*(seat.revival for seat in engine.lives.seats if seat.revival is not None))
 
 
-def test_an_engine_killed_in_mid_rollout_loses_nothing_and_comes_back_with_current_weights(synced):
+@contextmanager
+def impatient(started):
+    """Silence is noticed after seconds."""
+    heartbeat = Heartbeat(started.runtime.processes, 3.0)
+    yield
+    heartbeat.stop()
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_killed_or_stopped_in_mid_rollout_loses_nothing_and_comes_back_with_current_weights(synced, blow):
     started, generations = synced
     engine = started.runtime.engine
-    victim = started.runtime.targets[0].engine
+    victim, lives = started.runtime.targets[0].engine, engine.lives.restarts
 
-    found = started.wait(sample_groups(engine, delay=0.05, then=lambda tasks: os.kill(victim.pid, signal.SIGKILL)))
+    with impatient(started):
+        found = started.wait(sample_groups(engine, delay=0.05, then=lambda tasks: os.kill(victim.pid, blow)))
     assert tokens(found) == tokens(generations)
 
     started.wait(back(started, 4))
     new = started.runtime.targets[0].engine
     assert new.pid != victim.pid
-    assert engine.lives.restarts == 1
+    assert engine.lives.restarts == lives + 1
     again = [started.wait(new.generate([5, 6, 7], LONG, (0, sample, 0))) for sample in range(4)]
     assert tokens(again) == tokens(generations[:4])
     assert trainer_gap(started, again, [5, 6, 7]) < 1e-4
@@ -284,3 +296,14 @@ def test_a_process_that_never_comes_up_is_named(ray_runtime):
     with pytest.raises(RunError, match=r"a worker of actor has not started within 0\.2 s"):
         wait_all([never], "actor", within_s=0.2)
     ray.cancel(never)
+
+
+def test_a_rank_that_is_stopped_ends_what_waits_for_it(ray_runtime, caplog):
+    """The last one: after it there is no trainer."""
+    import ray
+
+    trainer = ray_runtime.runtime.trainer
+    os.kill(ray.get(trainer.by_role["actor"].actors[1].look.remote())["pid"], signal.SIGSTOP)
+    with impatient(ray_runtime), pytest.raises(LostError, match="a worker of actor is lost"):
+        trainer.update(batch(), sampled_now=True)
+    assert "a worker of actor has not answered for" in caplog.text

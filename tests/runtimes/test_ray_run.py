@@ -37,10 +37,13 @@ def processes(marker: str | Path) -> list[str]:
 
 @pytest.fixture
 def ray_dir(tmp_path_factory):
-    """A short temporary directory for Ray, empty again after the run."""
+    """A short temporary directory for Ray, empty again after the run, although a killed run left something there."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as made:
+        left = Path(made) / "rlhf-ray-killed"
+        left.mkdir()
+        os.utime(left, (0, 0))
         yield Path(made)
         deadline = time.monotonic() + 30
         while (left := processes(made)) and time.monotonic() < deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,15 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
+def shared_memory():
+    """What vLLM's processes share."""
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("psm_") or "cpushm" in path.name]
+
+
 def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path):
-    """By ipc: with broadcast, the default, vLLM runs in test_ray_nodes.py, with checkpoint in test_vllm.py."""
+    """By ipc, to an engine over two devices: with broadcast, the default, vLLM runs in test_ray_nodes.py, with checkpoint in
+    test_vllm.py."""
+    before = set(shared_memory())
     model = write_tiny_model(tmp_path / "model", hidden=128)  # vLLM has no attention kernel for narrower heads on CPUs
     dice = random.Random(0)
     rows = [{"prompt": f"{dice.randint(1, 9)}+{dice.randint(1, 9)}=", "label": "7"} for _ in range(80)]
@@ -40,6 +48,7 @@ def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path):
         "backend": "deepspeed",
         "backend.zero-stage": "3",
         "engine": "vllm",
+        "engine.tensor-parallel-size": "2",
         "sync": "ipc",
         "checkpoint.final": "false",
         "run-dir": tmp_path / "run",
@@ -51,3 +60,4 @@ def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path):
     assert max(row["mismatch/max"] for row in steps) < 1e-4
     assert min(row["grad_norm"] for row in steps) > 0
     assert steps[-1]["version"] == 4
+    assert set(shared_memory()) <= before

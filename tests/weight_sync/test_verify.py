@@ -54,7 +54,7 @@ def test_a_skipped_sync_is_caught(way, engines, models, load, connect):
         for engine in engines:
             await engine.pretend(1)
         with pytest.raises(
-            RunError, match=r"engine e0 does not have the trainer's weights of version 1.*differ by .*sync.verify"
+            RunError, match=r"engine e0 does not have the trainer's weights of version 1.*differ by .* on average.*sync.verify"
         ):
             await verify_sync(targets, actor(model), 1, PROMPT)
 
@@ -94,6 +94,32 @@ def test_an_engine_that_dies_in_the_probe_is_left_out():
     dead, alive = (SyncTarget(kind.__name__, kind(lambda ids, key: [5, 6], version=1)) for kind in (Dead, ScriptedEngine))
     assert asyncio.run(verify_sync([dead, alive], logprobs, 1, PROMPT, tolerance=1.0)) == 0.25
     assert asyncio.run(verify_sync([dead], logprobs, 1, PROMPT)) == 0.0
+
+
+def probed(gaps, tolerance=0.1):
+    """``verify_sync`` of an engine whose log-probabilities are off by ``gaps``, the next list with each continuation."""
+    left = iter(gaps)
+
+    async def logprobs(rows):
+        return [[-0.5 + gap for gap in next(left)] for _ in rows]
+
+    target = SyncTarget("e0", ScriptedEngine(lambda ids, key: [5] * 8, version=1))
+    return asyncio.run(verify_sync([target], logprobs, 1, PROMPT, tolerance=tolerance))
+
+
+def test_single_tokens_may_be_far_off_where_rounding_is_coarse():
+    assert probed([[0.02] * 7 + [0.3]]) == pytest.approx(0.055)
+
+
+def test_an_engine_that_seems_to_differ_is_asked_again_before_the_run_ends():
+    assert probed([[0.2] * 8, [0.02] * 8]) == pytest.approx(0.02)
+    with pytest.raises(RunError, match=r"engine e0 .* differ by 0\.4 on average \(at most 0\.1 expected\), 3 times"):
+        probed([[0.2] * 8, [0.3] * 8, [0.4] * 8])
+
+
+def test_a_short_continuation_of_an_engine_without_numbers_is_no_agreement():
+    with pytest.raises(RunError, match="differ by nan"):
+        probed([[float("nan")] * 8] * 3)
 
 
 def test_the_probe_spans_several_blocks_of_a_prefix_cache_and_is_always_the_same():

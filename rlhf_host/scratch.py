@@ -1,0 +1,56 @@
+"""Temporary directories that go with their process, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+YOUNG_S = 60.0
+"""A directory may be so old and not be locked yet."""
+
+
+class Scratch:
+    """A new directory ``prefix…`` in ``root``, that this process holds a lock on.
+
+    What killed processes left there under this prefix goes: their locks went with them. (Process numbers would not tell:
+    containers may share the place and not the numbers.)
+    """
+
+    def __init__(self, prefix: str, root: str | Path):
+        for left in Path(root).glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > YOUNG_S and (lock := _lock(left)) is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(lock)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        self._lock = _lock(self.path)
+
+    def close(self) -> None:
+        """Remove it; any number of times."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _lock(directory: Path) -> int | None:
+    """The open directory, locked; ``None`` where another process has the lock."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened
