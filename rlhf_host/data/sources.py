@@ -23,7 +23,11 @@ Split = Literal["train", "eval"]
 
 PROMPT_KEYS = ("prompt", "question", "problem", "messages", "instruction", "input")
 LABEL_KEYS = ("label", "answer", "ground_truth", "solution", "target", "output", "reward_model.ground_truth")
-OFFLINE = {("chosen", "rejected"): "preference", ("completions", "labels"): "stepwise", ("completion", "label"): "unpaired"}
+OFFLINE: dict[tuple[str, ...], str] = {
+    ("chosen", "rejected"): "preference",
+    ("completions", "labels"): "stepwise",
+    ("completion", "label"): "unpaired",
+}
 """Columns of data that has answers already → its format."""
 LONGEST_TEXT = 1_000_000
 """Characters of a message: a tokenizer takes seconds and hundreds of megabytes for as many."""
@@ -281,7 +285,8 @@ class _RowReader:
             self.label_key = next((key for key in known if key not in (self.prompt_key, self.context_key)), None)
 
     def _refuse_offline(self, row: Mapping[str, Any]) -> None:
-        columns, kind = next(((columns, kind) for columns, kind in OFFLINE.items() if row.keys() >= set(columns)), ((), ""))
+        nothing: tuple[tuple[str, ...], str] = ((), "")
+        columns, kind = next((item for item in OFFLINE.items() if row.keys() >= set(item[0])), nothing)
         if kind == "unpaired" and not isinstance(row["label"], bool):
             kind = ""
         if not kind and "completion" in row and not any(_look_up(row, key) is not _MISSING for key in LABEL_KEYS):
