@@ -8,7 +8,8 @@ from typing import Any
 
 from rlhf_host.config.tree import MANY, SINGLE
 from rlhf_host.config.yaml_file import Located
-from rlhf_host.data.sources import PROMPT_KEYS, SPLITS
+from rlhf_host.data.row_reader import PROMPT_KEYS
+from rlhf_host.data.sources import SPLITS
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.selection import PYTHON
