@@ -37,9 +37,10 @@ JUDGE = """
 ABOUT = """# The first hour
 
 A new user's first hour: the quickstart, then a reward of their own, trained, interrupted and resumed.
-`python scripts/first_hour.py` ran these commands, one after the other, in a fresh clone with an empty home directory and a terminal
-of {columns} columns, and wrote this page. It left out lines where it says so, and what a progress bar overwrote. The last line of
-each block is the time of the command, on a machine that others were using too: {machine}.
+`python scripts/first_hour.py` ran these commands, one after the other, in a fresh clone with an empty home directory and a
+terminal of {columns} columns, and wrote this page. It left out lines where it says so, pip's warnings about the machine's package
+index, and what a progress bar overwrote. The last line of each block is the time of the command, on a machine that others were
+using too: {machine}. Alone on it, `make quickstart` takes about a third of this time.
 """
 
 
@@ -60,7 +61,7 @@ class Hour:
         code, lines = run(command, self.clone, self.environment, interrupt_at)
         seconds = time.perf_counter() - begin
         print(f"{seconds:7.1f} s  {command}", flush=True)
-        lines = [line.replace(str(self.clone.parent), "~") for line in lines]
+        lines = [line.replace(str(self.clone.parent), "~") for line in lines if not line.startswith("WARNING: Location ")]
         while lines and not lines[-1]:
             lines.pop()
         if code != (130 if interrupt_at else 0):

@@ -143,7 +143,8 @@ class Console:
         return self._labelled(f"step {step:>{len(of) - 1}}{of}" if of else f"step {step}", parts) if parts else None
 
     def _eval_line(self, step: int, values: Mapping[str, float]) -> Text:
-        names = sorted(values, key=lambda name: ("pass@" not in name, name))
+        first = ("pass@", "reward/", "score/", "length/")
+        names = sorted(values, key=lambda name: (next((i for i, start in enumerate(first) if name.startswith(start)), 9), name))
         return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in names])
 
     def _labelled(self, head: str, parts: Sequence[tuple[str, str]]) -> Text:

@@ -101,7 +101,7 @@ def test_a_line_fits_a_terminal_of_80_columns(terminal, capsys):
     tracker, _ = terminal
     tracker.log_metrics(7, STEP)
     tracker.log_metrics(8, {"reward/mean": -12.5, "reward/std": 10.25, "kl": 0.00123, "entropy": 0.5, "length/mean": 1234.5})
-    tracker.log_metrics(9, {f"eval/{name}": 0.5 for name in ("pass@1", "pass@8", *STEP)})
+    tracker.log_metrics(9, {f"eval/{name}": 0.5 for name in ("failed", "pass@1", "pass@8", *STEP)})
     lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3, lines
     assert max(map(len, lines)) <= 80
@@ -109,7 +109,7 @@ def test_a_line_fits_a_terminal_of_80_columns(terminal, capsys):
     assert lines[1].index("length") - lines[0].index("length") == len("-12.500 ± 10.250") - len("0.500 ± 0.250"), (
         "the numbers stand in columns"
     )
-    assert lines[2].startswith("eval after step 9  pass@1 0.500  pass@8 0.500")
+    assert lines[2].startswith("eval after step 9  pass@1 0.500  pass@8 0.500  reward/mean 0.500")
 
 
 def test_the_time_that_is_left_is_shown_for_slow_steps_too(terminal):
