@@ -382,10 +382,9 @@ class Passes:
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
         zeros = torch.zeros(tuple(shape), device=self.device)
         if self.scalar is not None:
-            shapes: dict[str, Any] = {
-                name: zeros.sum(-1) if name in OF_ROWS else zeros for name in outputs & {"values", *OF_ROWS}
-            }
-            return Outputs(**shapes)
+            asked = outputs & {"values", *OF_ROWS}
+            empty: dict[str, Any] = {name: zeros.sum(-1) if name in OF_ROWS else zeros for name in asked}
+            return Outputs(**empty)
         return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)
 
 
