@@ -58,7 +58,7 @@ class EngineForEpisode:
 
     def _asked(self, asked: Sampling, run: Sampling) -> Sampling:
         """``asked``, within the run's bounds."""
-        bounds = {
+        bounds: dict[str, Any] = {
             "max_new_tokens": min(asked.max_new_tokens, run.max_new_tokens),
             "stop": tuple(dict.fromkeys(run.stop + asked.stop)),
             "stop_token_ids": tuple(dict.fromkeys(run.stop_token_ids + asked.stop_token_ids)),

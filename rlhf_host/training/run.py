@@ -259,7 +259,8 @@ def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -
     another error is already on its way."""
     under_way = sys.exc_info()[1]
     first: Exception | None = None
-    for hook, arguments in (("sync_close", {}), ("run_finished", {"outcome": outcome})):
+    hooks: dict[str, dict[str, Any]] = {"sync_close": {}, "run_finished": {"outcome": outcome}}
+    for hook, arguments in hooks.items():
         for key in manager.names(hook):
             try:
                 events.run(manager.acall(key, hook, **arguments), interruptible=False)
