@@ -66,9 +66,9 @@ class HookRule:
         expected = "a tensor " + " or ".join(map(str, whole)) + " of bool" * boolean
         if not isinstance(answer, Tensor):
             return type(answer).__name__, expected
-        if list(answer.shape) in whole and (not boolean or answer.dtype == mask.dtype):
-            return None
-        return f"{list(answer.shape)}" + f" of {answer.dtype}" * boolean, expected
+        if list(answer.shape) not in whole:
+            return str(list(answer.shape)), expected
+        return None if not boolean or answer.dtype == mask.dtype else (f"{list(answer.shape)} of {answer.dtype}", expected)
 
 
 hookspec = HookRule
@@ -130,7 +130,8 @@ def agent_step(episode: Episode, action: Action) -> Step | Awaitable[Step]:
 
 @hookspec(calls="one", per="agent", threaded=True)
 def agent_close(episode: Episode) -> Awaitable[None] | None:
-    """Release the episode's resources. Always called, also after a failure and after ``agent_run``."""
+    """Release the episode's resources. Always called, also after a failure and after ``agent_run``; after a deadline or an
+    interrupt perhaps while a late call still runs in its thread."""
 
 
 @hookspec(calls="one", per="agent", threaded=True, gives=(Iterable,))

@@ -92,8 +92,8 @@ class Collector:
         for group, failed in await side_by_side("scoring a group", playing):
             into.failed += failed
             self._settle(group, into)
-        broken = into.failed.total()
-        lost, total = into.unjudged.total() + broken, into.trajectories + broken
+        ended = into.failed.total()
+        lost, total = into.unjudged.total() + ended, into.trajectories + ended
         if total and lost / total > self.settings.max_unjudged:
             [(reason, count)] = (into.unjudged + into.failed).most_common(1)
             raise RunError(

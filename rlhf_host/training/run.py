@@ -279,8 +279,8 @@ def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -
     another error is already on its way."""
     under_way = sys.exc_info()[1]
     first: Exception | None = None
-    of_hooks: dict[str, dict[str, Any]] = {"sync_close": {}, "run_finished": {"outcome": outcome}}
-    for hook, arguments in of_hooks.items():
+    hooks: dict[str, dict[str, Any]] = {"sync_close": {}, "run_finished": {"outcome": outcome}}
+    for hook, arguments in hooks.items():
         for key in manager.names(hook):
             try:
                 events.run(manager.acall(key, hook, **arguments), interruptible=False)

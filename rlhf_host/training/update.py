@@ -161,6 +161,6 @@ def ask(hooks: PluginManager, hook: str, batch: Batch, **arguments: Any) -> Iter
         for item in hooks.call(key, hook, batch=batch, **arguments) or ():
             if not isinstance(item, LossTerm | Metric):
                 raise RunError(f"{key} gave a {type(item).__name__} from {hook}, expected LossTerm or Metric")
-            if isinstance(item, Metric) and (item.name in RESERVED or item.name.startswith("loss/")):
+            if isinstance(item, Metric) and (item.name in RESERVED or str(item.name).startswith("loss/")):
                 raise RunError(f"{key} has a metric {item.name!r}, which is the host's own: give it another name")
             yield key, item
