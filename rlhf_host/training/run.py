@@ -55,32 +55,30 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     with locked(run_dir):
         if resume is None and (run_dir / CONFIG).exists():
             raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
-        return _train(config, manager, run_dir, resume, rows)
-
-
-def _train(config: RunConfig, manager: PluginManager, run_dir: Path, resume: Path | None, rows: PythonRows) -> Outcome:
-    inputs = assemble.read_inputs(config, rows, manager)
-    checkpoint = load_checkpoint(resume) if resume else None
-    if checkpoint is not None:
-        _refuse_finished(config, checkpoint, run_dir, inputs)
-    needs = merge_needs(manager)
-    updates = config.train.steps * config.train.epochs * config.train.minibatches
-    models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
-    started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models))
-    with event_loop(config.debug) as events:
-        try:
-            write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
-            loop = _online(config, manager, started, inputs, events, run_dir)
-            notices = list(inputs.notices)
-            if checkpoint is not None:
-                loop.restore(checkpoint)
-            elif resume is not None:
-                notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
-            outcome = _guarded(loop, checkpoint, resume, notices)
-        finally:
-            events.run(started.runtime.close(), interruptible=False)
-            manager.close()
-    return outcome
+        inputs = assemble.read_inputs(config, rows, manager)
+        checkpoint = load_checkpoint(resume) if resume else None
+        if checkpoint is not None:
+            _refuse_finished(config, checkpoint, run_dir, inputs)
+        needs = merge_needs(manager)
+        updates = config.train.steps * config.train.epochs * config.train.minibatches
+        models = {} if checkpoint is None else {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
+        started = assemble.start_runtime(
+            config, assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models)
+        )
+        with event_loop(config.debug) as events:
+            try:
+                write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
+                loop = _online(config, manager, started, inputs, events, run_dir)
+                notices = list(inputs.notices)
+                if checkpoint is not None:
+                    loop.restore(checkpoint)
+                elif resume is not None:
+                    notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
+                outcome = _guarded(loop, checkpoint, resume, notices)
+            finally:
+                events.run(started.runtime.close(), interruptible=False)
+                manager.close()
+        return outcome
 
 
 def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: PythonRows = NO_ROWS) -> dict[str, float]:
