@@ -266,7 +266,10 @@ def log_trajectories(step: int, split: str, trajectories: Sequence[Trajectory]) 
 
 @hookspec(calls="each")
 def state_dict() -> Mapping[str, Any]:
-    """Return the state to save in a checkpoint: plain values, lists, dicts and tensors."""
+    """Return the state to save in a checkpoint: plain values, lists, dicts and tensors.
+
+    Called before the first step, and before and after ``step_finished``: whatever fails later, the step before can be saved.
+    """
 
 
 @hookspec(calls="each")

@@ -145,7 +145,8 @@ class OnlineLoop:
         """Steps 1 to 8 of the design's loop; the metrics are complete but for evaluation."""
         started = time.perf_counter()
         times: dict[str, float] = {}
-        busy = self._busy()
+        trainer, engine = self.runtime.trainer, self.runtime.engine
+        busy = trainer.compute_s + engine.busy_s  # sampling, forward, backward, optimizer
         context = ScoreContext("train", number, self.handles, self.tokenizer)
         with _timed(times, "rollout"):
             collected = self.loop.run(self.rollouts.next_rollouts(context))
@@ -174,14 +175,10 @@ class OnlineLoop:
             self.manager.report("log_trajectories", step=number, split="train", trajectories=trajectories)
         tokens = int(experience.action_mask.sum())
         elapsed = time.perf_counter() - started
-        outside = elapsed - (self._busy() - busy)
+        outside = elapsed - (trainer.compute_s + engine.busy_s - busy)
         own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
         own |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | times | memory()
         return joined(metrics, of_updates, own)
-
-    def _busy(self) -> float:
-        """Seconds that models computed so far: sampling, forward, backward, optimizer."""
-        return self.runtime.trainer.compute_s + self.runtime.engine.busy_s
 
     def _train(self, experience: Experience, number: int) -> dict[str, float]:
         """``epochs × minibatches`` optimizer batches. Raises ``RunError`` on a non-finite loss or gradient, unless

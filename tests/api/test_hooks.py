@@ -395,8 +395,9 @@ def test_hook_log_trajectories_gets_both_splits(whole):
     assert found == [(0, "eval", 2), (1, "train", 4), (2, "train", 4), (2, "eval", 2)]
 
 
-def test_hook_state_dict_is_asked_for_every_checkpoint(whole):
-    assert len(whole.of("state_dict")) == len(list((whole.run_dir / "checkpoints").glob("step-*"))) == 3
+def test_hook_state_dict_is_asked_at_the_start_and_around_the_end_of_every_step(whole):
+    assert len(whole.of("state_dict")) == 1 + 2 * len(whole.metrics)
+    assert len(list((whole.run_dir / "checkpoints").glob("step-*"))) == len(whole.metrics) == 3
 
 
 def test_hook_load_state_dict_gives_it_back_before_the_run_starts_again(resumed):
