@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward
 from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
+from rlhf_host.training.memory import memory
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.sampled_rollouts import Rollouts
@@ -176,7 +175,9 @@ class OnlineLoop:
         outside = elapsed - (self._busy() - busy)
         metrics |= times
         metrics |= {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        metrics |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | memory()
+        metrics |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)}
+        for name, used in memory().items():
+            metrics[name] = max(used, metrics.get(name, 0.0))  # ranks in other processes say theirs
         return metrics
 
     def _busy(self) -> float:
@@ -376,12 +377,3 @@ def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, 
             if not isinstance(value, Tensor | float | int):
                 raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
         experience.extra[alias] = dict(values)
-
-
-def memory() -> dict[str, float]:
-    """Peak resident memory of this process in GB, and of CUDA where it is used."""
-    scale = 1e9 if sys.platform == "darwin" else 1e6
-    used = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        used["memory/cuda_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return used
