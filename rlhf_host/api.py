@@ -107,7 +107,9 @@ class Run:
         prompt_ids = render_prompts(prompts, tokenizer, data.system_prompt, data.template)
         config = self.config.model_copy(update={"roles": {"actor": role}})
         answers = generate_only(config, tokenizer, prompt_ids, sampling, n=n, seed=seed)
-        return [[str(tokenizer.decode(row.token_ids, skip_special_tokens=True)) for row in samples] for samples in answers]
+        return [
+            [str(tokenizer.decode(list(row.token_ids), skip_special_tokens=True)) for row in samples] for samples in answers
+        ]
 
 
 def train(

@@ -23,6 +23,7 @@ from rlhf_host.models.modes import evaluation
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.numbers import Numbers
 
 
 class EmbeddedEngine:
@@ -190,7 +191,9 @@ class EmbeddedEngine:
                 columns = (finished, stopped[ended], tokens[finished, : step + 1], logprobs[finished, : step + 1])
                 results = []
                 for row, stop, ids, values in zip(*(column.tolist() for column in columns), strict=True):
-                    results.append((indices[row], Generation(ids, values, list(versions), "stop" if stop else "length")))
+                    per_token = Numbers("i", ids), Numbers("f", values), Numbers("i", versions)
+                    answer = Generation(*per_token, "stop" if stop else "length")
+                    results.append((indices[row], answer))
                 finish(results)
                 alive &= ~ended
             if gone:

@@ -14,6 +14,7 @@ from typing import Any
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
+from rlhf_host.records.numbers import Numbers
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -99,4 +100,5 @@ def generation_of(sampling: Sampling, output: Any, version: int) -> Generation |
     versions: list[int] = []
     for span in completion.weight_versions or ():
         versions += [int(span.version)] * (span.end - span.start)
-    return Generation(tokens, logprobs, versions, REASONS[completion.finish_reason])
+    per_token = Numbers("i", tokens), Numbers("f", logprobs), Numbers("i", versions)
+    return Generation(*per_token, REASONS[completion.finish_reason])

@@ -48,10 +48,10 @@ class Segment:
     """A sequence of tokens with one origin. Action segments also have log-probabilities and versions."""
 
     kind: Literal["prompt", "action", "observation"]
-    token_ids: list[int]
-    logprobs: list[float] | None = None
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
     """Per token, in the distribution that it was sampled from (after temperature and truncation)."""
-    versions: list[int] | None = None
+    versions: Sequence[int] | None = None
     """Per token, the weight version that sampled it."""
     support: Any = None
     """Provisional: no run fills or reads it yet. The kept sampling set of each token."""
@@ -132,7 +132,7 @@ class Trajectory:
     """Set by the host: the index of this row in its episode."""
 
     @property
-    def prompt_ids(self) -> list[int]:
+    def prompt_ids(self) -> Sequence[int]:
         return self.segments[0].token_ids if self.segments and self.segments[0].kind == "prompt" else []
 
     @property
@@ -213,7 +213,7 @@ class Action:
     def __init__(
         self,
         text: str | None,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         finish_reason: FinishReason,
         decode: Callable[[Sequence[int]], str] | None = None,
     ):
@@ -262,11 +262,14 @@ SampleKey: TypeAlias = tuple[int, ...]
 
 @dataclass(slots=True)
 class Generation:
-    """The answer of an engine: ``token_ids`` and, per token, its log-probability and the version of the weights."""
+    """The answer of an engine: ``token_ids`` and, per token, its log-probability and the version of the weights.
 
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
+    Engines may give lists. In a run they become ``Numbers``, which take little memory and compare, add and slice as lists do.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
     finish_reason: FinishReason
 
 

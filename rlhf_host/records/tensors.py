@@ -82,7 +82,7 @@ class Batch:
     Float tensors are float32, masks bool, ids int64. Padding is 0 (``turn_ids``: -1). Rows of one group need not be adjacent.
     """
 
-    prompt_ids: list[list[int]]
+    prompt_ids: Sequence[Sequence[int]]
     completion_ids: Tensor
     """``[B, T]`` int64."""
     completion_mask: Tensor

@@ -27,6 +27,7 @@ from rlhf_host.records.episodes import (
     Task,
     Trajectory,
 )
+from rlhf_host.records.numbers import Numbers
 
 
 def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
@@ -121,6 +122,10 @@ class Episodes:
                 raise ValueError(f"{count} tokens of at most {sampling.max_new_tokens} with {len(logprobs)} log-probabilities")
             if count and not (math.isfinite(sum(logprobs)) and max(logprobs) < POSITIVE):
                 raise ValueError("log-probabilities that are not finite, or above 0")
+            for name, kind in (("token_ids", "i"), ("logprobs", "d"), ("versions", "i")):
+                values = getattr(answer, name)
+                if not isinstance(values, Numbers):
+                    setattr(answer, name, Numbers(kind, values))
         return answer
 
     async def play(self, episode: Episode) -> list[Trajectory]:
@@ -178,7 +183,7 @@ class Episodes:
             group_id=episode.group_id,
             task=episode.task,
             sample=episode.sample,
-            segments=[Segment("prompt", tokens)],
+            segments=[Segment("prompt", Numbers("i", tokens))],
             decode=self.decode,
         )
         while True:
@@ -195,13 +200,13 @@ class Episodes:
                 trajectory.metrics.update(step.metrics)
             if step.done:
                 return trajectory
-            tokens = tokens + answer.token_ids
+            tokens = [*tokens, *answer.token_ids]
             observed = self._observation(step, answer, key)
             if len(tokens) + len(observed) >= self.max_tokens:
                 trajectory.finish_reason = "length"
                 return trajectory
-            trajectory.segments.append(Segment("observation", observed))
-            tokens = tokens + observed
+            trajectory.segments.append(Segment("observation", Numbers("i", observed)))
+            tokens += observed
             episode.turn += 1
 
     def _prompt(self, task: Task, step: Step) -> list[int]:

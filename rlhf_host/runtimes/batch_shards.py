@@ -1,12 +1,17 @@
-"""Shards: an optimizer batch's rows dealt out over ranks by tokens, packed so that a rank reads them without copying twice."""
+"""Shards: an optimizer batch's rows dealt out over ranks by tokens, and sent without padding."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.tensors import Batch
 from rlhf_host.training.batching import group_rows
 
@@ -14,21 +19,92 @@ UNEVEN = 0.03
 """How far the heaviest rank may be above the mean before groups are split, which costs their prompt once more."""
 
 
+PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature")
+"""Fields of a ``Batch`` that a forward pass takes: they stay the same in a step, and are sent once."""
+UPDATES = tuple(field.name for field in dataclasses.fields(Batch) if field.name not in PASSES)
+"""What an update takes besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """``[b, T, ...]`` without padding: the rows' tokens one after another."""
+
+    values: np.ndarray
+    dtype: torch.dtype
+    fill: int
+    """At padding."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def padded(self, mask: Tensor) -> Tensor:
+        values = torch.from_numpy(self.values if self.values.flags.writeable else self.values.copy())
+        out = torch.full((*mask.shape, *values.shape[1:]), self.fill, dtype=self.dtype)
+        out[mask] = values.to(self.dtype)
+        return out
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's rows: a batch with arrays in place of tensors, and ``rows``, their places in the whole batch."""
+    """Some fields of one rank's rows."""
 
     rows: list[int]
-    arrays: Batch
+    """Their places in the whole batch."""
+    lengths: np.ndarray
+    """Completion tokens of each."""
+    fields: dict[str, Any]
+    """As in a ``Batch``, with arrays and ``Ragged`` in place of tensors."""
 
-    def batch(self) -> Batch:
-        return self.arrays.map(lambda _, array: torch.from_numpy(array if array.flags.writeable else array.copy()))
+    def batch(self, more: Shard | None = None) -> Batch:
+        """The rows with these fields, and those of ``more``; all others are ``None``."""
+        lengths = torch.from_numpy(self.lengths.copy())
+        mask = torch.arange(int(lengths.max()) if len(lengths) else 0) < lengths[:, None]
+
+        def tensor(_: str, value: Any) -> Tensor:
+            if isinstance(value, Ragged):
+                return value.padded(mask)
+            return torch.from_numpy(value if value.flags.writeable else value.copy())
+
+        fields: dict[str, Any] = {**dict.fromkeys((*PASSES, *UPDATES)), **self.fields, **(more.fields if more else {})}
+        fields["prompt_ids"] = [list(prompt) for prompt in self.fields["prompt_ids"]]
+        whole = Batch(**fields).map(tensor)
+        whole.completion_mask = mask
+        return whole
 
 
-def make_shard(batch: Batch, rows: Sequence[int]) -> Shard:
-    """The rows without what only the controller has."""
-    part = batch.batch().select(rows)
-    return Shard(list(rows), part.map(lambda _, tensor: tensor.detach().cpu().contiguous().numpy()))
+def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Sequence[str]) -> list[Shard]:
+    """Each rank's fields of these names. Padding of the host's own fields is left out; what plugins gave goes as it is."""
+    fields: dict[str, Any] = {name: getattr(batch, name) if name in names else None for name in (*PASSES, *UPDATES)}
+    fields["completion_mask"] = None  # known by the lengths
+    some, lengths = Batch(**fields), batch.lengths
+    return [_make_shard(some, batch.completion_mask.shape, rows, lengths, names) for rows in rows_of_ranks]
+
+
+def _make_shard(batch: Batch, shape: torch.Size, rows: Sequence[int], lengths: Tensor, names: Sequence[str]) -> Shard:
+    index = torch.tensor(rows, dtype=torch.int64)
+    lengths = lengths[index]
+    longest = int(lengths.max()) if rows else 0
+    # The place of every token in a flat [B, T].
+    begins = torch.repeat_interleave(index * shape[1] - lengths.cumsum(0) + lengths, lengths)
+    tokens = begins + torch.arange(len(begins))
+
+    def pack(name: str, tensor: Tensor) -> Any:
+        tensor = tensor.detach()
+        if not tensor.shape or tensor.shape[0] != shape[0]:
+            return tensor.cpu().numpy()
+        if tensor.shape[:2] != shape:
+            return tensor[index].cpu().numpy()
+        if name == "extra":
+            return tensor[index, :longest].cpu().contiguous().numpy()
+        values = tensor.flatten(0, 1)[tokens]
+        narrow = values.to(torch.int32) if values.dtype == torch.int64 else values
+        return Ragged(narrow.cpu().numpy(), tensor.dtype, -1 if name == "turn_ids" else 0)
+
+    packed = batch.map(pack)
+    if packed.prompt_ids is not None:
+        packed.prompt_ids = [Numbers("i", batch.prompt_ids[row]) for row in rows]
+    return Shard(list(rows), lengths.numpy(), {name: getattr(packed, name) for name in names})
 
 
 def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import Generation
+from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
 
 if TYPE_CHECKING:
@@ -123,11 +124,14 @@ class WorkerActor:
         self.roles.worker.adjust(role, lr=lr)
 
     @_plainly
-    def update(self, shard: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
+    def update(self, shard: Shard, more: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
         """This rank's part of one optimizer batch: its ``Update`` and the seconds it took."""
+        from rlhf_host.training.memory import memory
+
         worker = self.roles.worker
         before = worker.compute_s
-        update = worker.update(shard.batch(), sampled_now=sampled_now, whole=whole, rows=shard.rows)
+        update = worker.update(shard.batch(more), sampled_now=sampled_now, whole=whole, rows=shard.rows)
+        update.metrics.add(Metric(name, used, reduce="max") for name, used in memory().items())
         return update, worker.compute_s - before
 
     @_plainly

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from torch import Tensor
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.protocols import Update
 from rlhf_host.records.tensors import OF_ROWS, Batch, RoleOutput, TopK
-from rlhf_host.runtimes.batch_shards import deal_rows, make_shard
+from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.worker import place
+
+Dealt = tuple[list[list[int]], list[Any]]
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class RemoteTrainer:
         """No update begins while this is held."""
         self.before: Callable[[bool], None] | None = None
         """Called before workers compute, with whether a role that is trained does."""
+        self._dealt: dict[int, tuple[weakref.ref[Tensor], Dealt]] = {}
+        """By number of ranks: the tokens that were dealt last, and how."""
 
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
         shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
@@ -100,16 +103,17 @@ class RemoteTrainer:
         """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
         import ray
 
-        deal = functools.cache(partial(self._deal, batch))
         whole = ray.put(Denominators.of(batch))
         with self.still:
             self.ahead = True
         if self.before is not None:
             self.before(True)
-        references = [
-            group.call_ranks("update", [(shard, whole, sampled_now) for shard in deal(group.ranks)[1]])
-            for group in self.trained
-        ]
+        shards: dict[int, list[tuple[Any, ...]]] = {}
+        for ranks in {group.ranks for group in self.trained}:
+            rows_of_ranks, passes = self._deal(batch, ranks)
+            updates = map(ray.put, make_shards(batch, rows_of_ranks, UPDATES))
+            shards[ranks] = [(*parts, whole, sampled_now) for parts in zip(passes, updates, strict=True)]
+        references = [group.call_ranks("update", shards[group.ranks]) for group in self.trained]
         names = [group.name for group in self.trained for _ in group.actors]
         answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
         self.compute_s += max((seconds for _, seconds in answers), default=0.0)
@@ -119,12 +123,17 @@ class RemoteTrainer:
             whole_update.refused = whole_update.refused or update.refused
         return whole_update
 
-    def _deal(self, batch: Batch, ranks: int) -> tuple[list[list[int]], list[Any]]:
-        """Each rank's rows, by their places in the batch and as a reference to its shard in the object store."""
+    def _deal(self, batch: Batch, ranks: int) -> Dealt:
+        """Each rank's rows, by their places in the batch, and a reference to what passes take of them: one for all passes over
+        the same tokens."""
         import ray
 
-        rows = deal_rows(batch, ranks, unit_rows=self.unit_rows)
-        return rows, [ray.put(make_shard(batch, own)) for own in rows]
+        known, dealt = self._dealt.get(ranks, (None, None))
+        if known is None or dealt is None or known() is not batch.completion_ids:
+            rows = deal_rows(batch, ranks, unit_rows=self.unit_rows)
+            dealt = rows, [ray.put(shard) for shard in make_shards(batch, rows, PASSES)]
+            self._dealt[ranks] = weakref.ref(batch.completion_ids), dealt
+        return dealt
 
 
 def wait_all(references: Sequence[Any], *names: str, within_s: float | None = None) -> list[Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from rlhf_host.rollouts.experience import apply_rewards, joined, make_experience
 from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
+from rlhf_host.training.memory import memory
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
@@ -177,7 +176,9 @@ class OnlineLoop:
         elapsed = time.perf_counter() - started
         outside = elapsed - (trainer.compute_s + engine.busy_s - busy)
         own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        own |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | times | memory()
+        own |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | times
+        for name, used in memory().items():
+            own[name] = max(used, of_updates.pop(name, 0.0))  # ranks in other processes say theirs
         return joined(metrics, of_updates, own)
 
     def _train(self, experience: Experience, number: int) -> dict[str, float]:
@@ -383,12 +384,3 @@ def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, 
             if not isinstance(value, Tensor | float | int):
                 raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
         experience.extra[alias] = dict(values)
-
-
-def memory() -> dict[str, float]:
-    """Peak resident memory of this process in GB, and of CUDA where it is used."""
-    scale = 1e9 if sys.platform == "darwin" else 1e6
-    used = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        used["memory/cuda_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return used

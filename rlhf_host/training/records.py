@@ -45,7 +45,7 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
     task = trajectory.task
     several = len(trajectory.completion) > 1
     problem: dict[str, Any] = {"prompt": task.prompt, "metadata": task.metadata, "agent": task.agent}
-    if task.prompt_ids is not None and list(task.prompt_ids) != trajectory.prompt_ids:
+    if task.prompt_ids is not None and tuple(task.prompt_ids) != tuple(trajectory.prompt_ids):
         problem["prompt_ids"] = task.prompt_ids  # an agent began with a prompt of its own
     row: dict[str, Any] = {
         "row": problem,

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from rlhf_host.data.rows import COMPRESSED, SUFFIXES
 from rlhf_host.data.row_reader import LABEL_KEYS, PROMPT_KEYS
+from rlhf_host.data.rows import COMPRESSED, SUFFIXES
 from rlhf_host.plugins.python_objects import _OFFERS
 
 from .conftest import DOCS, ROOT, blocks

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_host.records.tensors import Batch, TopK
-from rlhf_host.runtimes.batch_shards import deal_rows, make_shard
+from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.testing.tensors import make_batch
 
 
@@ -49,23 +49,26 @@ def test_ranks_without_work_get_an_empty_share():
     batch = make_batch([5, 3])
     hands = deal_rows(batch, 4, unit_rows=False)
     assert sorted(hands) == [[], [], [0], [1]]
-    empty = make_shard(batch, []).batch()
+    empty = make_shards(batch, [[]], PASSES)[0].batch()
     assert len(empty) == 0
     assert empty.completion_ids.shape[0] == 0
 
 
 def test_what_arrives_is_what_was_sent_without_the_records():
     batch = make_batch([3, 6, 2], observations=True)
-    batch.advantages = torch.randn(batch.action_mask.shape)
-    batch.logprobs["reference"] = torch.randn(batch.action_mask.shape)
+    batch.advantages = torch.randn(batch.action_mask.shape) * batch.completion_mask
+    batch.logprobs["reference"] = torch.randn(batch.action_mask.shape) * batch.completion_mask
     batch.extra["mine"] = {"weights": torch.arange(3.0), "scale": 2.0}
     batch.distributions["teacher"] = TopK(
-        torch.randn(*batch.action_mask.shape, 2), torch.ones(*batch.action_mask.shape, 2).long()
+        *(torch.randn(*batch.action_mask.shape, 2) * batch.completion_mask[..., None] for _ in range(2))
     )
     batch.trajectories = ["record"] * 3
-    shard = pickle.loads(pickle.dumps(make_shard(batch, [2, 0]), protocol=5))
-    assert shard.rows == [2, 0]
-    found, expected = shard.batch(), batch.batch().select([2, 0])
+    batch.extra["mine"]["padded"] = torch.full(batch.action_mask.shape, 7.0)
+    tokens, more = (
+        pickle.loads(pickle.dumps(make_shards(batch, [[2, 0]], names)[0], protocol=5)) for names in (PASSES, UPDATES)
+    )
+    assert tokens.rows == more.rows == [2, 0]
+    found, expected = tokens.batch(more), batch.batch().select([2, 0])
     assert type(found) is Batch, "neither rewards nor records"
     for field in dataclasses.fields(expected):
         value = getattr(expected, field.name)
@@ -74,5 +77,17 @@ def test_what_arrives_is_what_was_sent_without_the_records():
     assert torch.equal(found.logprobs["reference"], expected.logprobs["reference"])
     assert torch.equal(found.extra["mine"]["weights"], torch.tensor([2.0, 0.0]))
     assert found.extra["mine"]["scale"] == 2.0
+    assert torch.equal(found.extra["mine"]["padded"], torch.full((2, 3), 7.0)), "padding that is a plugin's"
     for ours, theirs in zip(found.distributions["teacher"], expected.distributions["teacher"], strict=True):
         assert torch.equal(ours, theirs)
+    assert found.prompt_ids == expected.prompt_ids
+    assert found.turn_ids.dtype == found.completion_ids.dtype == torch.int64
+
+
+def test_a_pass_gets_no_more_than_it_takes_and_no_padding():
+    batch = make_batch([1, 90, 2, 3])
+    (shard,) = make_shards(batch, [[0, 1, 2, 3]], PASSES)
+    assert shard.fields["completion_ids"].values.nbytes == 4 * 96
+    found = shard.batch()
+    assert torch.equal(found.completion_ids, batch.completion_ids)
+    assert found.sampler_logprobs is None

@@ -109,6 +109,7 @@ def test_groups_of_ranks_train_as_one_worker_does(ray_runtime, local_runtime, sa
         assert here.refused is None
         assert there.refused is None
         expected, found = here.metrics.result(), there.metrics.result()
+        assert found.pop("memory/rss_gb") > 0.1, "of the largest rank"
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name

@@ -1,0 +1,17 @@
+"""How much memory this process has used."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+
+
+def memory() -> dict[str, float]:
+    """Peak resident memory of this process in GB, and of CUDA where it is used."""
+    scale = 1e9 if sys.platform == "darwin" else 1e6
+    used = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        used["memory/cuda_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return used
