@@ -90,14 +90,14 @@ def test_it_is_the_run_the_command_line_makes(small, rlhf_here, tiny_model):
 
 def test_several_rewards_with_weights(small):
     def long(trajectory):
-        return Reward(trajectory.action_length / 8, metrics={"tokens": trajectory.action_length})
+        return Reward(trajectory.action_length / 8, metrics={"own_tokens": trajectory.action_length})
 
     settings = small | {"train.steps": 1}
     settings["train"] = {"batch_size": 2, "threads": 1}
     run = rlhf_host.train(algo="rloo", rewards=[vowels, {"name": long, "weight": 0.5}, lambda text: 0.25], **settings)
     (row,) = run.metrics
     assert row["reward/mean"] == pytest.approx(row["reward/vowels"] + 0.5 * row["reward/long"] + row["reward/reward"], abs=1e-6)
-    assert row["tokens"] > 0
+    assert row["own_tokens"] > 0
 
 
 def test_an_algorithm_is_an_instance_or_a_class(small):
@@ -212,7 +212,7 @@ def test_the_run_directory_says_what_no_file_can_hold(small, rlhf_here):
     assert "reward 'vowels' is a Python object, which cannot be saved in a file: continue from Python with" in result.output
     assert "rlhf_host.train(resume=RUN_DIR, rewards=...), or choose an installed reward" in result.output
     assert "algo 'Plain' is a Python object" in result.output
-    result = rlhf_here("train", "--resume", "run", "--train.steps", "4", "--algo", "rloo", "--reward", "vowels")
+    result = rlhf_here("train", "--resume", "run", "--train.steps", "4", "--algo", "rloo", "--reward", "vowels", "--force")
     assert result.exit_code == 2
     assert "the data 'data' was given in Python, and is not in a file" in result.output
 
