@@ -376,7 +376,8 @@ class Passes:
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
         line = _Line(compute, [at], at.predicts, at.last, at.last, at.predicts, at.predicts, exact)
-        with in_32_bits(self.model) if exact else contextlib.nullcontext():
+        # A backend that runs passes keeps the weights in pieces, which nothing may widen.
+        with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():
             return self._through(line, lambda states: {"states": states[places]})["states"]
 
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
