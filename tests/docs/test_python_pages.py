@@ -45,7 +45,7 @@ def test_the_data_page_names_formats_and_columns():
     assert set(re.findall(r"`(\.\w+)`", table)) == {*SUFFIXES, *COMPRESSED}
     for name, keys in (("prompt", PROMPT_KEYS), ("label", LABEL_KEYS)):
         (row,) = re.findall(rf"^\| {name} \| (.*?) \|", text, re.M)
-        assert tuple(re.findall(r"`(\w+)`", row)) == keys
+        assert tuple(re.findall(r"`([\w.]+)`", row)) == keys
 
 
 def test_the_environment_page_names_the_hosts_variables():

@@ -191,7 +191,7 @@ def test_auto_takes_those_that_are_installed_with_their_libraries(monkeypatch):
     assert kernels_to_try(PluginChoice(name="none")) == []
     with pytest.raises(PluginError, match="kernels 'liger' needs liger_kernel: pip install 'rlhf-kernels-liger"):
         kernels_to_try(PluginChoice(name="liger"))
-    with pytest.raises(PluginError, match="no kernels named 'cpus' is installed; did you mean 'cpu'"):
+    with pytest.raises(PluginError, match="no kernels named 'cpus' are installed; did you mean 'cpu'"):
         kernels_to_try(PluginChoice(name="cpus"))
 
 

@@ -261,7 +261,7 @@ def test_an_engine_killed_or_stopped_in_mid_rollout_loses_nothing_and_comes_back
     victim, lives = started.runtime.targets[0].engine, engine.lives.restarts
 
     with impatient(started):
-        found = started.wait(sample_groups(engine, delay=0.05, then=lambda tasks: os.kill(victim.pid, blow)))
+        found = started.wait(sample_groups(engine, delay=0.01, then=lambda tasks: os.kill(victim.pid, blow)))
     assert tokens(found) == tokens(generations)
 
     started.wait(back(started, 4))
