@@ -27,6 +27,9 @@ class Numbers(array):  # type: ignore[type-arg]
         values = super().__getitem__(place)
         return list(values) if isinstance(place, slice) else values
 
+    def __setitem__(self, place: SupportsIndex | slice, values: Any) -> None:
+        super().__setitem__(place, array(self.typecode, values) if isinstance(place, slice) else values)
+
     def __add__(self, other: Iterable[Any]) -> list[Any]:  # type: ignore[override]
         return [*self, *other]
 

@@ -7,9 +7,11 @@ import pickle
 import numpy as np
 import pytest
 
+from rlhf_host.config.schema import DataConfig
+from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.rollouts.episodes import NamedEngine
+from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.testing.engines import ScriptedEngine
 
 
@@ -25,6 +27,9 @@ def test_they_compare_add_and_slice_as_lists_do():
     assert ids + ids == [1, 2, 3, 1, 2, 3]
     assert ids[:2] == [1, 2]
     assert ids[-1] == 3
+    other = Numbers("i", ids)
+    other[:] = [9]
+    assert other == [9]
     assert repr(ids) == "[1, 2, 3]"
     tokens = [0]
     tokens += ids
@@ -47,8 +52,9 @@ def test_numpy_reads_them_without_copying():
 
 
 def test_an_answer_given_as_lists_takes_16_bytes_a_token_and_keeps_its_values():
-    engine = NamedEngine(ScriptedEngine(lambda ids, key: [5] * 1000, version=3), "scripted")
-    answer = asyncio.run(engine.generate([1], Sampling(1000), (0, 0, 0)))
+    engine = ScriptedEngine(lambda ids, key: [5] * 1000, version=3)
+    episodes = Episodes(PluginManager([]), engine, None, DataConfig(), Sampling(1000), 2000)
+    answer = asyncio.run(episodes.generate([1], Sampling(1000), (0, 0, 0)))
     columns = (answer.token_ids, answer.logprobs, answer.versions)
     assert sum(np.asarray(column).nbytes for column in columns) == 16_000
     assert columns == ([5] * 1000, [-0.5] * 1000, [3] * 1000)

@@ -254,7 +254,7 @@ def impatient(started):
     heartbeat.stop()
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
 def test_an_engine_killed_or_stopped_in_mid_rollout_loses_nothing_and_comes_back_with_current_weights(synced, blow):
     started, generations = synced
     engine = started.runtime.engine

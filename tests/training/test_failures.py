@@ -4,6 +4,7 @@ import pytest
 
 import rlhf_host
 from rlhf_host import Adjust, RunError, hookimpl
+from rlhf_host.command import rlhf
 from rlhf_host.training.checkpoints import checkpoint_dirs, load_checkpoint
 
 MACHINE = ("time/", "memory/", "tokens_per_s")
@@ -95,9 +96,8 @@ def test_a_run_that_fails_keeps_the_last_finished_step(train, tmp_path, hook, wh
         train(extension=Fails(hook), rewards=rewards)
     step = 3 if hook == "step_finished" else 2
     assert [number for number, _ in checkpoint_dirs(tmp_path / "run")] == [step]
-    assert str(failed.value).endswith(
-        f"; continue from {tmp_path}/run/checkpoints/step-{step:06d} with rlhf train --resume {tmp_path}/run"
-    )
+    again = rlhf("train", "--resume", tmp_path / "run")
+    assert str(failed.value).endswith(f"; continue from {tmp_path}/run/checkpoints/step-{step:06d} with {again}")
     assert curve(train(extension=Fails())) == whole(train, whole_rows)
 
 
