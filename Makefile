@@ -66,8 +66,7 @@ test-wheels: setup ## install each distribution alone with the host, from wheels
 
 # Beside .venv, not in it: Triton beside a torch for CPUs disturbs other libraries.
 build/triton: | $(STAMP)
-	$(PIP_INSTALL) --no-deps --target $@.unfinished \
-		liger-kernel triton==3.9.0
+	$(PIP_INSTALL) --no-deps --target $@.unfinished liger-kernel triton==3.9.0
 	@mv $@.unfinished $@
 
 test-liger: setup build/triton ## run Liger's kernels on the CPU, in Triton's interpreter: a gigabyte the first time

@@ -26,7 +26,7 @@ class LostError(RunError):
 
 @contextlib.contextmanager
 def told_of(plugin: str, what: str) -> Iterator[None]:
-    """What an engine or a backend raises in ``what`` becomes a ``RunError`` with its name; the project's own errors pass."""
+    """What a plugin raises in ``what`` becomes a ``RunError`` with its name; the project's own errors pass."""
     try:
         yield
     except (UserError, RunError):

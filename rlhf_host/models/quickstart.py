@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,14 +17,13 @@ from torch import Tensor
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, split_problems
 from rlhf_host.directories import flush
 from rlhf_host.errors import UserError
+from rlhf_host.scratch import Scratch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 VERSION = 2
 """Part of the cached directory's name: goes up with every change to what is built."""
-
-STALE_S = 3600.0
 
 _CHECK_PROBLEMS = 1024
 
@@ -57,7 +54,7 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
 
     It lies under ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``, for all who may read that. The directory appears whole or not at
     all; of two processes that build at once, the first to finish wins and both get the same directory. What killed builds left
-    goes away after an hour. ``progress`` shows a bar on standard error.
+    goes with the next one. ``progress`` shows a bar on standard error.
     Raises ``UserError`` when the cache cannot be written.
     """
     root = Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
@@ -66,16 +63,12 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
         return final
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f".{final.name}-*"):
-            with suppress(OSError):  # another user's, or gone by now
-                if time.time() - left.stat().st_mtime > STALE_S:
-                    shutil.rmtree(left)
-        aside = Path(tempfile.mkdtemp(prefix=f".quickstart-{VERSION}-", dir=root))
+        scratch = Scratch(f".{final.name}-", root)
     except OSError as error:
         raise UserError(
             f"cannot write the model cache {root}: {error.strerror}; set RLHF_CACHE to a directory that can be written"
         ) from error
-    try:
+    with scratch as aside:
         _build(aside, recipe or Recipe(), progress)
         readers = root.stat().st_mode & 0o055  # mkdtemp and safetensors keep others out, whoever may read the cache
         for path in (*aside.iterdir(), aside):
@@ -85,8 +78,6 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
         except OSError:
             if not final.is_dir():  # otherwise another process was first
                 raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return final
 
 
