@@ -17,8 +17,9 @@ STAMP := $(VENV)/.setup-$(shell { cat $(PROJECTS) $(CONSTRAINTS); grep __version
 DISTRIBUTED := constraints/distributed.txt
 DISTRIBUTED_STAMP := $(STAMP)-distributed-$(shell cat $(DISTRIBUTED) | cksum | cut -d ' ' -f 1)
 UNFINISHED := $(VENV)/.unfinished
-# Python compiles what is imported; compiling all of torch and transformers would take longer than installing them.
+# Compiling all of torch and transformers would take longer than installing them: Python compiles what is imported, and must keep it.
 PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
