@@ -59,6 +59,9 @@ class Trainer(Protocol):
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         """Train on one optimizer batch. ``sampled_now``: the weights are still those that sampled it."""
 
+    def evaluate(self, batch: Batch) -> Metrics:
+        """The losses and metrics of a batch by the actor as it is, without a step; see ``Worker.evaluate``."""
+
     def adjust(self, role: str, *, lr: float) -> None:
         """Set the peak learning rate of a trained role, from the next update on."""
 
@@ -70,7 +73,8 @@ class RuntimeStart:
     roles: Mapping[str, RoleConfig]
     """Settings of each role of ``needs``, in the same order."""
     needs: Needs
-    engine: PluginSpec
+    engine: PluginSpec | None
+    """``None``: nothing is sampled."""
     backend: PluginSpec
     kernels: tuple[PluginSpec, ...]
     hooks: PluginManager
@@ -96,8 +100,8 @@ class Runtime(Protocol):
         """Trains all roles and computes with them."""
 
     @property
-    def engine(self) -> Generator:
-        """Answers the requests of episodes."""
+    def engine(self) -> Generator | None:
+        """Answers the requests of episodes; ``None`` where nothing is sampled."""
 
     @property
     def source(self) -> WeightSource:

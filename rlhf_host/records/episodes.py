@@ -57,6 +57,8 @@ class Segment:
     """Provisional: no run fills or reads it yet. The kept sampling set of each token."""
     routed_experts: Any = None
     """Provisional: no run fills or reads it yet. Expert routing of each token."""
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Numbers per token that came with the data; they become ``batch.token_columns``."""
 
 
 @dataclass(slots=True)
@@ -130,6 +132,8 @@ class Trajectory:
     """The number of these tokens, including the parent's prompt."""
     row: int = 0
     """Set by the host: the index of this row in its episode."""
+    columns: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that came with the data, such as ``label``; they become ``batch.columns``."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:

@@ -73,7 +73,7 @@ class Needs:
     """
 
     data: DataFormat | None = None
-    """Formats other than ``prompts`` are provisional: no run reads them yet."""
+    """What it trains on: ``prompts`` that the engine answers, or rows of a data set."""
     roles: tuple[RoleNeed, ...] = ()
     min_group_size: int = 1
     outputs: tuple[Output, ...] = ()
@@ -91,7 +91,7 @@ class Needs:
     rounded_weights: bool = False
     """For a weight sync. True: engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
     unit_rows: bool = False
-    """Provisional: no run sets ``unit_id`` yet. Rows that share one (pairs) must stay in one micro-batch."""
+    """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
 
     def __post_init__(self) -> None:
         for name, kind in (("roles", RoleNeed), ("outputs", Output), ("forbids", Forbid)):

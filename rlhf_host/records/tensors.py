@@ -98,13 +98,13 @@ class Batch:
     episode_id: Tensor
     """``[B]`` int64: equal for all trajectories of an episode."""
     unit_id: Tensor
-    """Provisional: no run sets it yet. ``[B]`` int64: rows that must stay in one micro-batch share it."""
+    """``[B]`` int64: equal for the rows of an episode, or of a pair of a data set; see ``Needs.unit_rows``."""
     task_index: Tensor
     """``[B]`` int64."""
     truncated: Tensor
     """``[B]`` bool: cut off by a length limit."""
     sampler_logprobs: Tensor
-    """``[B, T]``: log μ, 0 outside ``action_mask``."""
+    """``[B, T]``: log μ, 0 outside ``action_mask``; NaN for tokens that nothing sampled, as in rows of a data set."""
     versions: Tensor
     """``[B, T]`` int64: version of the weights that sampled each action token."""
     version: int = 0
@@ -126,6 +126,10 @@ class Batch:
     temperature: float = 1.0
     stats: dict[str, float] = field(default_factory=dict)
     """Reduced ``batch_statistics``."""
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """name → ``[B]``: ``Trajectory.columns``, NaN for rows without it; a preference's ``label`` is 1 (chosen) or 0."""
+    token_columns: dict[str, Tensor] = field(default_factory=dict)
+    """name → ``[B, T]``: ``Segment.columns``, NaN for tokens without it."""
     extra: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """alias of a plugin → the result of its ``prepare_batch``. Tensors with ``B`` rows are sliced with the batch."""
     own: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Group, Reward, Trajectory
+from rlhf_host.records.episodes import Group, Reward, Segment, Trajectory
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.scoring import AGENT
 
@@ -42,7 +42,8 @@ def make_experience(
         for segment in row.completion:
             acts, count = segment.kind == "action", len(segment.token_ids)
             ids.append(np.asarray(segment.token_ids))
-            logprobs.append(np.asarray((segment.logprobs if acts else None) or np.zeros(count, np.float32)))
+            known = segment.logprobs if acts else np.zeros(count, np.float32)
+            logprobs.append(np.asarray(np.full(count, np.nan, np.float32) if known is None else known))
             versions.append(np.asarray((segment.versions if acts else None) or np.zeros(count, np.int32)))
             turns.append(turn if acts else -1)
             segment_lengths.append(count)
@@ -60,6 +61,8 @@ def make_experience(
     turn_ids = spread(torch.repeat_interleave(_tensor(turns, np.int64), _tensor(segment_lengths, np.int64)), -1)
     action_mask = turn_ids >= 0
     columns = _reward_columns(rows, weights)
+    segments = [segment for row in rows for segment in row.completion]
+    episodes = _tensor([episode_numbers.setdefault(row.episode_id, len(episode_numbers)) for row in rows], np.int64)
     places = {(row.episode_id, row.row): place for place, row in enumerate(rows)}
     parents = [-1 if row.parent is None else places.get((row.episode_id, row.parent), -1) for row in rows]
     return Experience(
@@ -70,8 +73,8 @@ def make_experience(
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
         group_id=_tensor([group_numbers[row.group_id] for row in rows], np.int64),
-        episode_id=_tensor([episode_numbers.setdefault(row.episode_id, len(episode_numbers)) for row in rows], np.int64),
-        unit_id=torch.arange(len(rows)),
+        episode_id=episodes,
+        unit_id=episodes.clone(),
         task_index=_tensor([row.task.index for row in rows], np.int64),
         truncated=_tensor([row.truncated for row in rows], np.bool_),
         rewards=_tensor([row.reward for row in rows], np.float32),
@@ -85,6 +88,8 @@ def make_experience(
         reward_weights=tuple(weight for weight, _ in columns.values()),
         parent=_tensor(parents, np.int64),
         branch=_tensor([row.branch for row in rows], np.int64),
+        columns={name: _tensor([row.columns.get(name, math.nan) for row in rows], np.float32) for name in _names(rows)},
+        token_columns={name: spread(_token_column(segments, name)) for name in _names(segments)},
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -95,6 +100,17 @@ def make_experience(
 def _tensor(values: Sequence[Any] | np.ndarray, dtype: Any) -> Tensor:
     """By way of numpy, which reads a list of numbers several times faster than torch does."""
     return torch.from_numpy(np.array(values, dtype=dtype))
+
+
+def _names(records: Sequence[Trajectory] | Sequence[Segment]) -> list[str]:
+    """Of all their columns, in order."""
+    return list(dict.fromkeys(name for record in records for name in record.columns))
+
+
+def _token_column(segments: Sequence[Segment], name: str) -> Tensor:
+    """Of all their tokens, one after the other."""
+    parts = [segment.columns.get(name, [math.nan] * len(segment.token_ids)) for segment in segments]
+    return _tensor(np.concatenate([np.asarray(part, np.float32) for part in parts]), np.float32)
 
 
 def _reward_columns(rows: Sequence[Trajectory], weights: dict[str, float]) -> dict[str, tuple[float, list[float]]]:
@@ -145,7 +161,7 @@ def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
-    """``transform_rewards`` in order, then ``shape_rewards`` summed and ``loss_masks`` joined, in place.
+    """``transform_rewards`` in order, then ``shape_rewards`` summed, in place.
 
     What a transform changes lands on the row's last action token too.
     """
@@ -161,6 +177,10 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
+
+
+def apply_masks(experience: Experience, hooks: PluginManager) -> None:
+    """``loss_masks`` combined, in place."""
     for _, mask in hooks.each("loss_masks", experience=experience):
         experience.loss_mask = experience.loss_mask & mask
 

@@ -162,6 +162,7 @@ class EngineSetup:
 
     @classmethod
     def of(cls, start: RuntimeStart) -> EngineSetup:
+        assert start.engine is not None
         version = NO_WEIGHTS if start.total_updates else 0
         return cls(engine=start.engine, kernels=start.kernels, role=located(start.roles["actor"]), version=version)
 

@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_host.errors import told_of
-from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, SyncTarget, Update
+from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.scratch import Scratch
+from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.worker import Worker
 from rlhf_host.weight_sync.local_source import LocalSource
 
@@ -38,6 +39,9 @@ class LocalTrainer:
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         return self._compute.submit(partial(self.worker.update, batch, sampled_now=sampled_now)).result()
 
+    def evaluate(self, batch: Batch) -> Metrics:
+        return self._compute.submit(partial(self.worker.evaluate, batch)).result()
+
     def adjust(self, role: str, *, lr: float) -> None:
         self._compute.submit(partial(self.worker.adjust, role, lr=lr)).result()
 
@@ -45,7 +49,7 @@ class LocalTrainer:
 class LocalRuntime:
     def __init__(self, start: RuntimeStart):
         self._tokenizer, self._bring, self._needs = start.tokenizer, start.bring, start.needs
-        self._engine_name = f"engine {start.engine.name}"
+        self._engine_name = f"engine {start.engine.name}" if start.engine is not None else ""
         self._compute = Inline() if start.debug else OneThread(start.train.threads)
         try:
             self._compute.submit(partial(self._load, start)).result()
@@ -58,9 +62,15 @@ class LocalRuntime:
         assert roles.weights is not None
         self.context_lengths = roles.context_lengths
         self.trainer = LocalTrainer(roles.worker, self._compute)
-        engine = start.engine.build()
+        self.source = LocalSource(roles.models["actor"], roles.weights.buckets)
+        self.engine: Engine | None = None
+        self.targets: list[SyncTarget] = []
+        self.exact = roles.exact
+        if start.engine is not None:
+            self._start_engine(start.engine.build(), start, roles)
+
+    def _start_engine(self, engine: EnginePlugin, start: RuntimeStart, roles: Roles) -> None:
         model: Any = roles.models["actor"]
-        self.source = LocalSource(model, roles.weights.buckets)
         in_place, trained = engine.traits.takes == "module", "actor" in roles.backends
         with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
             if not in_place:
@@ -74,7 +84,7 @@ class LocalRuntime:
                 kernels=roles.kernels,
             )
             with told_of(self._engine_name, "start"):
-                self.engine: Engine = engine.start(setup)
+                self.engine = engine.start(setup)
         self.targets = [SyncTarget("local", self.engine, in_place)]
         self.exact = self.engine.exact and roles.exact
 
@@ -94,7 +104,8 @@ class LocalRuntime:
 
     async def close(self) -> None:
         try:
-            with told_of(self._engine_name, "close"):
-                await self.engine.close()
+            if self.engine is not None:
+                with told_of(self._engine_name, "close"):
+                    await self.engine.close()
         finally:
             self._compute.close()

@@ -134,19 +134,19 @@ def _parse_block(text: str) -> Block:
 
 
 def plan_places(
-    blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int = 1, default_kind: Kind = "cpu"
+    blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int | None = 1, default_kind: Kind = "cpu"
 ) -> list[Place]:
     """Where every role of a run goes. What no block names goes where the actor is, or on one device of its own.
 
     Args:
         roles: that the run needs, the rollout apart.
-        per_engine: devices of one engine (tensor × pipeline parallel).
+        per_engine: devices of one engine (tensor × pipeline parallel); ``None``: nothing is sampled.
         default_kind: of blocks that name none.
 
     Raises:
         UserError: unknown or unneeded roles, or engines that do not come out even.
     """
-    wanted = [*roles, ROLLOUT]
+    wanted = [*roles] if per_engine is None else [*roles, ROLLOUT]
     for block in blocks:
         for role in block.roles:
             if role not in wanted and role not in ROLES:
@@ -162,14 +162,14 @@ def plan_places(
     home = next((block for block in blocks if "actor" in block.roles), None)
     whole = list(blocks)
     if left and home is None:
-        whole.insert(0, Block(left, per_engine if ROLLOUT in left else 1))
+        whole.insert(0, Block(left, per_engine if per_engine and ROLLOUT in left else 1))
         left = ()
-    return [_place(block, left if block is home else (), wanted, per_engine, default_kind) for block in whole]
+    return [_place(block, left if block is home else (), wanted, per_engine or 1, default_kind) for block in whole]
 
 
 def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engine: int, default_kind: Kind) -> Place:
     here = {*block.roles, *more}
-    rollout = ROLLOUT in here
+    rollout = ROLLOUT in here and ROLLOUT in wanted
     unit = per_engine if rollout else 1
     if block.total % unit or (block.nodes and block.devices % unit):
         where = f"{block.devices} on each node" if block.nodes else f"{block.total}"

@@ -135,6 +135,14 @@ class WorkerActor:
         return update, worker.compute_s - before
 
     @_plainly
+    def evaluate(self, shard: Shard, more: Shard, whole: Any) -> tuple[Any, float]:
+        """This rank's share of a batch's losses and metrics, and the seconds it took."""
+        worker = self.roles.worker
+        before = worker.compute_s
+        metrics = worker.evaluate(shard.batch(more), whole=whole, rows=shard.rows)
+        return metrics, worker.compute_s - before
+
+    @_plainly
     def of_roles(self, method: str, *arguments: Any) -> Any:
         """What a method of ``Roles`` gives: ``run``, ``save_role``, ``save_state`` or ``load_state``."""
         return getattr(self.roles, method)(*arguments)

@@ -34,12 +34,13 @@ class RayRuntime:
 
     def __init__(self, options: Ray.Options, start: RuntimeStart):
         self._options, self._tokenizer, self._bring, self._needs = options, start.tokenizer, start.bring, start.needs
-        self._engine_traits: EngineTraits = start.engine.build().traits
+        self._engine_traits: EngineTraits | None = None if start.engine is None else start.engine.build().traits
+        per_engine = None if self._engine_traits is None else self._engine_traits.devices
         parts = start.backend.build().traits.parts
         roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
 
         def plan(kind: Kind = "cpu") -> list[Place]:
-            return plan_places(blocks, roles, per_engine=self._engine_traits.devices, default_kind=kind)
+            return plan_places(blocks, roles, per_engine=per_engine, default_kind=kind)
 
         # What is wrong in itself is said before Ray starts.
         refuse_uneven(parts, start.backend.name, plan(), start.needs)
@@ -59,7 +60,7 @@ class RayRuntime:
             raise
 
     def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], parts: int) -> None:
-        engine_setup, threads = EngineSetup.of(start), start.train.threads
+        engine_setup, threads = None if start.engine is None else EngineSetup.of(start), start.train.threads
         # Every process is asked for before any is waited for: most of a start is imports.
         groups: list[tuple[WorkerGroup, RolesSetup, list[Any], bool]] = []
         engines: list[tuple[str, Any, tuple[Any, ...]]] = []
@@ -95,20 +96,22 @@ class RayRuntime:
         lengths = {name: length for own, _ in answers for name, length in own.items()}
         infos: list[EngineInfo] = wait_all(starting, "the engines")
         self.exact = all(exact for _, exact in answers) and all(info.exact for info in infos)
-        shortest = min(lengths["actor"], *(info.context_length or lengths["actor"] for info in infos))
+        shortest = min([lengths["actor"], *(info.context_length or lengths["actor"] for info in infos)])
         self.context_lengths = {**lengths, "actor": shortest}
-        self.engine = EnginePool(engines, self._engine_traits, wait_s=self._options.wait_s)
-        self.engine.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
-        self.engine.lives.start(infos)
-        self.engine.resync = self._resync
-        if engine_setup.version != NO_WEIGHTS:
-            self.engine.synced(engine_setup.version)
+        traits = self._engine_traits or EngineTraits()
+        self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
+        self.engine = self.pool if engines else None
+        self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
+        self.pool.lives.start(infos)
+        self.pool.resync = self._resync
+        if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
+            self.pool.synced(engine_setup.version)
         self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=start.needs.unit_rows)
         self._phases: DevicePhases | None = None
         shared = any(place.shared for place in places)
-        if engine_setup.version == NO_WEIGHTS and self._engine_traits.sleeps and shared:
-            self._phases = DevicePhases(self.engine, self.trainer.trained)
-            self.trainer.before, self.engine.before_sampling = self._phases.train, self._phases.sample
+        if engine_setup is not None and engine_setup.version == NO_WEIGHTS and traits.sleeps and shared:
+            self._phases = DevicePhases(self.pool, self.trainer.trained)
+            self.trainer.before, self.pool.before_sampling = self._phases.train, self._phases.sample
         self._actors = [actor for group, *_ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
         self.source = RemoteSource(self.trainer.by_role["actor"])
         self._lock = asyncio.Lock()
@@ -120,13 +123,13 @@ class RayRuntime:
         for group in self.trainer.groups:
             for actor in group.actors:
                 yield Process(f"a worker of {group.name}", actor, actor.alive.options(concurrency_group=BESIDE).remote)
-        for seat in self.engine.lives.up:
+        for seat in self.pool.lives.up:
             yield Process(f"engine {seat.name}", seat.actor, seat.actor.alive.remote, restarts=True)
 
     @property
     def targets(self) -> list[SyncTarget]:
         """The engines that are up."""
-        return self.engine.lives.targets
+        return self.pool.lives.targets
 
     async def sync(self, version: int) -> None:
         """Bring the actor's weights to the engines as ``version``. An engine that dies meanwhile gets them when it is back."""
@@ -158,7 +161,7 @@ class RayRuntime:
             except RunError:
                 if [target.engine for target in self.targets] == engines or attempt + 1 == ATTEMPTS:
                     raise
-        self.engine.synced(self._version)
+        self.pool.synced(self._version)
 
     def save_role(self, name: str, directory: Path) -> None:
         self._everywhere([self.trainer.by_role[name]], "save_role", name, str(directory.absolute()))
@@ -178,7 +181,7 @@ class RayRuntime:
 
     async def close(self) -> None:
         try:
-            await self.engine.close()
+            await self.pool.close()
         finally:
             await asyncio.to_thread(self._stop)
 

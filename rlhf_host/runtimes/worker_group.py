@@ -108,11 +108,10 @@ class RemoteTrainer:
             self.ahead = True
         if self.before is not None:
             self.before(True)
-        shards: dict[int, list[tuple[Any, ...]]] = {}
-        for ranks in {group.ranks for group in self.trained}:
-            rows_of_ranks, passes = self._deal(batch, ranks)
-            updates = map(ray.put, make_shards(batch, rows_of_ranks, UPDATES))
-            shards[ranks] = [(*parts, whole, sampled_now) for parts in zip(passes, updates, strict=True)]
+        shards = {
+            ranks: [(*parts, whole, sampled_now) for parts in self._whole_shards(batch, ranks)]
+            for ranks in {group.ranks for group in self.trained}
+        }
         references = [group.call_ranks("update", shards[group.ranks]) for group in self.trained]
         names = [group.name for group in self.trained for _ in group.actors]
         answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
@@ -122,6 +121,28 @@ class RemoteTrainer:
             whole_update.metrics.join(update.metrics)
             whole_update.refused = whole_update.refused or update.refused
         return whole_update
+
+    def evaluate(self, batch: Batch) -> Metrics:
+        import ray
+
+        group = self.by_role["actor"]
+        if self.before is not None:
+            self.before(True)
+        whole = ray.put(Denominators.of(batch))
+        calls = [(*parts, whole) for parts in self._whole_shards(batch, group.ranks)]
+        answers = wait_all(group.call_ranks("evaluate", calls), group.name)
+        self.compute_s += max(seconds for _, seconds in answers)
+        metrics = Metrics()
+        for share, _ in answers:
+            metrics.join(share)
+        return metrics
+
+    def _whole_shards(self, batch: Batch, ranks: int) -> list[tuple[Any, Any]]:
+        """Per rank, references to all that passes and losses take of its rows."""
+        import ray
+
+        rows_of_ranks, passes = self._deal(batch, ranks)
+        return list(zip(passes, map(ray.put, make_shards(batch, rows_of_ranks, UPDATES)), strict=True))
 
     def _deal(self, batch: Batch, ranks: int) -> Dealt:
         """Each rank's rows, by their places in the batch, and a reference to what passes take of them: one for all passes over

@@ -113,6 +113,16 @@ class Reducer:
         return term.coefficient * (torch.where(weights != 0, values, 0.0) * weights).sum()
 
 
+    def count(self, term: LossTerm, alias: str = "") -> int:
+        """Of the things that the term is a mean over: tokens, groups or episodes of the optimizer batch."""
+        mask = self.whole.mask(term.mask, alias)
+        if term.values.dim() > 1 and term.aggregation.name == "token-mean":
+            return int(mask.sum())
+        grouped = term.values.dim() > 1 and term.aggregation.name == "group-mean-token-mean"
+        ids = self.whole.group_id if grouped else self.whole.episode_id
+        return len(ids[mask.any(-1)].unique())
+
+
 @dataclass(slots=True)
 class Metrics:
     """Metrics on their way up: sums and counts, extremes, combined exactly however the batch was split."""
@@ -173,6 +183,14 @@ class Metrics:
             # A batch's sum (a loss term's shares) is one observation among the step's updates.
             mine = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = (mine[0] + value, mine[1] + 1)
+
+    def as_mean(self, name: str, count: int, *, first: bool) -> None:
+        """Turn a sum that is a mean over ``count`` things into one that can be combined with other batches'.
+
+        Args:
+            first: this is the first of the ranks that have shares of it.
+        """
+        self._sums[name] = (self._totals.pop(name, 0.0) * count, count * first)
 
     def result(self) -> dict[str, float]:
         means = {name: total / count for name, (total, count) in self._sums.items()}

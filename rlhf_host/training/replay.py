@@ -22,7 +22,7 @@ from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import Judges, judges, score_group
 from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
-from rlhf_host.training.online import add_advantages, add_outputs
+from rlhf_host.training.rollout_source import add_advantages, add_outputs
 from rlhf_host.training.run import run_context, run_lifecycle, using_roles
 from rlhf_host.training.saved_rows import WITH_TOKENS, SavedStep, check_vocabulary, decoder
 

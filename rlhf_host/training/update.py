@@ -36,6 +36,8 @@ class PassResult:
     """Plugins that gave importance weights."""
     taken: set[str] = field(default_factory=set)
     """Those of them whose weights a loss term took."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Loss term → how many things it is the mean over."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,8 @@ class Accumulation:
     """Everything that stays the same over the micro-batches of one role's update."""
 
     role: Role
-    backend: Backend
+    backend: Backend | None
+    """``None``: nothing is learned from the passes."""
     hooks: PluginManager
     reducer: Reducer
     outputs: frozenset[str]
@@ -69,7 +72,7 @@ class Accumulation:
                 started = time.perf_counter()
                 last = number == len(plan) - 1
                 if part is None:
-                    self.backend.backward(self.role.blank(), last)
+                    self._backward(self.role.blank(), last)
                 elif not self._pass(part, [places[row] for row in rows], result, last):
                     break
                 result.compute_s += time.perf_counter() - started
@@ -97,7 +100,7 @@ class Accumulation:
             if not self.role.traits.even_passes:
                 raise
             result.failure = error
-        if self.role.traits.even_passes if loss is None else not loss.requires_grad:
+        if self.backend is not None and (self.role.traits.even_passes if loss is None else not loss.requires_grad):
             loss = zero_loss(outputs)
         if loss is None:
             return True
@@ -108,8 +111,12 @@ class Accumulation:
                 return False
             loss = zero_loss(outputs)
         result.loss += value
-        self.backend.backward(loss, last)
+        self._backward(loss, last)
         return True
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        if self.backend is not None:
+            self.backend.backward(loss, last)
 
     def _loss(self, outputs: Outputs, part: Batch, places: list[int], result: PassResult) -> Tensor | None:
         """A micro-batch's share of the loss, by the plugins; what else they say goes to ``result``."""
@@ -123,7 +130,8 @@ class Accumulation:
                     result.metrics.add([item])
                     continue
                 reduced = self.reducer.reduce(item, places, corrections, self.hooks.by_key[key].alias)
-            if not reduced.requires_grad and float(reduced) != 0:
+                result.counts[item.name] = self.reducer.count(item, self.hooks.by_key[key].alias)
+            if self.backend is not None and not reduced.requires_grad and float(reduced) != 0:
                 raise RunError(
                     f"{key}: loss term {item.name!r} has no gradient: make it of outputs, without detach and no_grad"
                 )

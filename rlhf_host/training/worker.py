@@ -99,33 +99,60 @@ class Worker:
         update = Update(Metrics())
         whole = Denominators.of(batch) if whole is None else whole
         rows = list(range(len(batch))) if rows is None else rows
-        own = [output.what for output in self.needs.outputs if not output.role]
-        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
         for role in self.roles.values():
             if role.backend is None:
                 continue
-            if self.hooks.has("batch_statistics"):
-                self._statistics(role, batch)
-            wanted = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
-            accumulation = Accumulation(
-                role=role,
-                backend=role.backend,
-                hooks=self.hooks,
-                reducer=Reducer(whole),
-                outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
-                entropy_grad="entropy" in own,
-                whole=wanted,
-                sampled_now=sampled_now,
-                against_sampler=self.settings.old_logprobs == "sampler",
-            )
-            result = accumulation.run(batch, self._plan(role, batch), rows)
-            self.compute_s += result.compute_s
+            result = self._passes(role, role.backend, batch, whole, rows, sampled_now)
             self._step(role, role.backend, result, update)
             if update.refused:
                 break
         if self.ranks.part:
             update.metrics = Metrics()
         return update
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, *, whole: Denominators | None = None, rows: list[int] | None = None) -> Metrics:
+        """Losses and metrics of the actor's loss terms over a batch; nothing is learned. Collective over ranks.
+
+        Args:
+            batch, whole, rows: as for ``update``.
+
+        Returns:
+            This rank's share. Those of several batches combine exactly: loss terms are means over their tokens, or rows.
+        """
+        role = self.roles["actor"]
+        whole = Denominators.of(batch) if whole is None else whole
+        result = self._passes(role, None, batch, whole, list(range(len(batch))) if rows is None else rows, False)
+        reports = self.ranks.gather((None if result.failure is None else str(result.failure), result.counts))
+        if errors := [message for message, _ in reports if message is not None]:
+            raise result.failure or RunError(errors[0])
+        for name, count in {name: count for _, counts in reports for name, count in counts.items()}.items():
+            result.metrics.as_mean(f"loss/{name}", count, first=self.ranks.rank == 0)
+        return Metrics() if self.ranks.part else result.metrics
+
+    def _passes(
+        self, role: Role, backend: Backend | None, batch: Batch, whole: Denominators, rows: list[int], sampled_now: bool
+    ) -> PassResult:
+        """The role's passes over all micro-batches of an optimizer batch."""
+        own = [output.what for output in self.needs.outputs if not output.role]
+        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
+        if self.hooks.has("batch_statistics"):
+            self._statistics(role, batch)
+        wanted = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
+        accumulation = Accumulation(
+            role=role,
+            backend=backend,
+            hooks=self.hooks,
+            reducer=Reducer(whole),
+            outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
+            entropy_grad="entropy" in own,
+            whole=wanted,
+            sampled_now=sampled_now,
+            against_sampler=self.settings.old_logprobs == "sampler",
+        )
+        result = accumulation.run(batch, self._plan(role, batch), rows)
+        self.compute_s += result.compute_s
+        return result
 
     def _step(self, role: Role, backend: Backend, result: PassResult, update: Update) -> None:
         """The optimizer's step, where the ranks agree that there is one to take."""

@@ -9,7 +9,7 @@ from rlhf_host import Advantages, LossTerm, Metric, Needs, RunError, hookimpl
 from rlhf_host.rollouts.experience import joined, reward_metrics
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.actor_metrics import RESERVED
-from rlhf_host.training.online import add_advantages
+from rlhf_host.training.rollout_source import add_advantages
 
 from .test_worker import Weights, batch, gradient, manager
 

@@ -1,12 +1,11 @@
-"""The online loop: draw, roll out, score, advantages, train, sync, log, checkpoint; one controller for every runtime."""
+"""The loop of every run: a batch from its source, train, sync, log, checkpoint; one controller for every runtime."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -15,31 +14,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import RunError, near_matches, told_of
-from rlhf_host.functional.statistics import Episodes
+from rlhf_host.errors import RunError, near_matches
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Runtime, Trainer
-from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, ScoreContext, Stop
+from rlhf_host.protocols import Runtime
+from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, Stop
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import apply_rewards, joined, make_experience, reward_metrics
+from rlhf_host.rollouts.experience import joined
 from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
-from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.memory import memory
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
-from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.saved_rows import lines, write_lines
+from rlhf_host.training.source import Source, timed
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class OnlineLoop:
+class Loop:
     """The controller. ``step`` counts finished steps; ``save`` writes everything that must survive a crash."""
 
     config: RunConfig
@@ -47,10 +44,13 @@ class OnlineLoop:
     needs: Needs
     runtime: Runtime
     handles: Mapping[str, RoleHandle]
-    rollouts: Rollouts
-    evaluation: Evaluation | None
+    source: Source
+    evaluate: Callable[[int], tuple[dict[str, float], Sequence[Trajectory]]] | None
+    """Metrics under ``eval/`` and rows of the held-out data, after a step."""
     loop: EventLoop
     run_dir: Path
+    planned: int
+    """Steps of the whole run."""
     tokenizer: Any = None
     step: int = 0
     version: int = 0
@@ -69,18 +69,17 @@ class OnlineLoop:
 
     @property
     def steps(self) -> int:
-        """Where training ends: ``train.steps``, or before it where saved rollouts do."""
-        steps, available = self.config.train.steps, self.rollouts.steps
-        return steps if available is None else min(steps, available)
+        """Where training ends: as planned, or before it where saved rollouts do."""
+        return self.planned if self.source.steps is None else min(self.planned, self.source.steps)
 
     def run(self) -> Outcome:
-        """Train to ``train.steps``; an interrupt leaves a checkpoint of the last finished step."""
+        """Train to the last step; an interrupt leaves a checkpoint of the last finished step."""
         metrics: dict[str, float] = {}
         self._stand_still()
         try:
             if self.pending is not None:
                 metrics = self._finish(self.pending, evaluate=not self.step or self._evaluation_due())
-            elif not self.resumed and self.evaluation is not None and self.config.eval.at_start:
+            elif not self.resumed and self.evaluate is not None and self.config.eval.at_start:
                 metrics = self._finish({}, evaluate=True)
                 if self._checkpoint_due():
                     self.save()
@@ -102,7 +101,7 @@ class OnlineLoop:
     def _stand_still(self) -> None:
         """Note where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
         plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
-        self._position = {"stream": self.rollouts.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
+        self._position = {"stream": self.source.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
 
     def rescue(self) -> None:
         """Write a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
@@ -130,7 +129,7 @@ class OnlineLoop:
         state = checkpoint.state
         self.step, self.resumed = checkpoint.step, True
         self._saved = (checkpoint.step, state["pending"])
-        self.rollouts.load_state_dict(state["stream"])
+        self.source.load_state_dict(state["stream"])
         self.version = int(state["version"])
         self.best = state["best"]
         self.pending, self.stopped = state["pending"], state.get("stopped")
@@ -141,53 +140,41 @@ class OnlineLoop:
         load_plugins(self.manager, checkpoint.tensors["plugins"], state["plugins"])
 
     def _take_step(self, number: int) -> dict[str, float]:
-        """Steps 1 to 8 of the design's loop; the metrics are complete but for evaluation."""
+        """One batch, trained on and brought to the engines; the metrics are complete but for evaluation."""
         started = time.perf_counter()
-        times: dict[str, float] = {}
-        trainer, engine = self.runtime.trainer, self.runtime.engine
-        busy = trainer.compute_s + engine.busy_s  # sampling, forward, backward, optimizer
-        context = ScoreContext("train", number, self.handles, self.tokenizer)
-        with _timed(times, "rollout"):
-            collected = self.loop.run(self.rollouts.next_rollouts(context))
-        experience = make_experience(
-            collected.groups,
-            self.rollouts.weights,
-            step=number,
-            max_new_tokens=self.config.rollout.max_new_tokens,
-            temperature=self.config.rollout.temperature,
-            version=self.version,
-        )
-        with _timed(times, "logprobs"):
-            add_outputs(experience, self.runtime.trainer, self.needs, self.config.train.old_logprobs_mode)
-        with _timed(times, "advantages"):
-            of_advantages = add_advantages(experience, self.manager, self.needs)
-            add_extra(experience, self.manager, self.runtime.trainer, self.needs)
-        metrics = joined(collected.metrics(), reward_metrics(experience), of_advantages)
+        busy = self._busy_s()
+        drawn = self.source.draw(number, self.version)
+        times = dict(drawn.times)
         self._position = None
-        with _timed(times, "train"):
-            of_updates = self._train(experience, number)
-        with _timed(times, "sync"):
-            self.version += 1
-            self.sync()
-        with _timed(times, "log"):
-            trajectories = collected.trajectories_in_order()
-            self.manager.report("log_trajectories", step=number, split="train", trajectories=trajectories)
-        tokens = int(experience.action_mask.sum())
+        with timed(times, "train"):
+            of_updates = self._train(drawn.batch, number, drawn.sampled)
+        if self.runtime.engine is not None:
+            with timed(times, "sync"):
+                self.version += 1
+                self.sync()
+        with timed(times, "log"):
+            self.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
+        tokens = int(drawn.batch.action_mask.sum())
         elapsed = time.perf_counter() - started
-        outside = elapsed - (trainer.compute_s + engine.busy_s - busy)
+        outside = elapsed - (self._busy_s() - busy)
         own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        own |= {"version": float(self.version), "epoch": float(self.rollouts.epoch)} | times
+        own |= {"version": float(self.version), "epoch": float(self.source.epoch)} | times
         for name, used in memory().items():
             own[name] = max(used, of_updates.pop(name, 0.0))  # ranks in other processes say theirs
-        return joined(metrics, of_updates, own)
+        return joined(drawn.metrics, of_updates, own)
 
-    def _train(self, experience: Experience, number: int) -> dict[str, float]:
+    def _busy_s(self) -> float:
+        """Seconds of sampling, forward, backward and optimizer steps so far."""
+        engine = self.runtime.engine
+        return self.runtime.trainer.compute_s + (0.0 if engine is None else engine.busy_s)
+
+    def _train(self, experience: Experience, number: int, sampled: bool) -> dict[str, float]:
         """``epochs × minibatches`` optimizer batches. Raises ``RunError`` on a non-finite loss or gradient, unless
         ``train.on_nonfinite`` is ``skip``."""
         train = self.config.train
         metrics = Metrics()
         updates = skipped = 0
-        sampled_now = True
+        sampled_now = sampled
         for epoch in range(train.epochs):
             for batch in self._minibatches(experience, number, epoch):
                 update = self.runtime.trainer.update(batch, sampled_now=sampled_now)
@@ -219,13 +206,14 @@ class OnlineLoop:
             yield experience.select([row for row, group in enumerate(groups) if group in part])
 
     def sync(self) -> None:
-        """Bring the weights to the engines."""
-        self.loop.run(self.runtime.sync(self.version), interruptible=False)
+        """Bring the weights to the engines, if there are some."""
+        if self.runtime.engine is not None:
+            self.loop.run(self.runtime.sync(self.version), interruptible=False)
 
     def _evaluation_due(self) -> bool:
         settings, last = self.config.eval, self.step == self.steps
         due = bool(settings.every) and self.step % settings.every == 0
-        return self.evaluation is not None and (due or (last and settings.at_end))
+        return self.evaluate is not None and (due or (last and settings.at_end))
 
     def _checkpoint_due(self) -> bool:
         every = self.config.checkpoint.every
@@ -250,9 +238,9 @@ class OnlineLoop:
         return metrics
 
     def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
-        if self.evaluation is None:
+        if self.evaluate is None:
             return metrics
-        evaluated, trajectories = self.loop.run(self.evaluation.run(self.step))
+        evaluated, trajectories = self.evaluate(self.step)
         self.manager.report("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
         return metrics | evaluated
 
@@ -307,80 +295,3 @@ class OnlineLoop:
         sign = 1.0 if checkpoint.best_mode == "max" else -1.0
         if self.best is None or sign * value > sign * self.best["value"]:
             self.best = {"step": self.step, "value": value}
-
-
-@contextmanager
-def _timed(times: dict[str, float], phase: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    times[f"time/{phase}"] = time.perf_counter() - started
-
-
-def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
-    """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place."""
-    for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
-        if quantity == "logprobs":
-            experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
-        elif quantity == "values":
-            experience.values[role] = trainer.outputs(role, "values", experience)
-        elif quantity == "bootstrap":
-            experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience)
-    if mode == "recompute":
-        known = experience.logprobs.get("actor")
-        experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known
-    elif mode == "sampler":
-        experience.old_logprobs = experience.sampler_logprobs
-
-
-def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:
-    """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
-    another shape or non-finite numbers."""
-    apply_rewards(experience, manager)
-    result = manager.one("compute_advantages", experience=experience)
-    (key,) = manager.names("compute_advantages")
-    who = f"{key}: compute_advantages"
-    values = {"advantages": result.advantages, "returns": result.returns}
-    for name, value in values.items():
-        if value is None and name == "returns":
-            continue
-        if not isinstance(value, Tensor):
-            raise RunError(f"{who} gave {name} of the type {type(value).__name__}, expected a tensor")
-        if value.shape != experience.action_mask.shape:
-            raise RunError(f"{who} gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
-        values[name] = value = value.to(torch.float32)
-        if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
-            raise RunError(f"{who} gave non-finite {name} at step {experience.step}")
-    experience.advantages, experience.returns = values.values()
-    assert experience.advantages is not None
-    in_loss = experience.advantages[experience.loss_mask].double()
-    metrics: dict[str, float] = {}
-    if in_loss.numel():
-        metrics |= {"advantages/mean": float(in_loss.mean()), "advantages/std": float(in_loss.std(correction=0))}
-    if needs.min_group_size > 1:  # to others a group is nothing
-        equal = Episodes(experience.rewards, experience.group_id).constant()  # such groups teach nothing
-        metrics["groups/no_variance"] = float(equal.double().mean())
-    counts = experience.loss_mask.sum(-1)
-    sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
-    means = (sums / counts.clamp(min=1)).tolist()
-    for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
-        trajectory.advantage = mean if count else None
-    own = Metrics()
-    with told_of(key, "the metrics of compute_advantages"):
-        own.add(result.metrics)
-    return joined(metrics, own.result())
-
-
-def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
-    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks. Raises
-    ``RunError`` when a plugin gives anything but tensors and numbers, or two have one alias."""
-    for output in needs.outputs:
-        if output.what == "distribution" and output.top is not None:
-            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)
-    for key, values in manager.each("prepare_batch", experience=experience):
-        alias = manager.by_key[key].alias
-        if alias in experience.extra:
-            raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
-        for name, value in values.items():
-            if not isinstance(value, Tensor | float | int):
-                raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
-        experience.extra[alias] = dict(values)

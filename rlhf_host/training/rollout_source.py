@@ -1,0 +1,144 @@
+"""Batches of sampled or saved rollouts: groups become tensors, then log-probabilities, advantages and what plugins prepare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import RunError, told_of
+from rlhf_host.functional.statistics import Episodes
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import Trainer
+from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
+from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics
+from rlhf_host.training.events import EventLoop
+from rlhf_host.training.reduction import Metrics
+from rlhf_host.training.sampled_rollouts import Rollouts
+from rlhf_host.training.source import Drawn, timed
+
+
+@dataclass(slots=True)
+class RolloutSource:
+    """A ``Source`` over rollouts."""
+
+    rollouts: Rollouts
+    config: RunConfig
+    manager: PluginManager
+    needs: Needs
+    trainer: Trainer
+    handles: Mapping[str, RoleHandle]
+    loop: EventLoop
+    tokenizer: Any
+
+    @property
+    def steps(self) -> int | None:
+        return self.rollouts.steps
+
+    @property
+    def epoch(self) -> int:
+        return self.rollouts.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.rollouts.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rollouts.load_state_dict(state)
+
+    def draw(self, step: int, version: int) -> Drawn:
+        times: dict[str, float] = {}
+        context = ScoreContext("train", step, self.handles, self.tokenizer)
+        with timed(times, "rollout"):
+            collected = self.loop.run(self.rollouts.next_rollouts(context))
+        rollout = self.config.rollout
+        experience = make_experience(
+            collected.groups,
+            self.rollouts.weights,
+            step=step,
+            max_new_tokens=rollout.max_new_tokens,
+            temperature=rollout.temperature,
+            version=version,
+        )
+        with timed(times, "logprobs"):
+            add_outputs(experience, self.trainer, self.needs, self.config.train.old_logprobs_mode)
+        with timed(times, "advantages"):
+            of_advantages = add_advantages(experience, self.manager, self.needs)
+            add_extra(experience, self.manager, self.trainer, self.needs)
+        metrics = joined(collected.metrics(), reward_metrics(experience), of_advantages)
+        return Drawn(experience, collected.trajectories_in_order(), True, metrics, times)
+
+
+def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
+    """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place."""
+    for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
+        if quantity == "logprobs":
+            experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
+        elif quantity == "values":
+            experience.values[role] = trainer.outputs(role, "values", experience)
+        elif quantity == "bootstrap":
+            experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience)
+    if mode == "recompute":
+        known = experience.logprobs.get("actor")
+        experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known
+    elif mode == "sampler":
+        experience.old_logprobs = experience.sampler_logprobs
+
+
+def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:
+    """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
+    another shape or non-finite numbers."""
+    apply_rewards(experience, manager)
+    apply_masks(experience, manager)
+    result = manager.one("compute_advantages", experience=experience)
+    (key,) = manager.names("compute_advantages")
+    who = f"{key}: compute_advantages"
+    values = {"advantages": result.advantages, "returns": result.returns}
+    for name, value in values.items():
+        if value is None and name == "returns":
+            continue
+        if not isinstance(value, Tensor):
+            raise RunError(f"{who} gave {name} of the type {type(value).__name__}, expected a tensor")
+        if value.shape != experience.action_mask.shape:
+            raise RunError(f"{who} gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
+        values[name] = value = value.to(torch.float32)
+        if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
+            raise RunError(f"{who} gave non-finite {name} at step {experience.step}")
+    experience.advantages, experience.returns = values.values()
+    assert experience.advantages is not None
+    in_loss = experience.advantages[experience.loss_mask].double()
+    metrics: dict[str, float] = {}
+    if in_loss.numel():
+        metrics |= {"advantages/mean": float(in_loss.mean()), "advantages/std": float(in_loss.std(correction=0))}
+    if needs.min_group_size > 1:  # to others a group is nothing
+        equal = Episodes(experience.rewards, experience.group_id).constant()  # such groups teach nothing
+        metrics["groups/no_variance"] = float(equal.double().mean())
+    counts = experience.loss_mask.sum(-1)
+    sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
+    means = (sums / counts.clamp(min=1)).tolist()
+    for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
+        trajectory.advantage = mean if count else None
+    own = Metrics()
+    with told_of(key, "the metrics of compute_advantages"):
+        own.add(result.metrics)
+    return joined(metrics, own.result())
+
+
+def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
+    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks. Raises
+    ``RunError`` when a plugin gives anything but tensors and numbers, or two have one alias."""
+    for output in needs.outputs:
+        if output.what == "distribution" and output.top is not None:
+            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)
+    for key, values in manager.each("prepare_batch", experience=experience):
+        alias = manager.by_key[key].alias
+        if alias in experience.extra:
+            raise RunError(f"two plugins called {alias} give prepare_batch; give {key} another alias")
+        for name, value in values.items():
+            if not isinstance(value, Tensor | float | int):
+                raise RunError(f"{key} gave a {type(value).__name__} as {name!r} from prepare_batch; give tensors and numbers")
+        experience.extra[alias] = dict(values)

@@ -1,0 +1,123 @@
+"""Batches of a data set: units are drawn in the stream's order and become rows, without sampling or scoring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host.data.stream import Draw, TaskStream
+from rlhf_host.data.units import Row, Unit, UnitSet
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import Trainer
+from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
+from rlhf_host.records.needs import Needs
+from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.experience import apply_masks, make_experience
+from rlhf_host.training.rollout_source import add_extra, add_outputs
+from rlhf_host.training.source import Drawn, timed
+
+
+@dataclass(slots=True)
+class RowBatches:
+    """From units to batches, for training and evaluation."""
+
+    manager: PluginManager
+    needs: Needs
+    trainer: Trainer
+    temperature: float
+    tokenizer: Any
+
+    def batch(self, groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
+        """The groups as tensors, with the log-probabilities of other roles and what plugins prepare."""
+        with timed(times, "rows"):
+            experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
+            apply_masks(experience, self.manager)
+        with timed(times, "logprobs"):
+            add_outputs(experience, self.trainer, self.needs, "fused")
+            add_extra(experience, self.manager, self.trainer, self.needs)
+        return experience
+
+    def group(self, unit: Unit, task: Task, epoch: int) -> Group:
+        """A unit as a group of trajectories, which share an episode."""
+        name = f"{task.source}-{task.index}-{epoch}"
+        rows = [
+            Trajectory(
+                episode_id=name,
+                group_id=name,
+                task=task,
+                segments=list(_segments(row)),
+                sample=number,
+                row=number,
+                columns=row.columns,
+                decode=self._decode,
+            )
+            for number, row in enumerate(unit.rows)
+        ]
+        return Group(name, task, rows)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _segments(row: Row) -> Iterator[Segment]:
+    yield Segment("prompt", row.prompt_ids)
+
+    def part(kind: Any, begin: int, end: int) -> Segment:
+        columns = {name: values[begin:end] for name, values in row.token_columns.items()}
+        return Segment(kind, row.completion_ids[begin:end], columns=columns)
+
+    place = 0
+    for begin, end in row.trained:
+        if begin > place:
+            yield part("observation", place, begin)
+        yield part("action", begin, end)
+        place = end
+    if place < len(row.completion_ids):
+        yield part("observation", place, len(row.completion_ids))
+
+
+class RowSource:
+    """A ``Source`` over a data set.
+
+    Args:
+        size: units per step.
+        epochs: after how many passes over the data it ends, perhaps with a smaller batch; ``None``: never.
+    """
+
+    def __init__(self, units: UnitSet, stream: TaskStream, batches: RowBatches, *, size: int, epochs: float | None = None):
+        self._units, self._stream, self._batches, self._size = units, stream, batches, size
+        self._all = None if epochs is None else math.ceil(len(units) * epochs)
+
+    @property
+    def steps(self) -> int | None:
+        """How many the epochs have; ``None``: no end."""
+        return None if self._all is None else math.ceil(self._all / self._size)
+
+    @property
+    def epoch(self) -> int:
+        return self._stream.epoch
+
+    def draw(self, step: int, version: int) -> Drawn:
+        times: dict[str, float] = {}
+        count = self._size if self._all is None else min(self._size, self._all - (step - 1) * self._size)
+        groups = [self._group(draw) for draw in self._stream.draw(count, step)]
+        experience = self._batches.batch(groups, step, version, times)
+        lengths = experience.lengths.double()
+        metrics = {"units": float(count), "length/mean": float(lengths.mean()), "length/max": float(lengths.max())}
+        return Drawn(experience, experience.trajectories, False, metrics, times)
+
+    def _group(self, draw: Draw) -> Group:
+        task = draw.task
+        return self._batches.group(self._units.sources[task.source][task.index], task, draw.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._stream.state_dict(), "fingerprint": self._units.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ``UserError`` when the data is not the same."""
+        if state["fingerprint"] != self._units.fingerprint:
+            raise UserError("the data, or its tokens, changed since the checkpoint: resume with what the run began with")
+        self._stream.load_state_dict(state)
