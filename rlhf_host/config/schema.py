@@ -137,6 +137,7 @@ class DataConfig(Section):
     )
     max_samples: PositiveInt | None = Field(None, description="use at most this many tasks in total")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
+    epochs: float = Field(1.0, gt=0, description="passes over data that is trained on as it is; train.steps overrides it")
 
 
 class RolloutConfig(Section):
@@ -165,8 +166,12 @@ class RolloutConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: PositiveInt = Field(100, description="training steps; each uses one batch of rollouts")
-    batch_size: PositiveInt = Field(32, description="prompts per step; each makes rollout.n trajectories")
+    steps: PositiveInt | None = Field(
+        None, description="training steps; default: 100, or data.epochs passes over data that is trained on as it is"
+    )
+    batch_size: PositiveInt = Field(
+        32, description="prompts per step, of which each makes rollout.n trajectories; or rows or pairs of the data"
+    )
     epochs: PositiveInt = Field(1, description="passes over each batch")
     minibatches: PositiveInt = Field(1, description="optimizer updates per pass")
     max_tokens_per_microbatch: PositiveInt = Field(16384, description="token budget of one forward and backward pass")
