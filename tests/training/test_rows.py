@@ -125,7 +125,7 @@ def test_the_curve_is_that_of_a_plain_loop(run, tiny_model):
         assert torch.allclose(trained[name], tensor, atol=1e-5), name
 
 
-@pytest.mark.parametrize("algo, pairs", [(Sft(), False), (Dpo(), True)])
+@pytest.mark.parametrize(("algo", "pairs"), [(Sft(), False), (Dpo(), True)])
 def test_lines_padded_rows_and_rows_alone_train_the_same(run, algo, pairs):
     units = rows(8, pairs=pairs)
     long = [Row(row.prompt_ids, list(row.completion_ids) * 8, [(0, 8)], row.columns) for row in units[0].rows]
@@ -164,11 +164,11 @@ def test_every_row_comes_once_in_an_epoch(run):
     assert seen[:10] != seen[10:]
 
 
-@pytest.mark.parametrize("algo, pairs", [(Sft(), False), (Dpo(), True)])
+@pytest.mark.parametrize(("algo", "pairs"), [(Sft(), False), (Dpo(), True)])
 def test_a_resumed_run_is_the_run_that_never_stopped(run, algo, pairs):
     units, held_out = rows(14, pairs=pairs), rows(5, 7, pairs=pairs)
     whole, _ = run(algo, units, held_out, name="whole", **{"train.steps": 6, "eval.every": 2})
-    first, _ = run(algo, units, held_out, name="cut", **{"train.steps": 3, "eval.every": 2, "eval.at_end": False})
+    run(algo, units, held_out, name="cut", **{"train.steps": 3, "eval.every": 2, "eval.at_end": False})
     again, _ = run(algo, units, held_out, name="cut", resume=True, **{"train.steps": 6, "eval.at_end": True})
     assert values(again) == values(whole)
 
@@ -246,5 +246,5 @@ def test_epochs_of_a_run_that_samples_are_refused(run):
         def needs(self):
             return Needs(roles=(RoleNeed("actor", trainable=True),), rewards=False)
 
-    with pytest.raises(UserError, match="data.epochs 2 is for data that is trained on as it is: set --train.steps"):
+    with pytest.raises(UserError, match=r"data\.epochs 2 is for data that is trained on as it is: set --train.steps"):
         run(Online(), rows(4), **{"data.epochs": 2.0})
