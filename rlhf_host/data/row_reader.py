@@ -89,18 +89,18 @@ class RowReader:
 
     def _task(self, row: Mapping[str, Any], index: int) -> Task:
         assert self.prompt_key is not None
-        prompt = _get(row, self.prompt_key, "prompt")
+        prompt = get(row, self.prompt_key, "prompt")
         check_prompt(prompt, self.prompt_key)
         if self.context_key is not None and (context := row.get(self.context_key)):
             prompt = f"{prompt}\n\n{context}"
         label = agent = None
         if self.label_key is not None:
-            label = _get(row, self.label_key, "label")
+            label = get(row, self.label_key, "label")
             if label is None or label == "":
                 advice = "every row needs a label, or set data.label_key to another column"
                 raise Malformed(f"{self.label_key!r} is empty; {advice}")
         if self.agent_key is not None:
-            agent = _get(row, self.agent_key, "agent")
+            agent = get(row, self.agent_key, "agent")
             if agent is not None and not isinstance(agent, str):
                 raise Malformed(f"{self.agent_key!r} must be an agent's name, not {type(agent).__name__}")
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
@@ -149,7 +149,7 @@ def look_up(row: Mapping[str, Any], key: str) -> Any:
     return look_up(inner, rest) if isinstance(inner, Mapping) else MISSING
 
 
-def _get(row: Mapping[str, Any], key: str, meaning: str) -> Any:
+def get(row: Mapping[str, Any], key: str, meaning: str) -> Any:
     if (value := look_up(row, key)) is MISSING:
         columns = f"; the row has {','.join(row)}" if row else "; the row is empty"
         raise Malformed(f"no {key!r} (the {meaning}){near_matches(key, row) or columns}")
