@@ -5,11 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.functional.options import PolicyLossOptions, policy_needs
+from rlhf_host.functional.options import (
+    REFERENCE,
+    PolicyLossOptions,
+    PreferenceLossName,
+    PreferenceOptions,
+    SupervisedOptions,
+    policy_needs,
+    preference_needs,
+)
 
 if TYPE_CHECKING:
     from rlhf_host.functional.kl import kl_estimate, kl_loss
     from rlhf_host.functional.policy import importance_ratio, policy_loss, policy_losses
+    from rlhf_host.functional.preference import chosen_tokens, on_rows, pairs, preference_loss, preference_losses
     from rlhf_host.functional.returns import discounted_sum, gae, value_loss, whiten
     from rlhf_host.functional.statistics import (
         group_mean,
@@ -23,9 +32,11 @@ if TYPE_CHECKING:
         turn_advantages,
         with_siblings,
     )
+    from rlhf_host.functional.supervised import supervised_loss
     from rlhf_host.functional.twins import twin
 
 _HOME = {
+    "chosen_tokens": "preference",
     "discounted_sum": "returns",
     "gae": "returns",
     "group_mean": "statistics",
@@ -38,9 +49,14 @@ _HOME = {
     "masked_mean": "statistics",
     "masked_sum": "statistics",
     "on_actions": "statistics",
+    "on_rows": "preference",
+    "pairs": "preference",
     "policy_loss": "policy",
     "policy_losses": "policy",
+    "preference_loss": "preference",
+    "preference_losses": "preference",
     "suffix_sum": "statistics",
+    "supervised_loss": "supervised",
     "turn_advantages": "statistics",
     "twin": "twins",
     "value_loss": "returns",
@@ -48,7 +64,16 @@ _HOME = {
     "with_siblings": "statistics",
 }
 
-__all__ = ["PolicyLossOptions", "policy_needs", *_HOME]
+__all__ = [
+    "REFERENCE",
+    "PolicyLossOptions",
+    "PreferenceLossName",
+    "PreferenceOptions",
+    "SupervisedOptions",
+    "policy_needs",
+    "preference_needs",
+    *_HOME,
+]
 
 
 def __getattr__(name: str) -> Any:

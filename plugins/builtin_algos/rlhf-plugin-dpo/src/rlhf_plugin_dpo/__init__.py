@@ -1,0 +1,51 @@
+"""Direct preference optimization: DPO, conservative DPO and IPO, with the other losses of pairs as an option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from rlhf_host import Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
+from rlhf_host import functional as F
+
+
+class DPO:
+    """DPO: the chosen completion must be likelier than the rejected one, compared with the reference (arXiv:2305.18290)."""
+
+    Options = F.PreferenceOptions
+
+    def __init__(self, options: F.PreferenceOptions):
+        self.options = options
+
+    @hookimpl
+    def needs(self) -> Needs:
+        return F.preference_needs(self.options, lr=1e-6)
+
+    @hookimpl
+    def prepare_batch(self, experience: Experience) -> dict[str, Any]:
+        return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+
+    @hookimpl
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.preference_loss(outputs, batch, self.options) if role == "actor" else []
+
+
+class ConservativeOptions(F.PreferenceOptions):
+    label_smoothing: float = Field(0.1, ge=0, lt=0.5, description="share of pairs whose order may be wrong")
+
+
+class CDPO(DPO):
+    """Conservative DPO: a share of the pairs may be in the wrong order (Mitchell, "A note on DPO with noisy preferences")."""
+
+    Options = ConservativeOptions
+
+
+class IPOOptions(F.PreferenceOptions):
+    loss: F.PreferenceLossName = Field("ipo", description="preference loss: ipo compares means over tokens, ipo_sum sums")
+
+
+class IPO(DPO):
+    """IPO: the gap between chosen and rejected goes to 1/(2 beta), not further (arXiv:2310.12036)."""
+
+    Options = IPOOptions

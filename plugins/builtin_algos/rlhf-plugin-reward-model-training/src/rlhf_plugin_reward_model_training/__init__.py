@@ -1,0 +1,67 @@
+"""Training of reward models on pairs (Bradley-Terry)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlhf_host import Batch, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
+from rlhf_host import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    margin: Literal["auto", "off"] = Field(
+        "auto", description="auto: the data's column margin, where a pair has one; off: none"
+    )
+    center_rewards_coefficient: float | None = Field(
+        None,
+        ge=0,
+        description="weight of the squared sum of a pair's scores, which keeps them around 0, such as 0.01; none: off",
+    )
+
+
+class RewardModel:
+    """A reward model: the score of the chosen completion must be above the rejected one's (Bradley-Terry)."""
+
+    Options = Options
+
+    def __init__(self, options: Options):
+        self.options = options
+
+    @hookimpl
+    def needs(self) -> Needs:
+        actor = RoleNeed("actor", head="scalar", trainable=True, source=None, lr=1e-5)
+        return Needs(data="preference", roles=(actor,), outputs=(Output("scores"),), rewards=False, unit_rows=True)
+
+    @hookimpl
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
+        """``−log σ(s_c − s_r − margin)`` (arXiv:2203.02155, eq. 1; the margin as in Llama 2, arXiv:2307.09288, eq. 2), and
+        ``(s_c + s_r)²`` (arXiv:2312.09244, eq. 2)."""
+        from torch.nn.functional import logsigmoid
+
+        if role != "actor" or outputs.scores is None:
+            return
+        places = chosen, rejected = F.pairs(batch)
+        better, worse = outputs.scores[chosen], outputs.scores[rejected]
+        gap = better - worse
+        yield LossTerm("pairs", F.on_rows(-logsigmoid(gap - self._margin(batch, chosen)), *places))
+        if self.options.center_rewards_coefficient:
+            squares = F.on_rows((better + worse).square(), *places)
+            yield LossTerm("center", squares, coefficient=self.options.center_rewards_coefficient)
+        yield Metric("accuracy", (gap.detach() > 0).float())
+        yield Metric("scores/margin", gap.detach())
+        yield Metric("scores/chosen", better.detach())
+        yield Metric("scores/rejected", worse.detach())
+
+    def _margin(self, batch: Batch, chosen: Tensor) -> Tensor | float:
+        """``[P]``; 0 where the data has none."""
+        if self.options.margin == "off" or "margin" not in batch.columns:
+            return 0.0
+        return batch.columns["margin"][chosen].nan_to_num(0.0)
