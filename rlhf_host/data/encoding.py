@@ -33,6 +33,11 @@ class Encoder:
         self._offsets = bool(getattr(tokenizer, "is_fast", False))
         self._separator = encode([separator], tokenizer, special=False)[0]
         self._last: dict[str, int | None] = {}
+        self._before: list[int] = []
+        """The tokens of a newline, where a text that begins without one is given a space (SentencePiece)."""
+        newline, alone, after = encode(["\n", "a", "\na"], tokenizer, special=False)
+        if newline and after[: len(newline)] == newline and after[len(newline) :] != alone:
+            self._before = newline
 
     def encode(self, texts: Sequence[MarkedText]) -> list[Row | Malformed]:
         """A row for each text, or what is wrong with it."""
@@ -145,12 +150,21 @@ class Encoder:
         ids: list[int] = []
         spans = []
         starts = {begin for begin, _ in text.trained}
-        pieces = encode([text.rest[begin:end] for begin, end in pairwise(edges)], self._tokenizer, special=False)
+        pieces = self._middle([text.rest[begin:end] for begin, end in pairwise(edges)])
         for begin, tokens in zip(edges, pieces, strict=False):
             if begin in starts and tokens:
                 spans.append((len(ids), len(ids) + len(tokens)))
             ids += tokens
         return ids, spans
+
+    def _middle(self, pieces: Sequence[str]) -> list[list[int]]:
+        """The tokens of texts that something precedes."""
+        alone = encode(pieces, self._tokenizer, special=False)
+        if not self._before:
+            return alone
+        begin = len(self._before)
+        after = encode([f"\n{piece}" for piece in pieces], self._tokenizer, special=False)
+        return [ids[begin:] if ids[:begin] == self._before else plain for ids, plain in zip(after, alone, strict=True)]
 
 
 def _half_characters(text: MarkedText) -> Malformed | None:
