@@ -128,6 +128,37 @@ class DataConfig(Section):
     template: str | None = Field(
         None, description="prompt template with {prompt}; 'none': no chat template; default: the tokenizer's chat template"
     )
+    format: (
+        Literal[
+            "messages",
+            "prompt_completion",
+            "text",
+            "preference",
+            "hh",
+            "unpaired",
+            "kto_tag",
+            "stepwise",
+            "sharegpt",
+            "alpaca",
+            "tokens",
+            "generated",
+        ]
+        | None
+    ) = Field(None, description="how to read rows that have answers; default: what the columns say")
+    split_at: str | None = Field(
+        None, description="text before every answer, where chosen and rejected are whole dialogues without a prompt"
+    )
+    max_tokens: PositiveInt | None = Field(
+        None, description="longest row that has an answer, prompt included, in tokens; default: the model's context"
+    )
+    long_rows: Literal["auto", "truncate", "filter"] = Field(
+        "auto",
+        description="what to do with longer rows; truncate cuts the end of the answer; auto: truncate for one answer to imitate, "
+        "else filter",
+    )
+    history: Literal["rows", "refuse"] = Field(
+        "rows", description="turns that the chat template changes once others follow: rows of their own, or an error"
+    )
     max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt, in tokens")
     long_prompts: Literal["filter", "truncate"] = Field(
         "filter", description="what to do with longer prompts; truncate keeps the end"

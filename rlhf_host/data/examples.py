@@ -12,6 +12,7 @@ from rlhf_host.data.row_values import (
     Text,
     answer_of,
     is_sharegpt,
+    kind_of,
     label_of,
     messages_of,
     number_of,
@@ -100,7 +101,7 @@ def read_alpaca(row: Mapping[str, Any], reading: Reading) -> Example:
     context, system, history = (row.get(key) or "" for key in ("input", "system", "history"))
     for key, value in (("input", context), ("system", system)):
         if not isinstance(value, str):
-            raise Malformed(f"{key!r} must be a text, not {type(value).__name__}")
+            raise Malformed(f"{key!r} must be a text, not {kind_of(value)}")
         check_text(value, key)
     if reading.chat:
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
