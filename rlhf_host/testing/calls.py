@@ -16,8 +16,9 @@ from rlhf_host.records.episodes import Group, Reward, Trajectory
 from rlhf_host.records.tensors import Batch, Experience, LossTerm, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import make_batch, make_groups
+from rlhf_host.testing.contracts.offline_batches import make_units, offline_batch
 from rlhf_host.testing.contracts.session import METRICS, TASKS, TEXTS, Session, answer_of
-from rlhf_host.testing.contracts.training import Bigram, online, trainable, training_batch
+from rlhf_host.testing.contracts.training import Bigram, trainable, training_batch
 from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.update import ask
@@ -85,7 +86,7 @@ class Calls:
     def _arguments(self, hook: str) -> tuple[str, Callable[[], dict[str, Any]]]:
         metrics = {**{f"metric/{number}": number / LOGGED for number in range(LOGGED - len(METRICS))}, **METRICS}
         logged = {"step": 1, "split": "train"}
-        group_count = -(-self.rows // GROUP)
+        offline = self.subject.offline
         batch = self.batch_size, lambda: {"experience": _copy(self.batch)}
         step = f"{LOGGED} metrics", lambda: {"step": 1, "metrics": metrics}
         ways: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
@@ -98,7 +99,7 @@ class Calls:
             "loss_masks": batch,
             "compute_advantages": batch,
             "prepare_batch": (self.batch_size, lambda: {"experience": _copy(self.trained)}),
-            "make_rows": (f"{group_count} groups of {GROUP}", lambda: {"groups": self.groups}),
+            "make_rows": (f"{len(self.groups)} {'units' if offline else 'groups'}", lambda: {"groups": self.groups}),
             "step_finished": step,
             "log_metrics": step,
             "log_trajectories": (f"{self.judged} trajectories", lambda: {**logged, "trajectories": self.answers}),
@@ -140,14 +141,19 @@ class Calls:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Answers of a quarter of ``tokens`` to all of them."""
+        """Answers of a quarter of ``tokens`` to all of them, or units of the data set that its plugin trains on."""
+        if self.subject.offline:
+            data = str(self.subject.needs.data)
+            return make_units(data, max(1, self.rows // (2 if data == "preference" else 1)), longest=self.tokens)
         sizes = [min(GROUP, self.rows - start) for start in range(0, self.rows, GROUP)]
         spread = 3 * self.tokens // 4 + 1
         return make_groups(sizes, length=lambda group, sample, turn: self.tokens - (7919 * group + 104729 * sample) % spread)
 
     @cached_property
     def batch(self) -> Experience:
-        """Rewards applied."""
+        """Rewards applied, or of units."""
+        if self.subject.offline:
+            return self.trained
         batch = make_batch(self.subject, self.groups)
         apply_rewards(batch, self.manager)
         return batch
@@ -155,8 +161,8 @@ class Calls:
     @cached_property
     def trained(self) -> Experience:
         """As workers get it."""
-        if not online(self.subject):
-            raise Unfit(f"trains on {self.subject.needs.data} data, of which there is none here")
+        if self.subject.offline:
+            return offline_batch(self.subject, self.manager, self.groups)
         return training_batch(self.subject, self.manager, self.groups)
 
     @cached_property

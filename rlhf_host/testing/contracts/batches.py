@@ -129,6 +129,11 @@ def in_order(batch: Experience, rows: Sequence[int]) -> Experience:
     return batch.select(list(rows), trim=False)
 
 
+def apart(count: int) -> list[int]:
+    """Rows backwards, and none beside its neighbour."""
+    return [*range(count - 1, -1, -2), *range(count - 2, -1, -2)]
+
+
 def widen(batch: Experience, by: int, *, fill: float = 0.0) -> Experience:
     """A copy with ``by`` more columns of padding, float tensors filled with ``fill``."""
     shape = batch.completion_mask.shape

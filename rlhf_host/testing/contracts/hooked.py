@@ -21,6 +21,7 @@ from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.calls import Calls
 from rlhf_host.testing.contracts.batches import advantages_of, make_batch, make_groups
 from rlhf_host.testing.contracts.common import differ
+from rlhf_host.testing.contracts.offline_batches import offline_batch
 from rlhf_host.testing.contracts.session import running
 from rlhf_host.testing.contracts.subject import Subject, check, expect
 from rlhf_host.testing.contracts.traces import leaves_nothing
@@ -106,6 +107,9 @@ def what_was_learnt_survives_a_checkpoint(subject: Subject) -> None:
 
 def _answers(subject: Subject, manager: PluginManager) -> list[Any]:
     """What hooks over a batch, and filters, make of one."""
+    if subject.offline:
+        made = offline_batch(subject, manager)
+        return [made.loss_mask, made.extra]
     groups = make_groups((4, 2, 3), turns=3, seed=5)
     batch = make_batch(subject, groups)
     if "compute_advantages" in subject.hooks:

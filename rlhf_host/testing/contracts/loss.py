@@ -20,8 +20,6 @@ from rlhf_host.training.update import ask
 
 def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
     """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
-    if not training.online(subject):
-        return
     for choice in subject.choices:
         controller = subject.manager(**choice)
         for role in trainable(subject):
@@ -30,7 +28,8 @@ def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experien
             yield name, subject.manager(**choice), role, training_batch(subject, controller)
 
 
-def _agree(a: Updated, b: Updated) -> bool:
+def agree(a: Updated, b: Updated) -> bool:
+    """Same loss and gradients, to rounding."""
     return all(map(close, [a.loss, *a.gradients], [b.loss, *b.gradients]))
 
 
@@ -45,10 +44,11 @@ def loss_items_are_well_formed(subject: Subject) -> None:
                 finite = is_finite(torch.as_tensor(item.values, dtype=torch.float64), item.mask)
                 expect(finite, f"{name}metric {item.name!r} is not finite where it counts")
             else:
-                _term_is_well_formed(name, item, part, subject.info.name)
+                term_is_well_formed(name, item, part, subject.info.name)
 
 
-def _term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: str) -> None:
+def term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: str) -> None:
+    """Raises ``Broken`` for a loss term that the host cannot reduce, or whose values are not finite."""
     who, whole = f"{name}loss term {term.name!r}", Denominators.of(batch)
     expect(math.isfinite(term.coefficient), f"{who} has coefficient {term.coefficient}")
     try:
@@ -62,14 +62,12 @@ def _term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: st
 @check("compute_loss")
 def loss_is_pure(subject: Subject) -> None:
     """The same batch gives the same loss twice, on instances that did and did not compute its advantages."""
-    if not training.online(subject):
-        return
     controller = subject.manager()
     batch = training_batch(subject, controller)
     for role in trainable(subject):
         first, *others = (update(subject, manager, role, batch) for manager in (controller, subject.manager(), controller))
         message = f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra"
-        expect(all(_agree(first, other) for other in others), message)
+        expect(all(agree(first, other) for other in others), message)
 
 
 @check("compute_loss")
@@ -79,7 +77,7 @@ def loss_is_the_same_however_split(subject: Subject) -> None:
         rows = list(range(len(batch)))
         whole = update(subject, manager, role, batch)
         for split in ([[row] for row in rows], [rows[5:], rows[:1], rows[1:5]]):
-            same = _agree(whole, update(subject, manager, role, batch, split))
+            same = agree(whole, update(subject, manager, role, batch, split))
             message = "the gradient depends on how the batch is split into micro-batches; return unreduced values"
             expect(same, f"{name}{message}")
 
@@ -90,7 +88,7 @@ def loss_ignores_masked_garbage(subject: Subject) -> None:
     for name, manager, role, batch in _cases(subject):
         clean = update(subject, manager, role, batch)
         dirty = update(subject, manager, role, widen(spoil(batch), 3, fill=float("nan")), spoiled=True)
-        expect(_agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
+        expect(agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
         for metric, value in clean.metrics.items():
             same = math.isclose(dirty.metrics.get(metric, math.nan), value, rel_tol=1e-4, abs_tol=1e-6)
             expect(same, f"{name}NaN at masked positions changes the metric {metric!r}; give it a mask")

@@ -112,6 +112,14 @@ class Subject:
         return needs if isinstance(needs, Needs) else Needs()
 
     @cached_property
+    def offline(self) -> bool:
+        """Whether it trains on rows of a data set; False where it cannot be asked, which other checks report."""
+        try:
+            return self.needs.data not in (None, "prompts")
+        except Exception:
+            return False
+
+    @cached_property
     def choices(self) -> list[dict[str, Any]]:
         """The option ``loss`` at each value it can have; no change where there is no such option or it is given."""
         loss = options_model(self.cls).model_fields.get("loss")

@@ -24,8 +24,11 @@ class CheckResult:
 LIBRARIES = ("hypothesis", "peft", "pytest")
 """What checks need beside the host; its extra ``testing`` installs them."""
 
-HOOKED = ("common", "hooked", "algorithm", "loss", "reward", "agent", "extension", "tasks", "tracker", "sync")
+HOOKED = ("common", "hooked", "algorithm", "loss", "offline", "reward", "agent", "extension", "tasks", "tracker", "sync")
 """Modules with the checks of plugins that have hooks. Those of another kind have the common ones and a module of its name."""
+
+ONLINE, OFFLINE = ("algorithm", "loss"), ("offline",)
+"""Those of them for plugins that train on rollouts, and on rows of a data set."""
 
 
 def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS)) -> list[Check]:
@@ -35,8 +38,10 @@ def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS)) -> list[Check]:
 
 
 def checks_of(subject: Subject) -> list[Check]:
-    """The checks that apply: those of all plugins, those of its kind, and those of the hooks it implements."""
-    checks = all_checks(("common", subject.kind) if subject.kind in PROTOCOLS else HOOKED)
+    """The checks that apply: those of all plugins, those of its kind and of its data, and those of the hooks it implements."""
+    others = ONLINE if subject.offline else OFFLINE
+    hooked = [module for module in HOOKED if module not in others]
+    checks = all_checks(("common", subject.kind) if subject.kind in PROTOCOLS else hooked)
     return [check for check in checks if not check.hooks or subject.hooks.intersection(check.hooks)]
 
 
@@ -101,7 +106,11 @@ def _suite(kind: str, about: str) -> Callable[..., type]:
     return contract
 
 
-algorithm_contract = _suite("algo", "Where it needs groups of two or more, equal rewards must give advantages of exactly 0.")
+algorithm_contract = _suite(
+    "algo",
+    "Where it needs groups of two or more, equal rewards must give advantages of exactly 0. Where it trains on a data set, the"
+    " checks are those of its units.",
+)
 reward_contract = _suite("reward", "``tasks`` (with the ground truths it knows) and ``texts`` are what it judges.")
 agent_contract = _suite("agent", "``tasks`` is what it plays and ``texts`` what the policy says, one after the other.")
 extension_contract = _suite("extension", "The checks are those of the hooks it has.")

@@ -75,11 +75,6 @@ def trainable(subject: Subject) -> dict[str, str]:
     return {role.name: role.head for role in subject.needs.roles if role.trainable} or {"actor": "lm"}
 
 
-def online(subject: Subject) -> bool:
-    """Whether its losses are made from rollouts, as these batches are."""
-    return subject.needs.data in (None, "prompts")
-
-
 def training_batch(subject: Subject, manager: PluginManager, groups: Sequence[Group] | None = None) -> Experience:
     """A batch as workers get it: rewards shaped, masks applied, advantages computed by ``manager``'s plugin (or made up)."""
     batch = make_batch(subject, make_groups((4, 2, 3), turns=3, seed=1) if groups is None else groups)

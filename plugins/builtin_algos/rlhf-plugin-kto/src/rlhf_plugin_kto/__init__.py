@@ -95,7 +95,7 @@ def mismatched(row: Trajectory, other: Trajectory) -> Trajectory:
 
 def is_mismatched(batch: Batch) -> Tensor:
     """``[B]`` bool; none where there is no such column."""
-    return batch.columns.get("mismatched", batch.columns["label"] * 0) == 1
+    return batch.columns.get("mismatched", batch.group_id * 0) == 1
 
 
 def log_ratios(outputs: Outputs, batch: Batch) -> Tensor:

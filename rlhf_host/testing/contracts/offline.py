@@ -1,0 +1,238 @@
+"""Checks of algorithms that train on a data set: exact over units, blind to what is masked, finite, of the label's sign."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.needs import Output
+from rlhf_host.records.tensors import Experience, LossTerm, Metric
+from rlhf_host.testing.contracts.batches import apart, close, in_order, is_finite, noise, spoil, widen
+from rlhf_host.testing.contracts.loss import agree, term_is_well_formed
+from rlhf_host.testing.contracts.offline_batches import (
+    again,
+    logprobs_now,
+    make_units,
+    offline_batch,
+    prepare,
+    whole_units,
+)
+from rlhf_host.testing.contracts.subject import Subject, check, expect
+from rlhf_host.testing.contracts.training import Bigram, Updated, gradients_of, trainable, update
+from rlhf_host.training.reduction import Denominators, Reducer, reduced
+from rlhf_host.training.update import ask
+
+
+def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
+    """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
+    for choice in subject.choices:
+        controller = subject.manager(**choice)
+        for role in trainable(subject):
+            name = "".join(f"loss={value}: " for value in choice.values()) + ("" if role == "actor" else f"{role}: ")
+            yield name, subject.manager(**choice), role, offline_batch(subject, controller)
+
+
+def _expect_finite(name: str, updated: Updated, why: str) -> None:
+    expect(updated.finite, f"{name}{why} a loss or gradient that is not finite")
+    wrong = [metric for metric, value in updated.metrics.items() if not math.isfinite(value)]
+    expect(not wrong, f"{name}{why} metrics that are not finite: {', '.join(wrong)}")
+
+
+@check("compute_loss")
+def items_of_units_are_well_formed(subject: Subject) -> None:
+    """Loss terms have masks that exist and the batch's shape; metrics are finite numbers."""
+    expect(subject.choices, "no value of the option loss is accepted with these options")
+    for name, manager, role, batch in _cases(subject):
+        terms, metrics = _items(subject, manager, role, batch)
+        for term in terms:
+            term_is_well_formed(name, term, batch, subject.info.name)
+        for metric in metrics:
+            finite = is_finite(torch.as_tensor(metric.values, dtype=torch.float64), metric.mask)
+            expect(finite, f"{name}metric {metric.name!r} is not finite where it counts")
+
+
+@check("compute_loss")
+def loss_of_units_is_pure(subject: Subject) -> None:
+    """The same batch gives the same loss twice, on instances that did and did not make its rows."""
+    controller = subject.manager()
+    batch = offline_batch(subject, controller)
+    for role in trainable(subject):
+        first, *others = (update(subject, manager, role, batch) for manager in (controller, subject.manager(), controller))
+        message = f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra"
+        expect(all(agree(first, other) for other in others), message)
+
+
+@check("compute_loss")
+def loss_of_units_is_the_same_however_split(subject: Subject) -> None:
+    """Loss and gradient are the same for the whole batch at once, unit by unit, and in uneven parts of whole units."""
+    for name, manager, role, batch in _cases(subject):
+        units, whole = whole_units(batch), update(subject, manager, role, batch)
+        for split in (units, [units[0] + units[3], units[1], [row for unit in (units[2], *units[4:]) for row in unit]]):
+            same = agree(whole, update(subject, manager, role, batch, split))
+            message = "the gradient depends on how the batch is split into micro-batches; return unreduced values"
+            expect(same, f"{name}{message}")
+
+
+@check("compute_loss")
+def loss_of_units_is_the_same_in_any_order(subject: Subject) -> None:
+    """Rows in another order, those of a unit apart from each other, give the same loss, gradient and metrics."""
+    for name, manager, role, batch in _cases(subject):
+        here = update(subject, manager, role, batch)
+        there = update(subject, manager, role, in_order(batch, apart(len(batch))))
+        message = "depend on the order of rows; go by unit_id and columns, as F.pairs does"
+        expect(agree(here, there), f"{name}loss or gradient {message}")
+        same = all(math.isclose(there.metrics[key], value, rel_tol=1e-4, abs_tol=1e-6) for key, value in here.metrics.items())
+        expect(same, f"{name}metrics {message}")
+
+
+@check("compute_loss")
+def units_in_a_batch_twice_change_nothing(subject: Subject) -> None:
+    """All units a second time in the batch give the same mean loss and gradient: none counts by its place or for the others."""
+    for name, manager, role, batch in _cases(subject):
+        units = make_units(str(subject.needs.data))
+        twice = update(subject, manager, role, offline_batch(subject, manager, [*units, *again(units)]))
+        same = agree(update(subject, manager, role, batch), twice)
+        expect(same, f"{name}every unit twice gives another mean loss: leave the mean over the batch to the host")
+
+
+@check("compute_loss")
+def loss_of_one_unit_is_finite(subject: Subject) -> None:
+    """A batch of one unit, as the last of an epoch may be, gives a finite loss, gradient and metrics."""
+    for name, manager, role, _ in _cases(subject):
+        for unit in make_units(str(subject.needs.data), 2):
+            _expect_finite(name, update(subject, manager, role, offline_batch(subject, manager, [unit])), "a unit alone gives")
+
+
+@check("compute_loss")
+def loss_of_units_ignores_masked_garbage(subject: Subject) -> None:
+    """NaN at padding and observations, in outputs, batch and other roles' log-probabilities, changes nothing."""
+    for name, manager, role, batch in _cases(subject):
+        clean = update(subject, manager, role, batch)
+        dirty = update(subject, manager, role, widen(spoil(batch), 3, fill=float("nan")), spoiled=True)
+        expect(agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
+        for metric, value in clean.metrics.items():
+            same = math.isclose(dirty.metrics.get(metric, math.nan), value, rel_tol=1e-4, abs_tol=1e-6)
+            expect(same, f"{name}NaN at masked positions changes the metric {metric!r}; give it a mask")
+
+
+@check("compute_loss")
+def loss_of_units_ignores_a_missing_margin(subject: Subject) -> None:
+    """Without the column ``margin``, which data may have, the loss is as if all its values were NaN (none)."""
+    for name, manager, role, batch in _cases(subject):
+        if "margin" in batch.columns:
+            batch.columns["margin"] = torch.full_like(batch.columns["margin"], float("nan"))
+            none = update(subject, manager, role, batch)
+            del batch.columns["margin"]
+            same = agree(none, update(subject, manager, role, batch))
+            expect(same, f"{name}a margin of NaN changes the loss; NaN says that the unit has none")
+
+
+@check("compute_loss")
+def loss_of_units_is_finite_at_extreme_gaps(subject: Subject) -> None:
+    """Log-probabilities 50 nats per token apart from those of other roles give finite losses, gradients and metrics."""
+    for name, manager, role, batch in _cases(subject):
+        sign = torch.where(noise(batch, 60)[:, :1] > 0, 50.0, -50.0)  # one for a row, so that its sums are large
+        batch.logprobs = {other: value + sign * batch.completion_mask for other, value in batch.logprobs.items()}
+        _expect_finite(name, update(subject, manager, role, batch), "log-probabilities 50 nats apart make")
+
+
+@check("compute_loss")
+def loss_of_units_is_finite_when_masked_out(subject: Subject) -> None:
+    """Units without a token in the loss, and a micro-batch of nothing else, give finite losses, gradients and metrics."""
+    for name, manager, role, batch in _cases(subject):
+        units = whole_units(batch)
+        for emptied in (units[0] + units[2], list(range(len(batch)))):
+            batch.action_mask[emptied] = batch.loss_mask[emptied] = False
+            prepare(manager, batch)
+            for split in (None, units):
+                why = "fully masked rows (divide by max(count, 1)) make"
+                _expect_finite(name, update(subject, manager, role, batch, split), why)
+
+
+@check("compute_loss")
+def loss_has_the_sign_of_the_label(subject: Subject) -> None:
+    """The loss falls on the way on which log-probabilities, or scores, of chosen and unlabelled rows rise and those of rejected
+    rows fall, wherever the rows are; the reference is as the actor at the middle of the way."""
+    for name, manager, role, batch in _cases(subject):
+        if role != "actor":
+            continue
+        scalar, now = trainable(subject)["actor"] == "scalar", logprobs_now(batch)
+        batch.logprobs = {other: now.clone() for other in batch.logprobs}
+        for flipped in (False, True) if "label" in batch.columns else (False,):
+            if flipped:
+                batch.columns["label"] = 1 - batch.columns["label"]
+                prepare(manager, batch)
+            side = 2 * batch.columns.get("label", torch.ones(len(batch))) - 1
+            step = side if scalar else -0.9 * now * side.unsqueeze(-1) * batch.loss_mask
+            start = torch.zeros(len(batch)) if scalar else now
+            # Along the way, and not at one place: some losses have a region of the other sign, some have no value of their own.
+            fall = sum(
+                float((_slope(subject, manager, batch, start + part * step) * step).sum()) for part in (-1, -0.5, 0, 0.5, 1)
+            )
+            message = "the loss must fall as chosen rows get likelier, and rise with rejected ones; check signs and labels"
+            expect(fall < 0, f"{name}{message}")
+
+
+@check("compute_loss")
+def sigmoid_loss_moves_with_the_reference(subject: Subject) -> None:
+    """The gradient of the loss ``sigmoid`` is the same when policy and reference get likelier together: it sees their ratio."""
+    if Output("logprobs", "reference") not in subject.needs.outputs:
+        return
+    for choice in subject.choices:
+        if {**subject.options, **choice}.get("loss") == "sigmoid" and trainable(subject).get("actor") == "lm":
+            manager = subject.manager(**choice)
+            batch = offline_batch(subject, manager)
+            now, moved = logprobs_now(batch), torch.where(batch.completion_mask, noise(batch, 62), 0.0)
+            before = _slope(subject, manager, batch, now)
+            batch.logprobs["reference"] = batch.logprobs["reference"] + moved
+            same = close(before, _slope(subject, manager, batch, now + moved))
+            expect(same, "loss=sigmoid: it changes when policy and reference change alike; compare log π − log ref")
+
+
+@check("make_rows")
+def made_rows_are_of_the_data(subject: Subject) -> None:
+    """``make_rows`` gives the same rows every time; those in the loss are rows that it was given, with their labels, none twice."""
+    units = make_units(str(subject.needs.data))
+    given = [row for unit in units for row in unit.trajectories]
+    manager = subject.manager()
+    first, second, fresh = (list(one.one("make_rows", groups=units)) for one in (manager, manager, subject.manager()))
+    expect(first == second == fresh, "make_rows gives other rows the second time")
+    batch = offline_batch(subject, manager, units)
+    trained = [row for row, mask in zip(batch.trajectories, batch.loss_mask, strict=True) if mask.any()]
+    ids = [(row.episode_id, row.row) for row in trained]
+    expect(len(set(ids)) == len(ids), "a row is in the loss twice; keep one, or leave the other out with loss_masks")
+    known = {(row.episode_id, row.row): row for row in given}
+    strange = [row for row, key in zip(trained, ids, strict=True) if key not in known]
+    message = "a row in the loss is not of the data; leave rows that only statistics need out with loss_masks"
+    expect(not strange, message)
+    changed = any(row.segments != known[key].segments for row, key in zip(trained, ids, strict=True))
+    expect(not changed, "a row in the loss has other tokens than the data's")
+
+
+def _items(
+    subject: Subject, manager: PluginManager, role: str, batch: Experience, values: Tensor | None = None
+) -> tuple[list[LossTerm], list[Metric]]:
+    """Of the batch in one part, after its statistics. ``values`` are in place of the model's log-probabilities, or scores."""
+    part, head = batch.batch(), trainable(subject)[role]
+    outputs = Bigram()(head, part, subject.needs.outputs)
+    if values is not None:
+        setattr(outputs, "scores" if head == "scalar" else "logprobs", values)
+    with torch.no_grad():
+        answers = list(ask(manager, "batch_statistics", part, role=role, outputs=outputs))
+    part.stats = reduced(item for _, item in answers if isinstance(item, Metric))
+    items = [item for _, item in ask(manager, "compute_loss", part, role=role, outputs=outputs)]
+    return [item for item in items if isinstance(item, LossTerm)], [item for item in items if isinstance(item, Metric)]
+
+
+def _slope(subject: Subject, manager: PluginManager, batch: Experience, values: Tensor) -> Tensor:
+    """The loss's derivative by each log-probability ``[B, T]`` of the actor, or by each score ``[B]``, at ``values``."""
+    values = values.clone().requires_grad_()
+    terms, _ = _items(subject, manager, "actor", batch, values)
+    expect(terms, "compute_loss gives no loss term for the actor")
+    reducer, rows = Reducer(Denominators.of(batch)), list(range(len(batch)))
+    total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
+    return gradients_of(total, [values])[0]
