@@ -16,11 +16,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from rlhf_host.training.online import OnlineLoop
+
 import rlhf_host
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.models import passes
 from rlhf_host.testing.models import write_tiny_model
-from rlhf_host.training.online import OnlineLoop
 
 HOST = str(Path(rlhf_host.__file__).parent)
 

@@ -25,7 +25,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     Raises:
         UserError: something the run needs is missing or malformed.
     """
-    from rlhf_host.training.assemble import runtime_plugin, runtime_start
+    from rlhf_host.training.assemble import STEPS, runtime_plugin, runtime_start
 
     for item in manager.loaded:
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
@@ -53,10 +53,14 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         for line in _data(config, data, split, tokenizer, seed):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
-    click.echo(
-        f"{train.steps} steps of {train.batch_size} prompts × {rollout.n} samples, updates per step:"
-        f" {train.updates_per_batch}, old log-probabilities {train.old_logprobs_mode}"
-    )
+    if needs.samples:
+        click.echo(
+            f"{train.steps or STEPS} steps of {train.batch_size} prompts × {rollout.n} samples, updates per step:"
+            f" {train.updates_per_batch}, old log-probabilities {train.old_logprobs_mode}"
+        )
+    else:
+        length = f"{train.steps} steps" if train.steps else f"{config.data.epochs:g} passes over the data"
+        click.echo(f"{length}, {train.batch_size} rows or pairs per step")
     click.echo("Checked: settings, plugins, the place of every model, the tokenizer, and data as far as it says above.")
     click.echo("Not checked: weights, memory and devices, rewards and trackers at work.")
     click.echo(f"The run would be written to {config.run_dir}.")

@@ -77,26 +77,48 @@ def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]
 def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     if config.algo is None:
         yield "no algorithm is chosen: give --algo NAME (rlhf plugins --kind algo lists them)"
-    if needs.data not in (None, "prompts"):
-        owner = config.algo.name if config.algo else "a plugin"
-        yield f"{owner} trains on {needs.data} data, which is not supported by this version"
-        return
     saved = config.from_trajectories is not None
-    if not saved and not config.reward and needs.rewards:
+    if not needs.samples:
+        yield from _row_refusals(config, manager, needs)
+    elif config.data.epochs != 1:
+        yield f"data.epochs {config.data.epochs:g} is for data that is trained on as it is: set --train.steps"
+    elif not saved and not config.reward and needs.rewards:
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
     yield from _reward_refusals(config, manager)
     if config.algo is not None:
-        for hook in ("compute_advantages", "compute_loss"):
+        for hook in ("compute_advantages", "compute_loss") if needs.samples else ("compute_loss",):
             if not manager.has(hook):
                 yield f"no chosen plugin implements {hook}: algorithm {config.algo.name!r} is incomplete"
         if not any(need.name == "actor" and need.trainable for need in needs.roles):
             yield f"no chosen plugin trains the actor: needs() of {config.algo.name!r} lacks RoleNeed('actor', trainable=True)"
-    if not saved and not manager.has("agent_run") and not (manager.has("agent_reset") and manager.has("agent_step")):
+    if (
+        not saved
+        and needs.samples
+        and not manager.has("agent_run")
+        and not (manager.has("agent_reset") and manager.has("agent_step"))
+    ):
         yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
     yield from _role_refusals(config, needs)
     for key, own in manager.each("needs"):
         if (least := own.min_group_size) > config.rollout.n:
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
+
+
+def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
+    """What has no place in a run over a data set."""
+    owner = f"{config.algo.name if config.algo else 'a plugin'} trains on {needs.data} data"
+    if config.reward or config.eval.reward:
+        yield f"{owner}, and samples and scores nothing: leave --reward out"
+    if config.from_trajectories is not None:
+        yield f"{owner}: give --data PATH instead of --from-trajectories"
+    if config.train.updates_per_batch > 1:
+        yield f"{owner}, and takes one step per batch: for more passes set --data.epochs, not train.epochs or train.minibatches"
+    if config.train.old_logprobs not in ("auto", "fused"):
+        yield f"{owner}, which nothing sampled: leave --train.old-logprobs out"
+    if config.train.steps is not None and config.data.epochs != 1:
+        yield "train.steps and data.epochs both say when the run ends: leave one of them out"
+    for key in manager.names("importance_weights"):
+        yield f"{key} corrects for a sampler, and {owner}, which nothing sampled: leave it out"
 
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:

@@ -101,6 +101,8 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
     engine, backend, runtime, sync = (getattr(config, key).name for key in (*KINDS, "sync"))
     if config.placement and not traits.runtime.places:
         yield f"runtime {runtime} has one process and takes no placement: choose another --runtime, or leave --placement out"
+    if not needs.samples:
+        return
     if traits.in_place and traits.backend.sharded:
         yield (
             f"backend {backend} splits the actor's weights, but engine {engine} samples from them and needs them complete: choose"

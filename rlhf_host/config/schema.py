@@ -128,6 +128,37 @@ class DataConfig(Section):
     template: str | None = Field(
         None, description="prompt template with {prompt}; 'none': no chat template; default: the tokenizer's chat template"
     )
+    format: (
+        Literal[
+            "messages",
+            "prompt_completion",
+            "text",
+            "preference",
+            "hh",
+            "unpaired",
+            "kto_tag",
+            "stepwise",
+            "sharegpt",
+            "alpaca",
+            "tokens",
+            "generated",
+        ]
+        | None
+    ) = Field(None, description="how to read rows that have answers; default: what the columns say")
+    split_at: str | None = Field(
+        None, description="text before every answer, where chosen and rejected are whole dialogues without a prompt"
+    )
+    max_tokens: PositiveInt | None = Field(
+        None, description="longest row that has an answer, prompt included, in tokens; default: the model's context"
+    )
+    long_rows: Literal["auto", "truncate", "filter"] = Field(
+        "auto",
+        description="what to do with longer rows; truncate cuts the end of the answer; auto: truncate for one answer to imitate, "
+        "else filter",
+    )
+    history: Literal["rows", "refuse"] = Field(
+        "rows", description="turns that the chat template changes once others follow: rows of their own, or an error"
+    )
     max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt, in tokens")
     long_prompts: Literal["filter", "truncate"] = Field(
         "filter", description="what to do with longer prompts; truncate keeps the end"
@@ -137,6 +168,7 @@ class DataConfig(Section):
     )
     max_samples: PositiveInt | None = Field(None, description="use at most this many tasks in total")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
+    epochs: float = Field(1.0, gt=0, description="passes over data that is trained on as it is; train.steps overrides it")
 
 
 class RolloutConfig(Section):
@@ -165,8 +197,12 @@ class RolloutConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: PositiveInt = Field(100, description="training steps; each uses one batch of rollouts")
-    batch_size: PositiveInt = Field(32, description="prompts per step; each makes rollout.n trajectories")
+    steps: PositiveInt | None = Field(
+        None, description="training steps; default: 100, or data.epochs passes over data that is trained on as it is"
+    )
+    batch_size: PositiveInt = Field(
+        32, description="prompts per step, of which each makes rollout.n trajectories; or rows or pairs of the data"
+    )
     epochs: PositiveInt = Field(1, description="passes over each batch")
     minibatches: PositiveInt = Field(1, description="optimizer updates per pass")
     max_tokens_per_microbatch: PositiveInt = Field(16384, description="token budget of one forward and backward pass")

@@ -40,13 +40,29 @@ def render_prompts(
     the chat template refuses.
     """
     check_template(template)
+    texts = [prompt_text(prompt, tokenizer, system_prompt, template) for prompt in prompts]
+    return encode_prompts(texts, tokenizer, chat=uses_chat_template(tokenizer, template))
+
+
+def prompt_text(
+    prompt: str | Sequence[Message],
+    tokenizer: Any,
+    system_prompt: str | None = None,
+    template: str | None = None,
+    tools: Sequence[Any] | None = None,
+) -> str:
+    """A prompt as the text that ``encode_prompts`` takes. ``tools`` go to the chat template, where there is one."""
     if uses_chat_template(tokenizer, template):
-        conversations = [_conversation(prompt, system_prompt) for prompt in prompts]
-        texts = [_apply(tokenizer, messages, add_generation_prompt=True) for messages in conversations]
-        return _encode(texts, tokenizer, special=False)
-    texts = [_plain(prompt, system_prompt, template) for prompt in prompts]
+        return apply_template(tokenizer, conversation(prompt, system_prompt), add_generation_prompt=True, tools=tools)
+    return _plain(prompt, system_prompt, template)
+
+
+def encode_prompts(texts: Sequence[str], tokenizer: Any, *, chat: bool) -> list[list[int]]:
+    """Token ids of rendered prompts; ``chat`` says that a chat template wrote them."""
+    if chat:
+        return encode(texts, tokenizer, special=False)
     rendered = []
-    for text, ids in zip(texts, _encode(texts, tokenizer, special=True), strict=True):
+    for text, ids in zip(texts, encode(texts, tokenizer, special=True), strict=True):
         if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
             ids = ids[:-1]
         if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
@@ -101,21 +117,21 @@ def observation_ids(
     messages: list[Message] = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
     for message in messages:
         text = str(message.get("content") or "")
-        if text.strip() and not _encode([text], tokenizer, special=False)[0]:
+        if text.strip() and not encode([text], tokenizer, special=False)[0]:
             raise EpisodeFailed(f"the tokenizer has no tokens for the observation {text[:40]!r}")
     if not uses_chat_template(tokenizer, template):
-        return _encode(["\n".join(str(message["content"]) for message in messages)], tokenizer, special=False)[0]
+        return encode(["\n".join(str(message["content"]) for message in messages)], tokenizer, special=False)[0]
     opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
-    ending = _apply(tokenizer, opening, add_generation_prompt=False).rpartition(_ANSWER)[2]
-    _, answer, rest = _apply(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
+    ending = apply_template(tokenizer, opening, add_generation_prompt=False).rpartition(_ANSWER)[2]
+    _, answer, rest = apply_template(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
     if not answer:
         raise UserError("the chat template leaves out earlier assistant turns, so no conversation can go on token by token")
     if any(message["role"] != "user" for message in messages):
         _refuse_losses(messages, opening, tokenizer)
-    ids = _encode([rest], tokenizer, special=False)[0]
+    ids = encode([rest], tokenizer, special=False)[0]
     if not finished_with_eos or not ids:
         return ids
-    closing = _encode([ending], tokenizer, special=False)[0][:1] if rest.startswith(ending) else []
+    closing = encode([ending], tokenizer, special=False)[0][:1] if rest.startswith(ending) else []
     ends = {last_token, tokenizer.eos_token_id}
     if closing and closing[0] in tokenizer.all_special_ids:
         ends.add(closing[0])
@@ -128,13 +144,14 @@ def _refuse_losses(messages: Sequence[Message], opening: Sequence[Message], toke
         f"{_ANSWER}{number}-" if isinstance(message.get("content"), str) else "" for number, message in enumerate(messages)
     ]
     marked = [{**message, "content": mark} if mark else message for message, mark in zip(messages, marks, strict=True)]
-    written = _apply(tokenizer, [*opening, *marked], add_generation_prompt=True)
+    written = apply_template(tokenizer, [*opening, *marked], add_generation_prompt=True)
     for message, mark in zip(messages, marks, strict=True):
         if mark not in written:
             raise UserError(f"the chat template leaves out a message of the role {message['role']!r}: give it another role")
 
 
-def _conversation(prompt: str | Sequence[Message], system_prompt: str | None) -> list[Message]:
+def conversation(prompt: str | Sequence[Message], system_prompt: str | None) -> list[Message]:
+    """A text as a user's message; the system prompt first, unless the messages bring their own."""
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system_prompt and messages[0]["role"] != "system":
         return [{"role": "system", "content": system_prompt}, *messages]
@@ -155,11 +172,17 @@ def _plain(prompt: str | Sequence[Message], system_prompt: str | None, template:
     return f"{system_prompt}\n\n{text}" if system_prompt else text
 
 
-def _apply(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+def apply_template(
+    tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Any] | None = None
+) -> str:
+    """A conversation in the tokenizer's chat template. Raises ``UserError`` for what the template refuses."""
+    options = {"tools": list(tools)} if tools else {}
     try:
         with _deadline():
             return str(
-                tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
+                tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+                )
             )
     except Exception as error:  # a template is a program of its author's: it raises what it likes
         roles = ", ".join(message["role"] for message in messages)
@@ -185,7 +208,8 @@ def _deadline() -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _encode(texts: Sequence[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+def encode(texts: Sequence[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
+    """Token ids of each text; ``special``: with the tokens that the tokenizer adds by itself."""
     if not texts:
         return []
     try:

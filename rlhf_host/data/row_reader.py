@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, DataSource
@@ -29,15 +32,15 @@ class RowReader:
         self.rows, self.name = rows, name
         self.prompt_key = source.prompt_key or data.prompt_key
         self.label_key = source.label_key or data.label_key
-        self.agent_key, self.stops = data.agent_key, data.on_bad_row == "stop"
+        self.agent_key = data.agent_key
         self.context_key: str | None = None
         """The column with more of the prompt, such as Alpaca's ``input``."""
-        self.bad: list[str] = []
+        self.bad = BadRows(rows.where, stops=data.on_bad_row == "stop")
 
     @property
     def skipped(self) -> str:
         """What was left out, for the report."""
-        return f"; left out {len(self.bad)} bad rows, the first at {self.bad[0]}" if self.bad else ""
+        return f"; left out {len(self.bad)} bad rows, the first at {self.bad.first}" if len(self.bad) else ""
 
     @property
     def columns(self) -> str:
@@ -53,10 +56,7 @@ class RowReader:
                     settled = True
                 task = self._task(row, index)
             except Malformed as fault:
-                place = f"{self.rows.where(index)}: {fault}"
-                if self.stops or fault.whole:
-                    raise UserError(place if fault.whole else f"{place} (data.on_bad_row skip leaves such rows out)") from None
-                self.bad.append(place)
+                self.bad.add(index, fault)
             else:
                 yield task
 
@@ -70,7 +70,7 @@ class RowReader:
             if self.prompt_key == "instruction" and "input" in row:
                 self.context_key = "input"
         if self.label_key is None:
-            known = (key for key in LABEL_KEYS if _look_up(row, key) is not _MISSING)
+            known = (key for key in LABEL_KEYS if look_up(row, key) is not MISSING)
             self.label_key = next((key for key in known if key not in (self.prompt_key, self.context_key)), None)
 
     def _refuse_offline(self, row: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class RowReader:
         columns, kind = next((item for item in OFFLINE.items() if row.keys() >= set(item[0])), nothing)
         if kind == "unpaired" and not isinstance(row["label"], bool):
             kind = ""
-        if not kind and "completion" in row and not any(_look_up(row, key) is not _MISSING for key in LABEL_KEYS):
+        if not kind and "completion" in row and not any(look_up(row, key) is not MISSING for key in LABEL_KEYS):
             columns, kind = ("completion",), "prompt-completion"
         if kind:
             raise Malformed(
@@ -89,23 +89,23 @@ class RowReader:
 
     def _task(self, row: Mapping[str, Any], index: int) -> Task:
         assert self.prompt_key is not None
-        prompt = _get(row, self.prompt_key, "prompt")
+        prompt = get(row, self.prompt_key, "prompt")
         check_prompt(prompt, self.prompt_key)
         if self.context_key is not None and (context := row.get(self.context_key)):
             prompt = f"{prompt}\n\n{context}"
         label = agent = None
         if self.label_key is not None:
-            label = _get(row, self.label_key, "label")
+            label = get(row, self.label_key, "label")
             if label is None or label == "":
                 advice = "every row needs a label, or set data.label_key to another column"
                 raise Malformed(f"{self.label_key!r} is empty; {advice}")
         if self.agent_key is not None:
-            agent = _get(row, self.agent_key, "agent")
+            agent = get(row, self.agent_key, "agent")
             if agent is not None and not isinstance(agent, str):
                 raise Malformed(f"{self.agent_key!r} must be an agent's name, not {type(agent).__name__}")
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
         metadata = {key: value for key, value in row.items() if key not in used}
-        return Task(_clean(prompt), label, metadata, agent or None, index, self.name)
+        return Task(clean_messages(prompt), label, metadata, agent or None, index, self.name)
 
 
 class Malformed(Exception):
@@ -116,20 +116,41 @@ class Malformed(Exception):
         self.whole = whole
 
 
-_MISSING = object()
+@dataclass(slots=True)
+class BadRows:
+    """The rows that were left out, or the error that the first of them is."""
+
+    where: Callable[[int], str]
+    stops: bool
+    first: str = ""
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return self.reasons.total()
+
+    def add(self, index: int, fault: Malformed) -> None:
+        """Count a row. Raises ``UserError`` with its place where bad rows stop, or where the whole source is at fault."""
+        place = f"{self.where(index)}: {fault}"
+        if self.stops or fault.whole:
+            raise UserError(place if fault.whole else f"{place} (data.on_bad_row skip leaves such rows out)") from None
+        self.first = self.first or place
+        self.reasons[re.sub(r"[\d,]*\d", "N", str(fault))] += 1
 
 
-def _look_up(row: Mapping[str, Any], key: str) -> Any:
-    """The column, or what dots lead to inside one: ``reward_model.ground_truth``. ``_MISSING``: there is none."""
+MISSING = object()
+
+
+def look_up(row: Mapping[str, Any], key: str) -> Any:
+    """The column, or what dots lead to inside one: ``reward_model.ground_truth``. ``MISSING``: there is none."""
     if key in row:
         return row[key]
     head, dot, rest = key.partition(".")
     inner = row.get(head) if dot else None
-    return _look_up(inner, rest) if isinstance(inner, Mapping) else _MISSING
+    return look_up(inner, rest) if isinstance(inner, Mapping) else MISSING
 
 
-def _get(row: Mapping[str, Any], key: str, meaning: str) -> Any:
-    if (value := _look_up(row, key)) is _MISSING:
+def get(row: Mapping[str, Any], key: str, meaning: str) -> Any:
+    if (value := look_up(row, key)) is MISSING:
         columns = f"; the row has {','.join(row)}" if row else "; the row is empty"
         raise Malformed(f"no {key!r} (the {meaning}){near_matches(key, row) or columns}")
     return value
@@ -141,7 +162,7 @@ def check_prompt(prompt: Any, key: str) -> None:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise Malformed(f"{key!r} is empty; give the row a prompt or take it out")
-        _check_text(prompt, key)
+        check_text(prompt, key)
         return
     if not isinstance(prompt, list):
         raise Malformed(f"{key!r} must be a text or a list of messages, not {type(prompt).__name__}")
@@ -152,14 +173,14 @@ def check_prompt(prompt: Any, key: str) -> None:
             raise Malformed(f'{key!r}: message {number} must be {{"role": ..., "content": ...}}')
         if not isinstance(message.get("content"), str):
             raise Malformed(f"{key!r}: the content of message {number} ({message['role']}) must be a text")
-        _check_text(message["content"], key)
+        check_text(message["content"], key)
     if prompt[-1]["role"] == "assistant":
         raise Malformed(f"{key!r} ends with an assistant's message; end it with what the model is to answer")
     if not prompt[-1]["content"].strip():
         raise Malformed(f"{key!r} ends with an empty message")
 
 
-def _check_text(text: str, key: str) -> None:
+def check_text(text: str, key: str) -> None:
     if len(text) > LONGEST_TEXT:
         raise Malformed(f"{key!r} has {len(text):,} characters, more than {LONGEST_TEXT:,}")
     try:
@@ -168,7 +189,7 @@ def _check_text(text: str, key: str) -> None:
         raise Malformed(f"{key!r} has half a character, {text[error.start]!a}: no tokenizer can read it") from None
 
 
-def _clean(prompt: Any) -> Any:
+def clean_messages(prompt: Any) -> Any:
     """Messages without the null fields that columnar formats add."""
     if isinstance(prompt, str):
         return prompt

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.chat import check_template, render_prompts, rendering
@@ -30,6 +30,7 @@ PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
 """A source's path, ``python:NAME`` → its rows."""
 
 NO_ROWS: PythonRows = {}
+_Item = TypeVar("_Item")
 
 
 def load_tasks(
@@ -60,16 +61,16 @@ def load_tasks(
     reader = _Reader(data, split, tokenizer, seed, longest, rows, PluginManager([]) if manager is None else manager)
     report: list[str] = []
     read: dict[str, Source] = {}
-    for name, source in _named(data.sources):
+    for name, source in named(data.sources):
         most = min((most for most in (source.max_samples, data.max_samples) if most is not None), default=None)
         read[name], line = reader.read(source, name, most)
         if not isinstance(read[name], ReadTasks) and not read[name]:
             raise UserError(f"{source.path} has no rows")
         report.append(f"{line}; {rendering(tokenizer, data.template)}")
-    weights = {name: source.weight for name, source in _named(data.sources)}
+    weights = {name: source.weight for name, source in named(data.sources)}
     listed = {name: tasks for name, tasks in read.items() if isinstance(tasks, list)}
     if data.max_samples is not None:
-        listed = _share(listed, weights, data.max_samples)
+        listed = share(listed, weights, data.max_samples)
     for name, tasks in listed.items():
         read[name], line = reader.prepare_all(tasks)
         if line:
@@ -85,20 +86,20 @@ def load_tasks(
     return TaskSet(read, weights, report)
 
 
-def _named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:
+def named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:
     """Each source under a name of its own: the one it was given, else the last part of its path."""
     chosen = [source.name for source in sources if source.name]
     if len(set(chosen)) < len(chosen):
         raise UserError("two data sources have the same name: give each a name of its own")
     taken = set(chosen)
-    named = []
+    chosen_names = []
     for source in sources:
         stem = _stem(source.path)
         numbered = chain([stem], (f"{stem}-{number}" for number in count(2)))
         name = source.name or next(name for name in numbered if name not in taken)
         taken.add(name)
-        named.append((name, source))
-    return named
+        chosen_names.append((name, source))
+    return chosen_names
 
 
 def _stem(path: str) -> str:
@@ -107,6 +108,29 @@ def _stem(path: str) -> str:
         for ending in endings:
             name = name.removesuffix(ending) or name
     return name
+
+
+def open_source(source: DataSource, name: str, split: Split, rows: PythonRows) -> Rows | PluginInfo:
+    """The rows that a source names, or the task plugin. Raises ``UserError`` where there is neither."""
+    if source.path in rows:
+        return Rows(rows[source.path], lambda i: f"{name}[{i}]")
+    if is_object(source.path):
+        raise UserError(
+            f"the data {name!r} was given in Python, and is not in a file: continue from Python with "
+            "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"
+        )
+    path = Path(source.path).expanduser()
+    if not path.exists():
+        plugin = _find_plugin(source.path)
+        if plugin is not None:
+            return plugin
+        if looks_like_a_file(source.path):
+            siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise UserError(f"{source.path}: no such file or directory{near_matches(path.name, siblings)}")
+    if source.options:
+        raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
+    where = (source.subset, source.split, SPLITS[split])
+    return read_path(path, *where) if path.exists() else read_hub(source.path, *where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,29 +148,13 @@ class _Reader:
 
     def read(self, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
         """A source's first ``limit`` tasks and a line that says what was read."""
-        if source.path in self.rows:
-            reader = RowReader(self.data, source, name, Rows(self.rows[source.path], lambda i: f"{name}[{i}]"))
-            tasks = list(islice(reader, limit))
-            return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns}){reader.skipped}"
-        if is_object(source.path):
-            raise UserError(
-                f"the data {name!r} was given in Python, and is not in a file: continue from Python with "
-                "rlhf_host.train(resume=RUN_DIR, data=...), or give a file with --data"
-            )
-        path = Path(source.path).expanduser()
-        if not path.exists():
-            plugin = _find_plugin(source.path)
-            if plugin is not None:
-                return self._of_plugin(plugin, source, name, limit)
-            if looks_like_a_file(source.path):
-                siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-                raise UserError(f"{source.path}: no such file or directory{near_matches(path.name, siblings)}")
-        if source.options:
-            raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
-        where = (source.subset, source.split, SPLITS[self.split])
-        rows = read_path(path, *where) if path.exists() else read_hub(source.path, *where)
+        rows = open_source(source, name, self.split, self.rows)
+        if isinstance(rows, PluginInfo):
+            return self._of_plugin(rows, source, name, limit)
         reader = RowReader(self.data, source, name, rows)
         tasks = list(islice(reader, limit))
+        if source.path in self.rows:
+            return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns}){reader.skipped}"
         about = f"{reader.columns}{', ' if rows.note else ''}{rows.note}"
         return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({about}){reader.skipped}"
 
@@ -227,7 +235,7 @@ class _Reader:
 # --- task plugins -------------------------------------------------------------------------------
 
 
-def _find_plugin(spec: str) -> Any:
+def _find_plugin(spec: str) -> PluginInfo | None:
     """The task plugin called ``spec``, or ``None`` where it can only be a hub name. A near miss is an error at once."""
     plugins = discover()
     names = [info.name for info in plugins if info.kind == "tasks"]
@@ -266,8 +274,8 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
 # --- how many and how long ----------------------------------------------------------------------
 
 
-def _share(read: dict[str, list[Task]], weights: Mapping[str, float], total: int) -> dict[str, list[Task]]:
-    """``total`` tasks over the sources by weight; what a short source cannot give goes to the others."""
+def share(read: dict[str, list[_Item]], weights: Mapping[str, float], total: int) -> dict[str, list[_Item]]:
+    """``total`` tasks or units over the sources by weight; what a short source cannot give goes to the others."""
     taken = dict.fromkeys(read, 0)
     for _ in range(min(total, sum(map(len, read.values())))):
         open_sources = [name for name in read if taken[name] < len(read[name])]

@@ -149,6 +149,11 @@ class Trajectory:
         return [segment for segment in self.segments if segment.kind == "action"]
 
     @property
+    def sampled(self) -> bool:
+        """A policy sampled it: it is no row of a data set."""
+        return any(segment.logprobs is not None for segment in self.actions)
+
+    @property
     def action_length(self) -> int:
         return sum(len(segment.token_ids) for segment in self.actions)
 

@@ -93,6 +93,11 @@ class Needs:
     unit_rows: bool = False
     """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
 
+    @property
+    def samples(self) -> bool:
+        """It trains on answers that the run samples, not on rows of a data set."""
+        return self.data in (None, "prompts")
+
     def __post_init__(self) -> None:
         for name, kind in (("roles", RoleNeed), ("outputs", Output), ("forbids", Forbid)):
             for item in getattr(self, name):
@@ -116,6 +121,8 @@ class RunContext:
     resumed: bool = False
     resume_step: int = 0
     """The step of the checkpoint from which a resumed run continues; -1 if there was no checkpoint yet."""
+    steps: int | None = None
+    """Steps of the whole run."""
     notices: tuple[str, ...] = ()
     """Messages for the user about the start: data that was read, filtered and truncated."""
 

@@ -161,7 +161,7 @@ def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
-    """``transform_rewards`` in order, then ``shape_rewards`` summed, in place.
+    """``transform_rewards`` in order, then ``shape_rewards`` summed and ``loss_masks`` combined, in place.
 
     What a transform changes lands on the row's last action token too.
     """
@@ -177,6 +177,7 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
+    apply_masks(experience, hooks)
 
 
 def apply_masks(experience: Experience, hooks: PluginManager) -> None:

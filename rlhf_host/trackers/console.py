@@ -69,7 +69,7 @@ class Console:
     def run_started(self, context: RunContext) -> None:
         # Made anew: the streams may have been replaced since the plugin was built.
         self._terminal = _Terminal(highlight=False)
-        self._steps = setting(context.config, "train", "steps", 0)
+        self._steps = context.steps or 0
         self._tokenizer = context.tokenizer
         self._show = setting(context.config, "trajectories", "show", 2)
         if context.run_dir is not None:
@@ -107,7 +107,7 @@ class Console:
         if not self._terminal.is_terminal:
             for prompt, completion, label, reward in rows:
                 # Escaped already.
-                sample = f"prompt='{prompt}' completion='{completion}' label='{label}' reward={reward}"
+                sample = f"prompt='{prompt}' completion='{completion}' label='{label}'" + (reward and f" reward={reward}")
                 self._line(Text(f"  {split} sample: {sample}"))
             return
         table = Table(title=f"{split} samples, step {step}", title_justify="left", show_lines=True)

@@ -42,6 +42,8 @@ def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, st
     """The prompt; what came after it, observations included, empty where nothing can decode it; the label, empty without one.
     With a tokenizer they are what the model saw and wrote, special tokens included."""
     label = trajectory.task.ground_truth
+    if "label" in trajectory.columns:
+        label = f"{trajectory.columns['label']:g}"
     prompt, completion = prompt_text(trajectory), ""
     if tokenizer is not None:
         after = [token for segment in trajectory.completion for token in segment.token_ids]
@@ -52,8 +54,10 @@ def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, st
 
 
 def reward_cell(trajectory: Trajectory) -> str:
-    """The reward as a table shows it."""
+    """The reward as a table shows it; empty for a row of a data set."""
     value = number(trajectory.reward)
+    if value is None and not trajectory.sampled:
+        return ""
     return "unjudged" if value is None else f"{value:.3g}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, Literal
 
 from rlhf_host.config.defaults import kernels_to_try
 from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
+from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
+from rlhf_host.data.units import UnitSet
 from rlhf_host.models.loading import load_tokenizer, sizes
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
@@ -24,9 +27,13 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
+from rlhf_host.training.row_source import RowBatches
 from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.saved_rows import check_vocabulary
 from rlhf_host.weight_sync.bring import Bring
+
+STEPS = 100
+"""Of a run that samples and says no number."""
 
 
 @dataclass(slots=True)
@@ -38,11 +45,24 @@ class Inputs:
     held_out: TaskSet | None = None
     saved: SavedRollouts | None = None
     """In the place of tasks."""
+    units: UnitSet | None = None
+    """In the place of tasks, for algorithms that train on rows."""
+    held_out_units: UnitSet | None = None
 
     @property
     def notices(self) -> list[str]:
-        held_out = [f"held out: {line}" for line in self.held_out.report] if self.held_out else []
-        return [line for source in (self.tasks, self.saved) if source is not None for line in source.report] + held_out
+        held_out = [line for source in (self.held_out, self.held_out_units) if source is not None for line in source.report]
+        sources = (self.tasks, self.saved, self.units)
+        lines = [line for source in sources if source is not None for line in source.report]
+        return lines + [f"held out: {line}" for line in held_out]
+
+    def steps(self, config: RunConfig) -> int:
+        """Of the whole run."""
+        if config.train.steps is not None:
+            return config.train.steps
+        if self.units is None:
+            return STEPS if self.saved is None else self.saved.steps
+        return math.ceil(math.ceil(len(self.units) * config.data.epochs) / config.train.batch_size)
 
 
 @dataclass(slots=True)
@@ -71,7 +91,7 @@ def runtime_start(
     return RuntimeStart(
         roles={need.name: role_settings(config.roles, need, models.get(need.name), needs) for need in needs.roles},
         needs=needs,
-        engine=PluginSpec.of(find("engine", config.engine.name), config.engine.options),
+        engine=PluginSpec.of(find("engine", config.engine.name), config.engine.options) if needs.samples else None,
         backend=PluginSpec.of(find("backend", config.backend.name), config.backend.options),
         kernels=tuple(kernels_to_try(config.kernels)),
         hooks=manager,
@@ -85,7 +105,7 @@ def runtime_start(
 
 
 def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
-    phase(f"Loading {', '.join(start.roles)}, starting the engine {config.engine.name}")
+    phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
     runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
@@ -99,9 +119,15 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     return Started(runtime, handles, start.needs, start.tokenizer)
 
 
-def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager) -> Inputs:
+def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
     phase("Reading data")
+    if not needs.samples:
+        units = units_of(config, config.data, "train", tokenizer, needs, rows)
+        held_out_units = (
+            units_of(config, config.eval.data, "eval", tokenizer, needs, rows) if config.eval.data.sources else None
+        )
+        return Inputs(tokenizer, units=units, held_out_units=held_out_units)
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
         check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
@@ -130,6 +156,18 @@ def tasks_of(
 ) -> TaskSet:
     room = prompt_room(config)
     return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
+
+
+def units_of(
+    config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, needs: Needs, rows: PythonRows
+) -> UnitSet:
+    assert needs.data is not None
+    context = sizes(config.roles["actor"])[1]
+    return load_units(data, kind=needs.data, split=split, tokenizer=tokenizer, max_tokens=context, rows=rows)
+
+
+def row_batches(config: RunConfig, manager: PluginManager, started: Started) -> RowBatches:
+    return RowBatches(manager, started.needs, started.runtime.trainer, config.rollout.temperature, started.tokenizer)
 
 
 def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> TaskStream:
@@ -169,4 +207,5 @@ def _episodes(
     context_length = started.runtime.context_lengths["actor"]
     longest = min(rollout.max_tokens or context_length, context_length)
     name, engine = f"engine {config.engine.name}", started.runtime.engine
+    assert engine is not None
     return Episodes(manager, engine, started.tokenizer, data, sampling, longest, rollout, name)

@@ -16,7 +16,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics
+from rlhf_host.rollouts.experience import apply_rewards, joined, make_experience, reward_metrics
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.sampled_rollouts import Rollouts
@@ -93,7 +93,6 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
     another shape or non-finite numbers."""
     apply_rewards(experience, manager)
-    apply_masks(experience, manager)
     result = manager.one("compute_advantages", experience=experience)
     (key,) = manager.names("compute_advantages")
     who = f"{key}: compute_advantages"

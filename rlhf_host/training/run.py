@@ -22,16 +22,20 @@ from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
-from rlhf_host.records.episodes import Generation, Sampling
+from rlhf_host.records.episodes import Generation, Sampling, Trajectory
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunContext, ScoreContext
 from rlhf_host.rollouts.collect import Collected
 from rlhf_host.training import assemble
 from rlhf_host.training.assemble import Inputs, Started
 from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_checkpoint
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
-from rlhf_host.training.online import OnlineLoop
+from rlhf_host.training.loop import Loop
+from rlhf_host.training.rollout_source import RolloutSource
+from rlhf_host.training.row_evaluation import RowEvaluation
+from rlhf_host.training.row_source import RowSource
 from rlhf_host.training.run_files import write_start
 from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
+from rlhf_host.training.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -57,19 +61,19 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     with locked(run_dir):
         if resume is None and (run_dir / CONFIG).exists():
             raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
-        inputs = assemble.read_inputs(config, rows, manager)
+        needs = merge_needs(manager)
+        inputs = assemble.read_inputs(config, rows, manager, needs)
         checkpoint = load_checkpoint(resume) if resume else None
         if checkpoint is not None:
             _refuse_finished(config, checkpoint, run_dir, inputs)
-        needs = merge_needs(manager)
-        updates = config.train.steps * config.train.updates_per_batch
+        updates = inputs.steps(config) * config.train.updates_per_batch
         models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
         start = assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models)
         started = assemble.start_runtime(config, start)
         with event_loop(config.debug) as events:
             try:
                 write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
-                loop = _online(config, manager, started, inputs, events, run_dir)
+                loop = _loop(config, manager, started, inputs, events, run_dir)
                 notices = list(inputs.notices)
                 if checkpoint is not None:
                     loop.restore(checkpoint)
@@ -145,6 +149,7 @@ def generate_only(
         return list(await asyncio.gather(*(engine.generate(ids, sampling, key) for ids, key in keys)))
 
     with using_roles(config, manager, tokenizer, Needs(roles=(RoleNeed("actor", source=None),))) as (started, events, _):
+        assert started.runtime.engine is not None
         answers = events.run(answer(started.runtime.engine))
     return [answers[begin : begin + n] for begin in range(0, len(answers), n)]
 
@@ -185,38 +190,59 @@ def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext
         _call_closing(events, manager, outcome)
 
 
-def _online(
+def _loop(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
-) -> OnlineLoop:
-    rollouts: Rollouts | None = inputs.saved
-    if rollouts is None:
-        assert inputs.tasks is not None
-        stream, collector = assemble.stream_of(config, manager, inputs.tasks), assemble.collector_of(config, manager, started)
-        rollouts = SampledRollouts(stream, collector, config.train.batch_size)
-    evaluation = None
-    if inputs.held_out is not None:
-        evaluation = assemble.evaluation_of(config, manager, started, inputs.held_out, config.eval.data)
-    return OnlineLoop(
+) -> Loop:
+    return Loop(
         config=config,
         manager=manager,
         needs=started.needs,
         runtime=started.runtime,
         handles=started.handles,
-        rollouts=rollouts,
-        evaluation=evaluation,
+        source=_source(config, manager, started, inputs, events),
+        evaluate=_evaluate(config, manager, started, inputs, events),
         loop=events,
         run_dir=run_dir,
+        planned=inputs.steps(config),
         tokenizer=inputs.tokenizer,
     )
 
 
-def _guarded(loop: OnlineLoop, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> Outcome:
+def _source(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
+    if inputs.units is not None:
+        stream = assemble.stream_of(config, manager, inputs.units.tasks())
+        batches = assemble.row_batches(config, manager, started)
+        epochs = config.data.epochs if config.train.steps is None else None
+        return RowSource(inputs.units, stream, batches, size=config.train.batch_size, epochs=epochs)
+    rollouts: Rollouts | None = inputs.saved
+    if rollouts is None:
+        assert inputs.tasks is not None
+        stream, collector = assemble.stream_of(config, manager, inputs.tasks), assemble.collector_of(config, manager, started)
+        rollouts = SampledRollouts(stream, collector, config.train.batch_size)
+    return RolloutSource(
+        rollouts, config, manager, started.needs, started.runtime.trainer, started.handles, events, inputs.tokenizer
+    )
+
+
+def _evaluate(
+    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop
+) -> Callable[[int], tuple[dict[str, float], list[Trajectory]]] | None:
+    if inputs.held_out_units is not None:
+        batches = assemble.row_batches(config, manager, started)
+        return RowEvaluation(inputs.held_out_units, batches, started.runtime.trainer).run
+    if inputs.held_out is None:
+        return None
+    evaluation = assemble.evaluation_of(config, manager, started, inputs.held_out, config.eval.data)
+    return lambda step: events.run(evaluation.run(step))
+
+
+def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> Outcome:
     """Run the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it."""
     manager, events = loop.manager, loop.loop
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
     outcome = Outcome("failed", loop.step, loop.run_dir)
     try:
-        context = run_context(loop.config, loop.tokenizer, loop.handles, loop.run_dir, resume_step, notices)
+        context = run_context(loop.config, loop.tokenizer, loop.handles, loop.run_dir, resume_step, loop.steps, notices)
         _call_all(events, manager, "run_started", context=context)
         loop.sync()
         outcome = loop.run()
@@ -304,10 +330,11 @@ def run_context(
     handles: Mapping[str, RoleHandle],
     run_dir: Path | None = None,
     resume_step: int | None = None,
+    steps: int | None = None,
     notices: Sequence[str] = (),
 ) -> RunContext:
     resumed, step = resume_step is not None, resume_step or 0
-    return RunContext(config.model_dump(), tokenizer, run_dir, config.seed, handles, resumed, step, tuple(notices))
+    return RunContext(config.model_dump(), tokenizer, run_dir, config.seed, handles, resumed, step, steps, tuple(notices))
 
 
 def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, inputs: Inputs) -> None:
@@ -326,5 +353,6 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, i
             f"{run_dir} was stopped after step {checkpoint.step} by {reason}; to train further, start a new run with"
             f" --actor.model {checkpoint.role('actor')}"
         )
-    if checkpoint.step >= config.train.steps:
-        raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise --train.steps to continue")
+    if checkpoint.step >= inputs.steps(config):
+        more = "--train.steps" if config.train.steps is not None or inputs.units is None else "--data.epochs"
+        raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise {more} to continue")

@@ -50,7 +50,7 @@ class SavedRollouts:
         """For people: what was read."""
         rows = sum(len(step.rows) for step in self.saved)
         lines = [f"{rows} trajectories in {self.steps} steps from {self.path}; nothing is sampled or evaluated"]
-        if self.steps < self._planned:
+        if self._planned is not None and self.steps < self._planned:
             lines.append(
                 f"training ends with them, before train.steps {self._planned}, which the learning rate's schedule follows"
             )

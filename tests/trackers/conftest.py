@@ -29,7 +29,9 @@ def context(tmp_path: Path) -> Callable[..., RunContext]:
     def make(resume_step: int | None = None, **sections: dict) -> RunContext:
         config = RunConfig(**sections).model_dump(mode="json")
         resumed = resume_step is not None
-        return RunContext(config, None, tmp_path / "run", 0, {}, resumed=resumed, resume_step=resume_step or 0)
+        return RunContext(
+            config, None, tmp_path / "run", 0, {}, resumed=resumed, resume_step=resume_step or 0, steps=config["train"]["steps"]
+        )
 
     return make
 

@@ -188,7 +188,7 @@ from rlhf_host.records.episodes import Segment, Task, Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
 
 tracker = Console(Console.Options())
-tracker.run_started(RunContext({{"train": {{"steps": 4}}}}, None, None, 0, {{}}))
+tracker.run_started(RunContext({{}}, None, None, 0, {{}}, steps=4))
 nasty = "\\x1b[2J\\x07[bold red]hi[/bold red] [/nonsense]"
 segments = [Segment("prompt", [0]), Segment("action", [1])]
 tracker.log_metrics(1, {{"reward/mean": 0.5, "reward/std": 0.25}})

@@ -86,7 +86,11 @@ class Rig(generators.Rig):
         with installed(), quiet_transformers():
             config = _config(subject)
             self.runtime = start_runtime(config, _start(config)).runtime
-        super().__init__(self.runtime.engine, self.runtime.close, WAIT_S)
+        engine = self.runtime.engine
+        expect(engine is not None, "it starts no engine")
+        assert engine is not None
+        self.generator = engine
+        super().__init__(engine, self.runtime.close, WAIT_S)
 
     def weights(self) -> dict[str, Tensor]:
         with tempfile.TemporaryDirectory() as folder, quiet_transformers():
@@ -174,7 +178,7 @@ def syncs_bring_the_trainers_weights(subject: Subject) -> None:
     for version in (4, 5):
         rig.runtime.trainer.update(batch(version), sampled_now=True)
         rig.wait(rig.runtime.sync(version), "sync")
-        held = [rig.runtime.engine.version, *(target.engine.version for target in rig.runtime.targets)]
+        held = [rig.generator.version, *(target.engine.version for target in rig.runtime.targets)]
         expect(set(held) == {version}, f"after the sync of version {version} engine and targets have {held}")
         generations = rig.sample()
         expect({version for one in generations for version in one.versions} == {version}, "tokens do not carry the version")

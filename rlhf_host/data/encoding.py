@@ -1,0 +1,179 @@
+"""Marked texts as rows of tokens: spans of characters become spans of tokens, and no token is on both sides of an edge."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rlhf_host.data.chat import encode, encode_prompts
+from rlhf_host.data.row_reader import Malformed
+from rlhf_host.data.spans import MarkedText
+from rlhf_host.data.units import Row
+from rlhf_host.records.numbers import Numbers
+
+_TAIL = 16  # characters before an edge that settle which token ends there
+
+
+class Encoder:
+    """From marked texts to rows.
+
+    The prompt's tokens are those that the model gets when it is prompted, whatever follows. Prompt and completion are then
+    tokenised as one text. Where the edge of a span would be inside a token, or the prompt's tokens would be others, the
+    completion is tokenised in pieces instead.
+
+    Args:
+        separator: the text put after each step, whose last token has the step's label.
+    """
+
+    def __init__(self, tokenizer: Any, separator: str = "\n"):
+        self._tokenizer = tokenizer
+        self._offsets = bool(getattr(tokenizer, "is_fast", False))
+        self._separator = encode([separator], tokenizer, special=False)[0]
+        self._last: dict[str, int | None] = {}
+        self._before: list[int] = []
+        """The tokens of a newline, where a text that begins without one is given a space (SentencePiece)."""
+        newline, alone, after = encode(["\n", "a", "\na"], tokenizer, special=False)
+        if newline and after[: len(newline)] == newline and after[len(newline) :] != alone:
+            self._before = newline
+
+    def encode(self, texts: Sequence[MarkedText]) -> list[Row | Malformed]:
+        """A row for each text, or what is wrong with it."""
+        faults = [_half_characters(text) for text in texts]
+        whole = [text for text, fault in zip(texts, faults, strict=True) if fault is None]
+        prompts = self._prompts(whole)
+        rows = iter(self._rows(whole, prompts))
+        return [next(rows) if fault is None else fault for fault in faults]
+
+    def _prompts(self, texts: Sequence[MarkedText]) -> Mapping[tuple[str, bool], list[int]]:
+        """The tokens of every prompt."""
+        ids: dict[tuple[str, bool], list[int]] = {}
+        for chat in (False, True):
+            prompts = list(dict.fromkeys(text.prompt for text in texts if text.chat == chat and text.prompt))
+            encoded = encode_prompts(prompts, self._tokenizer, chat=chat)
+            ids |= {(prompt, chat): tokens for prompt, tokens in zip(prompts, encoded, strict=True)}
+        return ids
+
+    def _rows(self, texts: Sequence[MarkedText], prompts: Mapping[tuple[str, bool], list[int]]) -> list[Row | Malformed]:
+        joined = [text for text in texts if text.prompt and not text.steps] if self._offsets else []
+        whole = iter(self._with_offsets([text.prompt + text.rest for text in joined]))
+        documents = iter(encode_prompts([text.rest for text in texts if not text.prompt], self._tokenizer, chat=False))
+        rows: list[Row | Malformed] = []
+        for text in texts:
+            if not text.prompt:
+                rows.append(self._document(next(documents), text))
+                continue
+            prompt = prompts[text.prompt, text.chat]
+            if text.steps:
+                rows.append(self._steps(prompt, text) if prompt else _no_tokens("prompt", text.prompt))
+                continue
+            completion = self._whole(prompt, text, *next(whole)) if self._offsets else None
+            ids, spans = completion or self._pieces(text)
+            rows.append(self._row(prompt, ids, spans, text))
+        return rows
+
+    def _with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        if not texts:
+            return []
+        encoded = self._tokenizer(
+            list(texts), add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True
+        )
+        return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+
+    def _row(self, prompt: list[int], ids: list[int], spans: list[tuple[int, int]], text: MarkedText) -> Row | Malformed:
+        if not prompt:
+            return _no_tokens("prompt", text.prompt)
+        if not spans:
+            return _no_tokens("answer", text.rest)
+        if text.end is not None and ids[-1] != text.end:
+            ids = [*ids, text.end]
+            spans = [*spans[:-1], (spans[-1][0], len(ids))]
+        return Row(Numbers("i", prompt), Numbers("i", ids), tuple(spans), text.columns)
+
+    def _document(self, ids: list[int], text: MarkedText) -> Row | Malformed:
+        """A text without a prompt: the first token is the prompt, because nothing is there to predict it."""
+        if text.end is not None and ids and ids[-1] != text.end:
+            ids = [*ids, text.end]
+        if len(ids) < 2:
+            return _no_tokens("text", text.rest)
+        return Row(Numbers("i", ids[:1]), Numbers("i", ids[1:]), ((0, len(ids) - 1),), text.columns)
+
+    def _steps(self, prompt: list[int], text: MarkedText) -> Row | Malformed:
+        ids: list[int] = []
+        labels: list[float] = []
+        for (step, label), tokens in zip(
+            text.steps, encode([step for step, _ in text.steps], self._tokenizer, special=False), strict=True
+        ):
+            if not tokens:
+                return _no_tokens("step", step)
+            ids += [*tokens, *self._separator]
+            labels += [math.nan] * (len(ids) - len(labels) - 1) + [label]
+        spans = tuple((place, place + 1) for place, label in enumerate(labels) if not math.isnan(label))
+        return Row(Numbers("i", prompt), Numbers("i", ids), spans, text.columns, {"step": Numbers("f", labels)})
+
+    def _whole(
+        self, prompt: list[int], text: MarkedText, ids: list[int], offsets: list[tuple[int, int]]
+    ) -> tuple[list[int], list[tuple[int, int]]] | None:
+        """The completion's tokens and spans from those of the whole text, or None where an edge is inside a token."""
+        begins, ends = zip(*offsets, strict=True) if offsets else ((), ())
+
+        def token_at(place: int) -> int | None:
+            """The number of the token that begins there."""
+            number = bisect_left(begins, place)
+            here = number == len(begins) or begins[number] == place
+            return number if here and (number == 0 or ends[number - 1] == place) else None
+
+        cut = len(text.prompt)
+        first = token_at(cut)
+        if first is None or prompt[len(prompt) - first :] != ids[:first]:
+            return None
+        spans = []
+        for begin, end in text.trained:
+            low, high = token_at(cut + begin), token_at(cut + end)
+            if low is None or high is None or (begin and not self._ends_alike(text, begin, ids[low - 1])):
+                return None
+            if low < high:
+                spans.append((low - first, high - first))
+        return ids[first:], spans
+
+    def _ends_alike(self, text: MarkedText, place: int, token: int) -> bool:
+        """Whether the text before a later answer ends with this token also when nothing follows, as in a prompt."""
+        before = text.rest[max(0, place - _TAIL) : place]
+        if before not in self._last:
+            self._last[before] = (encode([before], self._tokenizer, special=False)[0] or [None])[-1]  # type: ignore[list-item]
+        return self._last[before] == token
+
+    def _pieces(self, text: MarkedText) -> tuple[list[int], list[tuple[int, int]]]:
+        edges = sorted({0, len(text.rest), *(place for span in text.trained for place in span)})
+        ids: list[int] = []
+        spans = []
+        starts = {begin for begin, _ in text.trained}
+        pieces = self._middle([text.rest[begin:end] for begin, end in pairwise(edges)])
+        for begin, tokens in zip(edges, pieces, strict=False):
+            if begin in starts and tokens:
+                spans.append((len(ids), len(ids) + len(tokens)))
+            ids += tokens
+        return ids, spans
+
+    def _middle(self, pieces: Sequence[str]) -> list[list[int]]:
+        """The tokens of texts that something precedes."""
+        alone = encode(pieces, self._tokenizer, special=False)
+        if not self._before:
+            return alone
+        begin = len(self._before)
+        after = encode([f"\n{piece}" for piece in pieces], self._tokenizer, special=False)
+        return [ids[begin:] if ids[:begin] == self._before else plain for ids, plain in zip(after, alone, strict=True)]
+
+
+def _half_characters(text: MarkedText) -> Malformed | None:
+    try:
+        (text.prompt + text.rest).encode()
+    except UnicodeEncodeError as error:
+        return Malformed(f"has half a character, {error.object[error.start]!a}: no tokenizer can read it")
+    return None
+
+
+def _no_tokens(what: str, text: str) -> Malformed:
+    return Malformed(f"the tokenizer has no token for the {what} {text[:40]!r}")

@@ -1,0 +1,218 @@
+"""The formats of data with answers: by which columns each is recognised, and which reader it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host.data.examples import (
+    Read,
+    read_alpaca,
+    read_generated,
+    read_hh,
+    read_kto_tag,
+    read_messages,
+    read_preference,
+    read_prompt_completion,
+    read_sharegpt,
+    read_sharegpt_pair,
+    read_stepwise,
+    read_text,
+    read_tokens,
+    read_unpaired,
+)
+from rlhf_host.data.row_values import is_sharegpt
+from rlhf_host.errors import UserError, near_matches
+
+PAIRS = ("preference", "unpaired")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    name: str
+    columns: str
+    """By what people recognise it."""
+    kinds: tuple[str, ...]
+    """Of ``Needs.data``. A pair serves where single judgements are wanted."""
+    recognises: Callable[[Row], bool]
+    read: Read
+
+
+def _has(row: Row, *columns: str) -> bool:
+    return all(row.get(column) is not None for column in columns)
+
+
+def _begins_as_hh(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("\n\nHuman:")
+
+
+def _single(row: Row) -> bool:
+    return any(_has(row, column) for column in ("label", "kto_tag", "reward"))
+
+
+FORMATS = (
+    Format(
+        "messages",
+        "messages (role, content)",
+        ("prompt_completion",),
+        lambda row: not _has(row, "kto_tag") and (_has(row, "messages") or _is_role_list(row.get("conversations"))),
+        read_messages,
+    ),
+    Format(
+        "prompt_completion",
+        "prompt, completion",
+        ("prompt_completion",),
+        lambda row: _has(row, "prompt", "completion") and not _single(row),
+        read_prompt_completion,
+    ),
+    Format("text", "text", ("prompt_completion",), lambda row: isinstance(row.get("text"), str), read_text),
+    Format(
+        "preference",
+        "chosen, rejected, and prompt or messages",
+        PAIRS,
+        lambda row: (
+            _has(row, "chosen", "rejected")
+            and not is_sharegpt(row.get("conversations"))
+            and (_has(row, "prompt") or not isinstance(row["chosen"], str))
+        ),
+        read_preference,
+    ),
+    Format(
+        "hh",
+        "chosen and rejected that begin with a blank line and 'Human:'",
+        PAIRS,
+        lambda row: not _has(row, "prompt") and all(_begins_as_hh(row.get(key)) for key in ("chosen", "rejected")),
+        read_hh,
+    ),
+    Format(
+        "unpaired",
+        "prompt, completion, label",
+        ("unpaired",),
+        lambda row: _has(row, "prompt", "completion", "label"),
+        read_unpaired,
+    ),
+    Format(
+        "kto_tag",
+        "messages, kto_tag",
+        ("unpaired",),
+        lambda row: _has(row, "kto_tag") and (_has(row, "messages") or _has(row, "conversations")),
+        read_kto_tag,
+    ),
+    Format(
+        "stepwise",
+        "prompt, completions, labels",
+        ("stepwise",),
+        lambda row: _has(row, "prompt", "completions", "labels"),
+        read_stepwise,
+    ),
+    Format(
+        "sharegpt",
+        "conversations (from, value)",
+        ("prompt_completion",),
+        lambda row: is_sharegpt(row.get("conversations")) and not _has(row, "chosen") and not _has(row, "kto_tag"),
+        read_sharegpt,
+    ),
+    Format(
+        "sharegpt",
+        "conversations, chosen, rejected (from, value)",
+        PAIRS,
+        lambda row: is_sharegpt(row.get("conversations")) and _has(row, "chosen", "rejected"),
+        read_sharegpt_pair,
+    ),
+    Format(
+        "alpaca", "instruction, output", ("prompt_completion",), lambda row: _has(row, "instruction", "output"), read_alpaca
+    ),
+    Format(
+        "tokens",
+        "prompt_ids and completion_ids, or input_ids and labels",
+        ("prompt_completion",),
+        lambda row: _has(row, "input_ids") or _has(row, "prompt_ids", "completion_ids"),
+        read_tokens,
+    ),
+    Format(
+        "generated",
+        "prompt, completion, reward",
+        ("prompt_completion",),
+        lambda row: _has(row, "prompt", "completion", "reward"),
+        read_generated,
+    ),
+)
+NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
+
+
+def _is_role_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
+
+
+def detect(
+    rows: Sequence[Row], kind: str, wanted: str | None, *, where: str, split_at: bool = False, needed_by: str = "the algorithm"
+) -> tuple[Format, str]:
+    """The format of a source and, for people, why.
+
+    A format that was asked for is taken. Else it is the only one that the columns of the first rows fit and that has what
+    ``kind`` wants.
+
+    Raises ``UserError`` for no format or several, with those that come nearest.
+
+    Args:
+        rows: the first ones.
+        kind: one of ``Needs.data``.
+        wanted: ``data.format``.
+        where: the source's name, for messages.
+        split_at: whether ``data.split_at`` says where answers begin.
+    """
+    accepted = [each for each in FORMATS if kind in each.kinds]
+    if wanted is not None:
+        return _named(rows, wanted, kind, where, needed_by)
+    counts = {id(each): sum(map(each.recognises, rows)) for each in FORMATS}
+    if split_at and any(map(_is_text_pair, rows)):
+        preference = next(each for each in FORMATS if each.name == "preference")
+        counts = {id(preference): sum(map(_is_text_pair, rows))}
+    fitting = [each for each in accepted if counts.get(id(each))]
+    most = max((counts[id(each)] for each in fitting), default=0)
+    fitting = [each for each in fitting if counts[id(each)] == most]
+    columns = ", ".join(dict.fromkeys(column for row in rows for column in row)) or "none"
+    if len(fitting) == 1:
+        return fitting[0], f"it has {fitting[0].columns}"
+    if fitting:
+        known = _table(fitting)
+        raise UserError(f"{where}: columns {columns} can be read in several ways, {known}: choose with --data.format")
+    others = [each for each in FORMATS if counts.get(id(each))]
+    if others:
+        of = " and ".join(dict.fromkeys(kind for each in others for kind in each.kinds))
+        raise UserError(
+            f"{where}: {needed_by} needs {kind} data; this is {others[0].name} ({others[0].columns}), for algorithms that train"
+            f" on {of} data. {kind} data is {_table(accepted)}"
+        )
+    if "preference" in (name for each in accepted for name in each.kinds) and any(map(_is_text_pair, rows)):
+        raise UserError(
+            f"{where}: chosen and rejected are texts without a prompt: say where the answer begins with --data.split-at TEXT, "
+            "the text before every answer (such as 'Assistant:'), or add a column prompt"
+        )
+    near = sorted(accepted, key=lambda each: -len(set(each.columns.replace(",", " ").split()) & set(columns.split(", "))))
+    raise UserError(
+        f"{where}: cannot tell the format of columns {columns}. {needed_by} needs {kind} data: {_table(near[:3])};"
+        " rename the columns, or choose with --data.format"
+    )
+
+
+def _named(rows: Sequence[Row], wanted: str, kind: str, where: str, needed_by: str) -> tuple[Format, str]:
+    named = [each for each in FORMATS if each.name == wanted]
+    if not named:
+        raise UserError(f"data.format {wanted!r} is not known{near_matches(wanted, NAMES)}; known are {', '.join(NAMES)}")
+    chosen = [each for each in named if kind in each.kinds]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(each.name for each in FORMATS if kind in each.kinds))
+        raise UserError(f"{where}: {needed_by} needs {kind} data, and data.format {wanted} is none: choose one of {known}")
+    return chosen[0], "data.format"
+
+
+def _table(formats: Sequence[Format]) -> str:
+    return "; ".join(f"{each.name} ({each.columns})" for each in formats)
+
+
+def _is_text_pair(row: Row) -> bool:
+    return not _has(row, "prompt") and all(isinstance(row.get(key), str) for key in ("chosen", "rejected"))

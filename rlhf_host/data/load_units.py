@@ -1,0 +1,287 @@
+"""From data settings to units: rows that have answers, read, rendered, tokenised and bounded in length."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+from rlhf_host.config.schema import DataConfig, DataSource
+from rlhf_host.data.encoding import Encoder
+from rlhf_host.data.examples import Example, Reading
+from rlhf_host.data.formats import Format, detect
+from rlhf_host.data.row_reader import BadRows, Malformed
+from rlhf_host.data.sources import NO_ROWS, PythonRows, Split, named, open_source, share
+from rlhf_host.data.spans import MarkedText, Marker
+from rlhf_host.data.units import Row, Unit, UnitSet
+from rlhf_host.errors import UserError, visible
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.records.numbers import Numbers
+
+MOST_BAD = 0.1
+"""Share of bad rows above which a source is refused even where they are skipped."""
+_FIRST = 20  # rows that settle the format
+_BATCH = 256  # a tokenizer's encodings take many times the memory of their ids
+_SHOWN = 160  # characters of the example in the report
+
+
+def load_units(
+    data: DataConfig,
+    *,
+    kind: str,
+    split: Split,
+    tokenizer: Any,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    rows: PythonRows = NO_ROWS,
+    needed_by: str = "the algorithm",
+    stop_ids: Sequence[int] = (),
+    separator: str = "\n",
+) -> UnitSet:
+    """The units of all sources, in file order.
+
+    ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight. Rows longer than
+    ``data.max_tokens`` or ``max_tokens``, whichever is smaller, are cut or left out as ``data.long_rows`` says.
+
+    Raises ``UserError`` for data that cannot be found or read, is of another kind, or has a bad row, with its file and line.
+
+    Args:
+        kind: one of ``Needs.data`` except ``prompts``.
+        seed: is not used; the order is the stream's.
+        max_tokens: the model's context.
+        needed_by: who wants this kind of data, for messages.
+        stop_ids: further stop tokens of the model.
+        separator: the text put after each step of a ``stepwise`` completion.
+    """
+    if not data.sources:
+        raise UserError("no data: give --data a file, a directory or a hub name")
+    marker = Marker(
+        tokenizer, system_prompt=data.system_prompt, template=data.template, history=data.history, stop_ids=stop_ids
+    )
+    longest = min((limit for limit in (data.max_tokens, max_tokens) if limit is not None), default=None)
+    loader = _Loader(data, kind, split, tokenizer, marker, Encoder(tokenizer, separator), longest, rows, needed_by)
+    report: list[str] = []
+    read: dict[str, list[Unit]] = {}
+    for name, source in named(data.sources):
+        read[name] = loader.load(source, name, report)
+    weights = {name: source.weight for name, source in named(data.sources) if read[name]}
+    read = {name: units for name, units in read.items() if units}
+    if not read:
+        raise UserError(
+            f"no rows are left: all are longer than {longest} tokens, which is all that data.max_tokens and the model's context"
+            " allow; data.long_rows truncate keeps the beginnings of answers"
+        )
+    if data.max_samples is not None:
+        read = share(read, weights, data.max_samples)
+        read = {name: units for name, units in read.items() if units}
+        weights = {name: weights[name] for name in read}
+    sources: dict[str, Sequence[Unit]] = {**read}
+    return UnitSet(sources, weights, fingerprint(sources), report)
+
+
+def fingerprint(sources: Mapping[str, Sequence[Unit]]) -> str:
+    """Of all token ids, spans and columns, in order."""
+    digest = hashlib.sha256()
+
+    def add(typecode: str, values: Sequence[float]) -> None:
+        digest.update(struct.pack("<cq", typecode.encode(), len(values)))
+        digest.update(array(typecode, values).tobytes())
+
+    for name, units in sources.items():
+        digest.update(f"{name}\0{len(units)}\0".encode())
+        for unit in units:
+            add("q", [len(unit.rows)])
+            for row in unit.rows:
+                add("i", row.prompt_ids)  # type: ignore[arg-type]
+                add("i", row.completion_ids)  # type: ignore[arg-type]
+                add("q", list(chain.from_iterable(row.trained)))
+                for key, values in sorted(
+                    {**{key: [value] for key, value in row.columns.items()}, **row.token_columns}.items()
+                ):
+                    digest.update(f"{key}\0".encode())
+                    add("d", values)
+    return digest.hexdigest()
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What became of a source's rows."""
+
+    read: int = 0
+    left_out: int = 0
+    cut: int = 0
+    alone: int = 0
+    """Turns that are rows of their own."""
+    chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """From sources to the units of one split."""
+
+    data: DataConfig
+    kind: str
+    split: Split
+    tokenizer: Any
+    marker: Marker
+    encoder: Encoder
+    longest: int | None
+    """Of prompt and completion, in tokens."""
+    rows: PythonRows
+    needed_by: str
+
+    def load(self, source: DataSource, name: str, report: list[str]) -> list[Unit]:
+        """A source's units; lines that say what was read join the report."""
+        rows = open_source(source, name, self.split, self.rows)
+        if isinstance(rows, PluginInfo):
+            raise UserError(f"{rows} gives prompts, and {self.needed_by} needs {self.kind} data: give a file or a hub name")
+        numbered = enumerate(rows.rows)
+        first = list(islice(numbered, _FIRST))
+        if not first:
+            raise UserError(f"{source.path} has no rows")
+        how, why = detect(
+            [row for _, row in first],
+            self.kind,
+            self.data.format,
+            where=source.path,
+            split_at=self.data.split_at is not None,
+            needed_by=self.needed_by,
+        )
+        bad = BadRows(rows.where, stops=self.data.on_bad_row == "stop")
+        counts = _Counts()
+        most = min((most for most in (source.max_samples, self.data.max_samples) if most is not None), default=None)
+        examples = islice(self._examples(chain(first, numbered), how, source, bad, counts), most)
+        units: list[Unit] = []
+        while batch := list(islice(examples, _BATCH)):
+            units += self._units(batch, bad, counts)
+        if len(bad) > MOST_BAD * counts.read:
+            raise UserError(f"{source.path}: {_bad_rows(bad, counts.read)}: more than {MOST_BAD:.0%} of the rows")
+        origin = "given in Python" if source.path in self.rows else f"from {source.path}"
+        note = f", {rows.note}" if rows.note else ""
+        report += self._lines(name, f"{origin}, read as {how.name} ({why}{note})", how, units, bad, counts)
+        return units
+
+    def _examples(
+        self, rows: Iterator[tuple[int, Any]], how: Format, source: DataSource, bad: BadRows, counts: _Counts
+    ) -> Iterator[tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]]:
+        """Of each good row its number, and the texts of its units or its tokens."""
+        reading = Reading(
+            prompt_key=source.prompt_key or self.data.prompt_key,
+            label_key=source.label_key or self.data.label_key,
+            split_at=self.data.split_at,
+            chat=self.marker.chat,
+            vocabulary=len(self.tokenizer),
+        )
+        for index, row in rows:
+            counts.read += 1
+            try:
+                example = how.read(row, reading)
+                if example.tokens is not None:
+                    yield index, [], (example.tokens,)
+                    continue
+                units = [unit for part in self._parts(example) for unit in self.marker.mark(part)]
+            except Malformed as fault:
+                bad.add(index, fault)
+            else:
+                counts.chat = counts.chat or units[0][0].chat
+                yield index, units, ()
+
+    def _parts(self, example: Example) -> list[Example]:
+        """A pair as two single judgements, where these are wanted."""
+        if self.kind != "unpaired" or len(example.completions) == 1:
+            return [example]
+        judged = zip(example.completions, ({"label": 1.0}, {"label": 0.0}), strict=True)
+        return [replace(example, completions=(completion,), columns=(label,)) for completion, label in judged]
+
+    def _units(
+        self, batch: Sequence[tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]], bad: BadRows, counts: _Counts
+    ) -> list[Unit]:
+        texts = [text for _, units, _ in batch for unit in units for text in unit]
+        encoded = iter(self.encoder.encode(texts))
+        made: list[Unit] = []
+        for index, marked, ready in batch:
+            rows = [[next(encoded) for _ in unit] for unit in marked] or [list(ready)]
+            fault = next((row for unit in rows for row in unit if isinstance(row, Malformed)), None)
+            if fault is not None:
+                bad.add(index, fault)
+                continue
+            if self.kind == "prompt_completion":
+                counts.alone += len(rows) - 1
+            for unit in rows:
+                fitting = self._fitting(tuple(row for row in unit if isinstance(row, Row)), counts)
+                made += [fitting] if fitting is not None else []
+        return made
+
+    def _fitting(self, rows: tuple[Row, ...], counts: _Counts) -> Unit | None:
+        """The unit, cut if that is wanted; ``None`` where it is too long."""
+        limit = self.longest
+        if limit is None or all(len(row.prompt_ids) + len(row.completion_ids) <= limit for row in rows):
+            return Unit(rows)
+        truncates = self.kind == "prompt_completion" if self.data.long_rows == "auto" else self.data.long_rows == "truncate"
+        cut = tuple(_cut(row, limit - len(row.prompt_ids)) for row in rows)
+        same = len(cut) > 1 and cut[0].completion_ids == cut[1].completion_ids
+        if not truncates or same or not all(row.trained for row in cut):
+            counts.left_out += 1
+            return None
+        counts.cut += 1
+        return Unit(cut)
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def _lines(self, name: str, about: str, how: Format, units: Sequence[Unit], bad: BadRows, counts: _Counts) -> Iterator[str]:
+        noun = "pairs" if self.kind == "preference" else "rows"
+        if self.kind == "unpaired" and "preference" in how.kinds:
+            about += ", each pair as two rows, of which the chosen one is desirable"
+        lengths = [len(unit.rows[0].prompt_ids) for unit in units]
+        span = f"; prompt {min(lengths)} to {max(lengths)} tokens" if lengths else ""
+        manner = "in the tokenizer's chat template" if counts.chat else "as plain text" if how.name != "tokens" else "as tokens"
+        yield f"{name}: {len(units):,} {noun} {about}; {manner}{span}"
+        if len(bad):
+            yield f"{name}: {_bad_rows(bad, counts.read)}"
+        if counts.alone:
+            yield (
+                f"{name}: {counts.alone:,} turns are rows of their own, because the chat template changes them once others follow"
+            )
+        if counts.cut:
+            yield f"{name}: cut the end of the answer of {counts.cut:,} {noun} longer than {self.longest} tokens"
+        if counts.left_out:
+            yield f"{name}: left out {counts.left_out:,} {noun} longer than {self.longest} tokens"
+        if units:
+            yield f"{name}: {self._shown(units[0].rows[0])}"
+
+    def _shown(self, row: Row) -> str:
+        """A row with its trained tokens marked, and the last of them."""
+
+        def words(begin: int, end: int) -> str:
+            text = visible(str(self.tokenizer.decode(list(row.completion_ids[begin:end]), skip_special_tokens=False)))
+            return _short(text)
+
+        text, place = _short(visible(str(self.tokenizer.decode(list(row.prompt_ids), skip_special_tokens=False)))), 0
+        for begin, end in row.trained:
+            text += f"{words(place, begin)}⟦{words(begin, end)}⟧"
+            place = end
+        last = words(place - 1, place)
+        return f"first row, trained tokens in ⟦⟧: {text} — turn ends with `{last}` (trained)"
+
+
+def _cut(row: Row, length: int) -> Row:
+    """The row with the first ``length`` tokens of its completion. Nothing is put where it was cut."""
+    length = max(length, 0)
+    if len(row.completion_ids) <= length:
+        return row
+    trained = tuple((begin, min(end, length)) for begin, end in row.trained if begin < length)
+    columns = {name: values[:length] for name, values in row.token_columns.items()}
+    return replace(row, completion_ids=Numbers("i", row.completion_ids[:length]), trained=trained, token_columns=columns)
+
+
+def _bad_rows(bad: BadRows, read: int) -> str:
+    reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad.reasons.most_common(5))
+    return f"left out {len(bad):,} bad rows of {read:,} ({reasons}), the first at {bad.first}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"

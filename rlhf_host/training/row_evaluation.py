@@ -1,0 +1,65 @@
+"""Evaluation on held-out rows of a data set: the losses and metrics of training, without a step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlhf_host.data.units import UnitSet
+from rlhf_host.phases import phase
+from rlhf_host.protocols import Trainer
+from rlhf_host.records.episodes import Group, Trajectory
+from rlhf_host.training.reduction import Metrics
+from rlhf_host.training.row_source import RowBatches
+
+UNITS = 256
+"""Of one batch, so that memory does not grow with the data."""
+SHOWN = 64
+"""Units whose rows are kept for logs."""
+
+
+@dataclass(slots=True)
+class RowEvaluation:
+    """A set of units and how to compute with them."""
+
+    units: UnitSet
+    batches: RowBatches
+    trainer: Trainer
+
+    def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
+        """Metrics under ``eval/``, over all units and per source, and some of the rows. Means are over all tokens, or rows, of the
+        data; ``eval/loss`` is the sum of the loss terms."""
+        phase(f"Evaluating {len(self.units)} held-out units")
+        started = time.perf_counter()
+        whole, shown = Metrics(), list[Trajectory]()
+        metrics: dict[str, float] = {}
+        for source in self.units.sources:
+            own = Metrics()
+            for groups in self._chunks(source):
+                own.join(self.trainer.evaluate(self.batches.batch(groups, step, 0, {})))
+                room = max(0, SHOWN - len(shown))
+                shown += [row for group in groups for row in group.trajectories][:room]
+            whole.join(own)
+            if len(self.units.sources) > 1:
+                metrics |= {f"eval/{source}/{name}": value for name, value in _result(own).items()}
+        metrics |= {f"eval/{name}": value for name, value in _result(whole).items()}
+        return metrics | {"time/eval": time.perf_counter() - started}, shown
+
+    def _chunks(self, source: str) -> Iterator[Sequence[Group]]:
+        """Units of like lengths together: a batch is as wide as its longest row."""
+        tasks, units = self.units.tasks().sources[source], self.units.sources[source]
+        assert isinstance(tasks, Sequence)
+        order = sorted(range(len(units)), key=lambda i: -max(len(row.completion_ids) for row in units[i].rows))
+        for begin in range(0, len(order), UNITS):
+            yield [self.batches.group(units[i], tasks[i], 0) for i in order[begin : begin + UNITS]]
+
+
+def _result(metrics: Metrics) -> dict[str, float]:
+    values = metrics.result()
+    losses = [value for name, value in values.items() if name.startswith("loss/")]
+    values["loss"] = sum(losses)
+    if "nll" in values:
+        values["perplexity"] = math.exp(min(values["nll"], 700.0))
+    return values
