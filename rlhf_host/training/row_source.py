@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_host.data.stream import Draw, TaskStream
 from rlhf_host.data.units import Row, Unit, UnitSet
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
@@ -33,6 +33,8 @@ class RowBatches:
     def batch(self, groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
         """The groups as tensors, with the log-probabilities of other roles and what plugins prepare."""
         with timed(times, "rows"):
+            if self.manager.has("make_rows"):
+                groups = regrouped(groups, self.manager.one("make_rows", groups=groups))
             experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
             apply_masks(experience, self.manager)
         with timed(times, "logprobs"):
@@ -60,6 +62,16 @@ class RowBatches:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def regrouped(groups: Sequence[Group], rows: Sequence[Trajectory]) -> list[Group]:
+    """The rows in their groups, in the groups' order. Raises ``RunError`` for a row of no group."""
+    of_group: dict[str, list[Trajectory]] = {group.group_id: [] for group in groups}
+    for row in rows:
+        if row.group_id not in of_group:
+            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which is not in the batch")
+        of_group[row.group_id].append(row)
+    return [replace(group, trajectories=of_group[group.group_id]) for group in groups if of_group[group.group_id]]
 
 
 def _segments(row: Row) -> Iterator[Segment]:

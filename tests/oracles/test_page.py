@@ -4,11 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from rlhf_plugin_dpo import CDPO, DPO, IPO
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
+from rlhf_plugin_kto import KTO
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
 from rlhf_plugin_ppo import PPO
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
+from rlhf_plugin_reward_model_training import RewardModel
 from rlhf_plugin_rloo import RLOO
+from rlhf_plugin_sft import SFT
 
 from rlhf_host import functional as F
 
@@ -22,6 +26,12 @@ PLUGINS = {
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "gdpo": GDPO,
+    "sft": SFT,
+    "dpo": DPO,
+    "cdpo": CDPO,
+    "ipo": IPO,
+    "kto": KTO,
+    "rm": RewardModel,
     "tis": TIS,
     "icepop": IcePop,
     "sequence_truncate": SequenceTruncate,
@@ -62,7 +72,8 @@ def test_every_row_of_differences_names_tests_that_are_there():
 @pytest.mark.parametrize("name", PLUGINS)
 def test_the_options_of_a_plugin_are_those_of_its_row(name):
     fields = PLUGINS[name].Options.model_fields
-    assert set(options()[name]) == set(fields) - set(F.PolicyLossOptions.model_fields)
+    shared = F.PolicyLossOptions.model_fields if issubclass(PLUGINS[name].Options, F.PolicyLossOptions) else {}
+    assert set(options()[name]) == set(fields) - set(shared)
     assert_defaults(options()[name], fields)
 
 

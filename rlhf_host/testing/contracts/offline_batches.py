@@ -13,9 +13,10 @@ from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.testing.contracts.batches import STEP, VOCABULARY, noise
-from rlhf_host.testing.contracts.subject import Subject, expect
+from rlhf_host.testing.contracts.subject import Subject
 from rlhf_host.testing.contracts.training import Bigram
 from rlhf_host.training.batching import group_rows
+from rlhf_host.training.row_source import regrouped
 
 MARGINS = (0.5, float("nan"), 1.0)
 """Of the units in turn; NaN: the data has none."""
@@ -70,11 +71,7 @@ def rows_of(subject: Subject, manager: PluginManager, units: Sequence[Group]) ->
     """The units with the rows that the plugin's ``make_rows`` makes of them, if it has this hook."""
     if "make_rows" not in subject.hooks:
         return list(units)
-    rows = manager.one("make_rows", groups=units)
-    names = {unit.group_id: unit for unit in units}
-    strange = [row.group_id for row in rows if row.group_id not in names]
-    expect(not strange, f"make_rows gave rows of the group {strange[0] if strange else ''!r}, which it was not given")
-    return [replace(unit, trajectories=[row for row in rows if row.group_id == name]) for name, unit in names.items()]
+    return regrouped(units, manager.one("make_rows", groups=units))
 
 
 def offline_batch(subject: Subject, manager: PluginManager, units: Sequence[Group] | None = None) -> Experience:
