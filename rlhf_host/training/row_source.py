@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_host.data.stream import Draw, TaskStream
 from rlhf_host.data.units import Row, Unit, UnitSet
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
@@ -33,6 +33,8 @@ class RowBatches:
     def batch(self, groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
         """The groups as tensors, with the log-probabilities of other roles and what plugins prepare."""
         with timed(times, "rows"):
+            if self.manager.has("make_rows"):
+                groups = _regrouped(self.manager.one("make_rows", groups=groups), groups)
             experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
             apply_masks(experience, self.manager)
         with timed(times, "logprobs"):
@@ -60,6 +62,18 @@ class RowBatches:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _regrouped(rows: Sequence[Trajectory], groups: Sequence[Group]) -> list[Group]:
+    """What ``make_rows`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
+    known = {group.group_id: Group(group.group_id, group.task, []) for group in groups}
+    for row in rows:
+        if row.group_id not in known:
+            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which it was not given")
+        known[row.group_id].trajectories.append(row)
+    if not rows:
+        raise RunError("make_rows gave no rows to train on")
+    return [group for group in known.values() if group.trajectories]
 
 
 def _segments(row: Row) -> Iterator[Segment]:
