@@ -2,12 +2,15 @@
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from rlhf_host.config.schema import DataConfig
+from rlhf_host.data.examples import Reading, read_hh
 from rlhf_host.data.load_units import load_units
+from rlhf_host.data.row_reader import Malformed
 from rlhf_host.data.stream import TaskStream
 from rlhf_host.errors import UserError
 from rlhf_host.records.numbers import Numbers
@@ -32,7 +35,7 @@ def pair(number, **columns):
 @pytest.fixture
 def load(plain):
     def make(*sources, kind="prompt_completion", tokenizer=plain, max_tokens=None, rows=None, **settings):
-        chosen = [source if isinstance(source, dict) else {"path": str(source)} for source in sources]
+        chosen = [source if isinstance(source, dict) else {"path": source} for source in sources]
         data = DataConfig(sources=chosen, **settings)
         return load_units(data, kind=kind, split="train", tokenizer=tokenizer, max_tokens=max_tokens, rows=rows or {})
 
@@ -256,16 +259,25 @@ def test_dialogues_of_hh_are_split_before_the_last_answer_and_nothing_is_lost(lo
         pytest.skip(f"needs {path}")
     with gzip.open(path, "rt") as file:
         rows = [json.loads(line) for line in file]
-    units = load(path, kind="preference", on_bad_row="skip")
-    assert "read as hh (it has chosen and rejected that begin with a blank line and 'Human:')" in units.report[0]
-    assert "left out 9 bad rows of 2,312 (" in units.report[1]  # 5 pairs of two prompts, 4 empty answers
-    assert len(units) == len(rows) - 9
-    left = iter(rows)
-    for unit in units.sources["hh_harmless_test"]:
-        chosen, rejected = (plain.decode([*each.prompt_ids, *each.completion_ids[:-1]]) for each in unit.rows)
-        assert any((row["chosen"], row["rejected"]) == (chosen, rejected) for row in left)  # goes on from the one before
-        for each in unit.rows:
-            assert plain.decode(each.prompt_ids).endswith("\n\nAssistant:")
-            assert "\n\nAssistant:" not in plain.decode(each.completion_ids)
-            assert each.completion_ids[-1] == plain.eos_token_id
-            assert each.trained == ((0, len(each.completion_ids)),)
+    faults: Counter[str] = Counter()
+    for row in rows:
+        try:
+            example = read_hh(row, Reading())
+        except Malformed as fault:
+            faults[str(fault)] += 1
+            continue
+        assert [f"{example.prompt}{completion}" for completion in example.completions] == [row["chosen"], row["rejected"]]
+        assert str(example.prompt).endswith("\n\nAssistant:")
+        assert not any("\n\nAssistant:" in completion for completion in example.completions)
+    assert faults == {
+        "the texts before the last '\\n\\nAssistant:' differ between 'chosen' and 'rejected'": 5,
+        "the answer of 'chosen', after the last '\\n\\nAssistant:', is empty": 4,
+    }
+    units = load({"path": str(path), "max_samples": 300}, kind="preference", on_bad_row="skip")
+    assert "300 pairs" in units.report[0]
+    assert "read as hh (it has chosen and rejected that begin with a blank line and 'Human:'); as plain text" in units.report[0]
+    good = (row for number, row in enumerate(rows, start=1) if number != 87)
+    for row, unit in zip(good, units.sources["hh_harmless_test"], strict=False):
+        texts = [plain.decode([*each.prompt_ids, *each.completion_ids]) for each in unit.rows]
+        assert texts == [row["chosen"] + "<|im_end|>", row["rejected"] + "<|im_end|>"]
+        assert all(each.trained == ((0, len(each.completion_ids)),) for each in unit.rows)
