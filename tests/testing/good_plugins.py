@@ -3,8 +3,8 @@
 HEAD = '''"""A plugin for tests."""
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_host import COMPLETION, Adjust, Advantages, Drop, Forbid, LossTerm, Metric, Needs, Reward, RoleNeed, RunError, Segment
-from rlhf_host import Step, Task, Trajectory, hookimpl
+from rlhf_host import COMPLETION, Adjust, Advantages, Drop, Forbid, LossTerm, Metric, Needs, Output, Reward, RoleNeed, RunError
+from rlhf_host import Segment, Step, Task, Trajectory, hookimpl
 from rlhf_host import functional as F
 
 
@@ -62,6 +62,45 @@ ALGO = (
         values = -advantages * (logprobs if self.options.loss == "plain" else ratio)
         yield Metric("gap", (logprobs - old).detach().abs(), mask)
         yield LossTerm("policy", values)
+"""
+)
+
+PAIRS = (
+    HEAD
+    + """
+    class Options(Base.Options):
+        loss: Literal["sigmoid", "hinge"] = Field("sigmoid", description="which loss")
+
+    @hookimpl
+    def needs(self):
+        roles = (RoleNeed("actor", trainable=True, source=None), RoleNeed("reference"))
+        outputs = (Output("logprobs", "reference"),)
+        return Needs(data="preference", roles=roles, outputs=outputs, rewards=False, unit_rows=True)
+
+    @hookimpl
+    def make_rows(self, groups):
+        self.seen += len(groups)
+        return [row for group in groups for row in group.trajectories]
+
+    @hookimpl
+    def prepare_batch(self, experience):
+        return {"rows": len(experience)}
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        import torch
+
+        mask, reference = batch.loss_mask, batch.logprobs["reference"]
+        ratios = torch.where(mask, outputs.logprobs - reference, 0.0)
+        sums = ratios.sum(-1)
+        chosen, rejected = F.pairs(batch)
+        margin = batch.columns["margin"][chosen].nan_to_num(0.0) if "margin" in batch.columns else 0.0
+        gap = 0.1 * (sums[chosen] - sums[rejected]) - margin
+        values = -torch.nn.functional.logsigmoid(gap) if self.options.loss == "sigmoid" else (1 - gap).clamp(min=0)
+        yield Metric("gap", gap.detach())
+        yield Metric("reference", reference, mask)
+        yield Metric("rows", batch.own["rows"])
+        yield LossTerm("pairs", F.on_rows(values, chosen, rejected))
 """
 )
 
@@ -348,6 +387,7 @@ SEEN_FILTER = (
 
 GOOD = {
     "algorithm": ("algo", ALGO),
+    "algorithm of pairs": ("algo", PAIRS),
     "algorithm with a loss per row": ("algo", SEQUENCES),
     "reward": ("reward", REWARD),
     "agent": ("agent", AGENT),

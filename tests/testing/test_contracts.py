@@ -12,11 +12,17 @@ from rlhf_host.testing import algorithm_contract, run_contract
 from rlhf_host.testing.contracts import kernel_cases, suite, traces
 from rlhf_host.testing.contracts.suite import HOOKED, all_checks
 
-from . import broken_algorithms, broken_extensions, broken_kernels, broken_rewards
+from . import broken_algorithms, broken_extensions, broken_kernels, broken_offline, broken_rewards
 from .breaking import broken_source
-from .good_plugins import AGENT, ALGO, FILTER, GOOD
+from .good_plugins import AGENT, ALGO, FILTER, GOOD, PAIRS
 
-TABLE = [*broken_algorithms.TABLE, *broken_rewards.TABLE, *broken_extensions.TABLE, *broken_kernels.TABLE]
+TABLE = [
+    *broken_algorithms.TABLE,
+    *broken_offline.TABLE,
+    *broken_rewards.TABLE,
+    *broken_extensions.TABLE,
+    *broken_kernels.TABLE,
+]
 
 INSTALLED_APART = {"entry_point_is_unique", "host_dependency_is_bounded", "has_a_summary"}
 """Broken in the metadata or by what is missing: in tests of their own below."""
@@ -59,6 +65,13 @@ def test_an_agent_that_only_the_context_ends_is_endless(install):
     bound = ' or episode.state["turns"] >= self.options.max_turns'
     install("agent", AGENT.replace(bound, "").replace("max_turns: int", "other: int"))
     assert failed(run_contract("agent", "made_up")) == {"episodes_end"}
+
+
+def test_an_algorithm_gets_the_checks_of_the_data_that_it_trains_on(install):
+    install("algo", PAIRS)
+    offline = {result.name for result in run_contract("algo", "made_up")}
+    assert {"loss_has_the_sign_of_the_label", "made_rows_are_of_the_data"} <= offline
+    assert not offline & {check.name for check in all_checks(suite.ONLINE)}
 
 
 def test_every_check_states_its_rule():

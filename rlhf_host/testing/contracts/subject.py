@@ -115,7 +115,7 @@ class Subject:
     def offline(self) -> bool:
         """Whether it trains on rows of a data set; False where it cannot be asked, which other checks report."""
         try:
-            return self.needs.data not in (None, "prompts")
+            return not self.needs.samples
         except Exception:
             return False
 
