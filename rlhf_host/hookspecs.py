@@ -208,7 +208,8 @@ def importance_weights(
 
 @hookspec(calls="one")
 def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
-    """Provisional: no run calls it yet. Rows to train on instead of advantages (best of n, pairs)."""
+    """Return the rows to train on, made of a data set's rows: each belongs to one of the groups. A row may stay out of the loss
+    (``loss_masks``); then only ``batch_statistics`` sees it. Provisional: no run that samples calls it yet."""
 
 
 @hookspec(calls="each", where="worker", gives=(Iterable, None))

@@ -18,7 +18,7 @@ from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_di
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
-from rlhf_host.records.needs import Outcome
+from rlhf_host.records.needs import Needs, Outcome
 
 CONTROL = ("config", "preset", "resume", "force", "dry-run", "print-config", "disable", "help")
 
@@ -71,7 +71,8 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         click.echo(config_yaml(config), nl=False)
         return
     with closing(build_plugins(config)) as manager:
-        for warning in [*changes, *check(config, manager, merge_needs(manager))]:
+        needs = merge_needs(manager)
+        for warning in [*changes, *check(config, manager, needs)]:
             click.echo(f"Warning: {warning}", err=True)
         dry = "dry-run" in line.own
         config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config, make=not dry)
@@ -86,12 +87,12 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         outcome = run(config, manager, resume=resume)
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
-    click.echo(_what_next(outcome, config))
+    click.echo(_what_next(outcome, config, needs))
     if outcome.status == "interrupted":
         ctx.exit(130)
 
 
-def _what_next(outcome: Outcome, config: RunConfig) -> str:
+def _what_next(outcome: Outcome, config: RunConfig, needs: Needs) -> str:
     """What the run has left, and commands that work on it."""
     run_dir = Path(str(config.run_dir))
     if outcome.status == "interrupted":
@@ -102,23 +103,27 @@ def _what_next(outcome: Outcome, config: RunConfig) -> str:
     lines = [f"\nFinished{early}. Everything is in {run_dir}: {', '.join(parts)}"]
     if (score := outcome.metrics.get("eval/pass@1")) is not None:
         lines.append(f"Held-out pass@1 at the end: {score:.3f} over {outcome.metrics.get('eval/samples', 0):.0f} samples")
+    if not needs.samples and (loss := outcome.metrics.get("eval/loss")) is not None:
+        lines.append(f"Held-out loss at the end: {loss:.4f}")
     best = run_dir / BEST
     if best.exists():
         lines.append(f"The best {config.checkpoint.best} is that of {best.resolve().name}: {best} points to it")
-    commands = list(_commands(outcome, config, run_dir))
+    commands = list(_commands(outcome, config, needs, run_dir))
     lines += ["What to try next:"] if commands else []
     lines += [f"  {about}:\n    {command}" for about, command in commands]
     return "\n".join(lines)
 
 
-def _commands(outcome: Outcome, config: RunConfig, run_dir: Path) -> Iterator[tuple[str, str]]:
+def _commands(outcome: Outcome, config: RunConfig, needs: Needs, run_dir: Path) -> Iterator[tuple[str, str]]:
     """What to type, and what it does."""
     saved = (run_dir / "checkpoints").exists()
-    if (saved or (run_dir / "model").exists()) and (config.data.sources or config.eval.data.sources):
+    if needs.samples and (saved or (run_dir / "model").exists()) and (config.data.sources or config.eval.data.sources):
         more = ["--eval.n", max(4, 2 * config.eval.n)] if config.eval.temperature else []  # greedy samples are all the same
         yield "evaluate, with pass@k" if more else "evaluate", rlhf("eval", "--checkpoint", run_dir, *more)
     if saved and outcome.reason is None and config.from_trajectories is None:
-        yield "continue training", rlhf("train", "--resume", run_dir, "--train.steps", 2 * outcome.step)
+        by_steps = needs.samples or config.train.steps is not None
+        more = ["--train.steps", 2 * outcome.step] if by_steps else ["--data.epochs", f"{2 * config.data.epochs:g}"]
+        yield "continue training", rlhf("train", "--resume", run_dir, *more)
     if config.roles["actor"].model == QUICKSTART and config.algo is not None:
         judges = [f"{alias}={choice.name}" if alias != choice.name else alias for alias, choice in config.reward.items()]
         chosen = ["--algo", config.algo.name, *(word for judge in judges for word in ("--reward", judge))]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -58,7 +58,7 @@ class Encoder:
 
     def _rows(self, texts: Sequence[MarkedText], prompts: Mapping[tuple[str, bool], list[int]]) -> list[Row | Malformed]:
         joined = [text for text in texts if text.prompt and not text.steps] if self._offsets else []
-        whole = iter(self._with_offsets([text.prompt + text.rest for text in joined]))
+        whole = self._with_places([text.prompt + text.rest for text in joined])
         documents = iter(encode_prompts([text.rest for text in texts if not text.prompt], self._tokenizer, chat=False))
         rows: list[Row | Malformed] = []
         for text in texts:
@@ -74,13 +74,13 @@ class Encoder:
             rows.append(self._row(prompt, ids, spans, text))
         return rows
 
-    def _with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    def _with_places(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Callable[[int], int | None]]]:
+        """The tokens of each text, and a function that gives the number of the token that begins at a character."""
         if not texts:
-            return []
-        encoded = self._tokenizer(
-            list(texts), add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True
-        )
-        return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+            return
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
+        for number, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
+            yield ids, partial(_token_at, encoded.encodings[number], len(text), len(ids))
 
     def _row(self, prompt: list[int], ids: list[int], spans: list[tuple[int, int]], text: MarkedText) -> Row | Malformed:
         if not prompt:
@@ -114,17 +114,9 @@ class Encoder:
         return Row(Numbers("i", prompt), Numbers("i", ids), spans, text.columns, {"step": Numbers("f", labels)})
 
     def _whole(
-        self, prompt: list[int], text: MarkedText, ids: list[int], offsets: list[tuple[int, int]]
+        self, prompt: list[int], text: MarkedText, ids: list[int], token_at: Callable[[int], int | None]
     ) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """The completion's tokens and spans from those of the whole text, or None where an edge is inside a token."""
-        begins, ends = zip(*offsets, strict=True) if offsets else ((), ())
-
-        def token_at(place: int) -> int | None:
-            """The number of the token that begins there."""
-            number = bisect_left(begins, place)
-            here = number == len(begins) or begins[number] == place
-            return number if here and (number == 0 or ends[number - 1] == place) else None
-
+        """The completion's tokens and spans from those of the whole text, or ``None`` where an edge is inside a token."""
         cut = len(text.prompt)
         first = token_at(cut)
         if first is None or prompt[len(prompt) - first :] != ids[:first]:
@@ -165,6 +157,14 @@ class Encoder:
         begin = len(self._before)
         after = encode([f"\n{piece}" for piece in pieces], self._tokenizer, special=False)
         return [ids[begin:] if ids[:begin] == self._before else plain for ids, plain in zip(after, alone, strict=True)]
+
+
+def _token_at(encoding: Any, characters: int, tokens: int, place: int) -> int | None:
+    """The number of the token that begins at a character, where the one before ends there."""
+    number: int | None = tokens if place == characters else encoding.char_to_token(place)
+    if number is None or (number < tokens and encoding.token_to_chars(number)[0] != place):
+        return None
+    return number if number == 0 or encoding.token_to_chars(number - 1)[1] == place else None
 
 
 def _half_characters(text: MarkedText) -> Malformed | None:

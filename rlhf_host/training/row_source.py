@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host.data.stream import Draw, TaskStream
@@ -34,7 +34,7 @@ class RowBatches:
         """The groups as tensors, with the log-probabilities of other roles and what plugins prepare."""
         with timed(times, "rows"):
             if self.manager.has("make_rows"):
-                groups = regrouped(groups, self.manager.one("make_rows", groups=groups))
+                groups = regrouped(self.manager.one("make_rows", groups=groups), groups)
             experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
             apply_masks(experience, self.manager)
         with timed(times, "logprobs"):
@@ -64,14 +64,16 @@ class RowBatches:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def regrouped(groups: Sequence[Group], rows: Sequence[Trajectory]) -> list[Group]:
-    """The rows in their groups, in the groups' order. Raises ``RunError`` for a row of no group."""
-    of_group: dict[str, list[Trajectory]] = {group.group_id: [] for group in groups}
+def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group]) -> list[Group]:
+    """What ``make_rows`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
+    known = {group.group_id: Group(group.group_id, group.task, []) for group in groups}
     for row in rows:
-        if row.group_id not in of_group:
-            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which is not in the batch")
-        of_group[row.group_id].append(row)
-    return [replace(group, trajectories=of_group[group.group_id]) for group in groups if of_group[group.group_id]]
+        if row.group_id not in known:
+            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which it was not given")
+        known[row.group_id].trajectories.append(row)
+    if not rows:
+        raise RunError("make_rows gave no rows to train on")
+    return [group for group in known.values() if group.trajectories]
 
 
 def _segments(row: Row) -> Iterator[Segment]:

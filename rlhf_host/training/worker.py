@@ -63,15 +63,19 @@ class Worker:
     def _fill(self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor) -> tuple[Tensor, ...]:
         """``results`` with what ``run`` gives for the rows of each micro-batch."""
         started = time.perf_counter()
-        for rows, part in self._parts(role, batch):
+        for rows, part in self._parts(role, batch, range(len(batch))):
             for result, values in zip(results, run(part), strict=True):
                 place(result, rows, values.to(result.dtype).cpu())
         self.compute_s += time.perf_counter() - started
         return results
 
-    def _parts(self, role: Role, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-        """The micro-batches; where only other ranks have rows, a pass that counts nowhere."""
-        for rows in self._plan(role, batch):
+    def _in_loss(self, batch: Batch) -> Sequence[int]:
+        """Rows that training passes over. Of a data set, all that have a token in the loss: no others have a loss term."""
+        return range(len(batch)) if self.needs.samples else batch.loss_mask.any(-1).nonzero().squeeze(-1).tolist()
+
+    def _parts(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
+        """The micro-batches of these rows; where only other ranks have rows, a pass that counts nowhere."""
+        for rows in self._plan(role, batch, some):
             if rows:
                 yield rows, worker_rows(batch, rows, role.passes.device)
             else:
@@ -150,7 +154,7 @@ class Worker:
             sampled_now=sampled_now,
             against_sampler=self.settings.old_logprobs == "sampler",
         )
-        result = accumulation.run(batch, self._plan(role, batch), rows)
+        result = accumulation.run(batch, self._plan(role, batch, self._in_loss(batch)), rows)
         self.compute_s += result.compute_s
         return result
 
@@ -188,7 +192,11 @@ class Worker:
     def _statistics(self, role: Role, batch: Batch) -> None:
         metrics = Metrics()
         failure: Exception | None = None
-        for _, part in self._parts(role, batch):
+        trained = set(self._in_loss(batch))
+        others = [row for row in range(len(batch)) if row not in trained]
+        # Rows that do not train are there for their statistics. Ranks must agree: one may have none of them.
+        apart = any(self.ranks.gather(bool(others)))
+        for _, part in self._parts(role, batch, others if apart else range(len(batch))):
             started = time.perf_counter()
             outputs = role.passes.forward(**rows_of(part), outputs=frozenset({"logprobs"}))
             self.compute_s += time.perf_counter() - started
@@ -208,21 +216,22 @@ class Worker:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
 
-    def _plan(self, role: Role, batch: Batch) -> list[list[int]]:
-        """Rows of each micro-batch. Where every rank must run equally many passes, those with fewer get empty ones."""
+    def _plan(self, role: Role, batch: Batch, some: Sequence[int]) -> list[list[int]]:
+        """Micro-batches of ``some`` rows. Where every rank must run equally many passes, those with fewer get empty ones."""
         prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
         lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
         even = role.traits.even_passes
-        longest = max(lengths, default=1)
+        longest = max((lengths[row] for row in some), default=1)
         role.passes.prepare(max(self.ranks.gather(longest)) if even else longest)
 
         def cost(rows: list[int]) -> int:
             return role.passes.cost([prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows])
 
         together = self.needs.unit_rows
-        units = group_rows(batch.unit_id.tolist() if together else groups)
+        names = batch.unit_id.tolist() if together else groups
+        units = [[some[place] for place in unit] for unit in group_rows([names[row] for row in some])]
         if role.passes.one_by_one and not together:
-            plan = [[row] for row in range(len(batch))]
+            plan = [[row] for row in some]
         else:
             plan = plan_microbatches(units, lengths, self.settings.max_tokens_per_microbatch, cost, together)
         if even:

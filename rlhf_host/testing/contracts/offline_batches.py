@@ -71,7 +71,7 @@ def rows_of(subject: Subject, manager: PluginManager, units: Sequence[Group]) ->
     """The units with the rows that the plugin's ``make_rows`` makes of them, if it has this hook."""
     if "make_rows" not in subject.hooks:
         return list(units)
-    return regrouped(units, manager.one("make_rows", groups=units))
+    return regrouped(manager.one("make_rows", groups=units), units)
 
 
 def offline_batch(subject: Subject, manager: PluginManager, units: Sequence[Group] | None = None) -> Experience:
