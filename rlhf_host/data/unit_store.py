@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.units import Row, Unit
-from rlhf_host.directories import cache_directory, flush
+from rlhf_host.directories import cache_directory, flush, remove_directory
 from rlhf_host.errors import UserError
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.scratch import Scratch
@@ -117,8 +117,9 @@ def _store(
             try:
                 aside.rename(root / key)
             except OSError:
-                if find_units(key) is None:  # otherwise another process was first
-                    raise
+                if find_units(key) is None:  # damaged; otherwise another process was first
+                    remove_directory(root / key)
+                    aside.rename(root / key)
     except OSError as error:
         reason = f"{root} cannot be written: {error.strerror}"
         raise UserError(f"{reason}; set RLHF_CACHE to a directory that can be written and has space for the tokens") from error
