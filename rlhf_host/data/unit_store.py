@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import hashlib
 import json
 from array import array
@@ -38,6 +39,8 @@ class StoredUnits(Sequence[Any]):
         self._ends: list[int] = []
         for batch in self._batches:
             self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
+        self._arrays: dict[tuple[int, str], tuple[Any, Any]] = {}
+        """Views of what is in the file, by batch and column."""
         self._size, self._numbers = size, range(self._ends[-1] // size if self._ends else 0)
 
     def __len__(self) -> int:
@@ -47,8 +50,8 @@ class StoredUnits(Sequence[Any]):
         numbers = self._numbers[index]
         if isinstance(numbers, int):
             return Unit(tuple(self._row(numbers * self._size + place) for place in range(self._size)))
-        part = StoredUnits.__new__(StoredUnits)
-        part._batches, part._ends, part._size, part._numbers = self._batches, self._ends, self._size, numbers
+        part = copy.copy(self)
+        part._numbers = numbers
         return part
 
     def _row(self, number: int) -> Row:
@@ -58,11 +61,13 @@ class StoredUnits(Sequence[Any]):
 
         def numbers(name: str, typecode: str) -> Numbers | None:
             column = batch.column(name)
-            if not column[place].is_valid:
+            if column.null_count and not column[place].is_valid:
                 return None
-            begin, end = column.offsets[place].as_py(), column.offsets[place + 1].as_py()
+            if (which, name) not in self._arrays:
+                self._arrays[which, name] = (column.offsets.to_numpy(), column.values.to_numpy())
+            ends, tokens = self._arrays[which, name]
             values = Numbers(typecode)
-            values.frombytes(column.values.slice(begin, end - begin).to_numpy().tobytes())
+            values.frombytes(tokens[ends[place] : ends[place + 1]].tobytes())
             return values
 
         edges = numbers("trained", "i") or ()
