@@ -131,6 +131,8 @@ class _Counts:
     prompts: tuple[int, int] = (0, 0)
     """The shortest and the longest, in tokens."""
     first: Row | None = None
+    """The first that was not cut, if there is one."""
+    first_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,10 @@ class _Loader:
         first = list(islice(numbered, _FIRST))
         if not first:
             raise UserError(f"{source.path} has no rows")
+        prompt_key, label_key = source.prompt_key or self.data.prompt_key, source.label_key or self.data.label_key
+        names = {"prompt": prompt_key, "label": label_key}
         how, why = detect(
-            [row for _, row in first],
+            [{**row, **{name: row[key] for name, key in names.items() if key is not None and key in row}} for _, row in first],
             self.kind,
             self.data.format,
             where=source.path,
@@ -257,7 +261,8 @@ class _Loader:
                     length = len(fitting.rows[0].prompt_ids)
                     low, high = counts.prompts if counts.units else (length, length)
                     counts.prompts = min(low, length), max(high, length)
-                    counts.first = counts.first or fitting.rows[0]
+                    if counts.first is None or (counts.first_cut and fitting.rows[0] is unit[0]):
+                        counts.first, counts.first_cut = fitting.rows[0], fitting.rows[0] is not unit[0]
                     counts.units += 1
         return made
 
@@ -307,7 +312,9 @@ class _Loader:
             text += f"{words(place, begin)}⟦{words(begin, end)}⟧"
             place = end
         last = words(place - 1, place)
-        return f"first row, trained tokens in ⟦⟧: {text} — turn ends with `{last}` (trained)"
+        stops = row.completion_ids[place - 1] == self.marker.end or last in self.marker.stops
+        ending = f"turn ends with `{last}` (trained)" if stops else f"the last trained token, `{last}`, is no stop token"
+        return f"first row, trained tokens in ⟦⟧: {text} — {ending}"
 
 
 def _cut(row: Row, length: int) -> Row:

@@ -70,7 +70,7 @@ class Marker:
         self.chat = uses_chat_template(tokenizer, template)
         known = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_tokens, *(str(token) for token in known.values() if token.special)} - {""}
-        self.stops = {str(each) for each in tokenizer.convert_ids_to_tokens(list(stop_ids))} | {tokenizer.eos_token} - {None}
+        self.stops = {*tokenizer.convert_ids_to_tokens(list(stop_ids)), tokenizer.eos_token} - {None}
         self._tail = ""
         self.end: int | None = tokenizer.eos_token_id
         """The token that ends an answer."""
