@@ -10,6 +10,11 @@ from pathlib import Path
 from rlhf_host.errors import RunError
 
 
+def cache_directory() -> Path:
+    """What can be made again: ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``."""
+    return Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write aside, sync, rename: readers see the old file or the new one. An ``OSError`` names ``path``."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")

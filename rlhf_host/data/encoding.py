@@ -31,6 +31,7 @@ class Encoder:
     def __init__(self, tokenizer: Any, separator: str = "\n"):
         self._tokenizer = tokenizer
         self._offsets = bool(getattr(tokenizer, "is_fast", False))
+        self.separator = separator
         self._separator = encode([separator], tokenizer, special=False)[0]
         self._last: dict[str, int | None] = {}
         self._before: list[int] = []

@@ -228,7 +228,12 @@ def _has_prompt(row: Mapping[str, Any], reading: Reading) -> bool:
 def _prompt(row: Mapping[str, Any], reading: Reading) -> Text:
     key = reading.prompt_key or "prompt"
     prompt = get(row, key, "prompt")
-    return messages_of(prompt, key) if isinstance(prompt, list) else text_of(prompt, key)
+    if not isinstance(prompt, list):
+        return text_of(prompt, key)
+    messages = messages_of(prompt, key)
+    if messages[-1]["role"] == "assistant":
+        raise Malformed(f"{key!r} ends with an assistant's message; end it with what the model is to answer")
+    return messages
 
 
 def _common_messages(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -15,8 +15,10 @@ from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example, Reading
 from rlhf_host.data.formats import Format, detect
 from rlhf_host.data.row_reader import BadRows, Malformed
+from rlhf_host.data.rows import Rows
 from rlhf_host.data.sources import NO_ROWS, PythonRows, Split, named, open_source, share
 from rlhf_host.data.spans import MarkedText, Marker
+from rlhf_host.data.unit_store import cache_key, find_units, keep_units
 from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import UserError, visible
 from rlhf_host.plugins.discovery import PluginInfo
@@ -64,12 +66,10 @@ def load_units(
     )
     longest = min((limit for limit in (data.max_tokens, max_tokens) if limit is not None), default=None)
     loader = _Loader(data, kind, split, tokenizer, marker, Encoder(tokenizer, separator), longest, rows, needed_by)
-    report: list[str] = []
-    read: dict[str, list[Unit]] = {}
-    for name, source in named(data.sources):
-        read[name] = loader.load(source, name, report)
-    weights = {name: source.weight for name, source in named(data.sources) if read[name]}
-    read = {name: units for name, units in read.items() if units}
+    loaded = {name: loader.load(source, name) for name, source in named(data.sources)}
+    report = [f"{name}: {line}" for name, each in loaded.items() for line in each.lines]
+    weights = {name: source.weight for name, source in named(data.sources)}
+    read = {name: each.units for name, each in loaded.items() if each.units}
     if not read:
         raise UserError(
             f"no rows are left: all are longer than {longest} tokens, which is all that data.max_tokens and the model's context"
@@ -78,33 +78,43 @@ def load_units(
     if data.max_samples is not None:
         read = share(read, weights, data.max_samples)
         read = {name: units for name, units in read.items() if units}
-        weights = {name: weights[name] for name in read}
-    sources: dict[str, Sequence[Unit]] = {**read}
-    return UnitSet(sources, weights, fingerprint(sources), report)
+    whole = "\0".join(f"{name}\0{len(units)}\0{loaded[name].digest}" for name, units in read.items())
+    fingerprint = hashlib.sha256(whole.encode()).hexdigest()
+    return UnitSet(read, {name: weights[name] for name in read}, fingerprint, report)
 
 
-def fingerprint(sources: Mapping[str, Sequence[Unit]]) -> str:
-    """Of all token ids, spans and columns, in order."""
-    digest = hashlib.sha256()
+class _Digest:
+    """A hash of units, in order."""
 
-    def add(typecode: str, values: Sequence[float]) -> None:
-        digest.update(struct.pack("<cq", typecode.encode(), len(values)))
-        digest.update(array(typecode, values).tobytes())
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
 
-    for name, units in sources.items():
-        digest.update(f"{name}\0{len(units)}\0".encode())
-        for unit in units:
-            add("q", [len(unit.rows)])
-            for row in unit.rows:
-                add("i", row.prompt_ids)  # type: ignore[arg-type]
-                add("i", row.completion_ids)  # type: ignore[arg-type]
-                add("q", list(chain.from_iterable(row.trained)))
-                for key, values in sorted(
-                    {**{key: [value] for key, value in row.columns.items()}, **row.token_columns}.items()
-                ):
-                    digest.update(f"{key}\0".encode())
-                    add("d", values)
-    return digest.hexdigest()
+    def _add(self, typecode: str, values: Sequence[float]) -> None:
+        self._hash.update(struct.pack("<cq", typecode.encode(), len(values)))
+        self._hash.update(array(typecode, values).tobytes())
+
+    def add(self, unit: Unit) -> None:
+        self._add("q", [len(unit.rows)])
+        for row in unit.rows:
+            self._add("i", row.prompt_ids)
+            self._add("i", row.completion_ids)
+            self._add("q", list(chain.from_iterable(row.trained)))
+            for key, values in sorted({**{key: [value] for key, value in row.columns.items()}, **row.token_columns}.items()):
+                self._hash.update(f"{key}\0".encode())
+                self._add("d", values)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The units of a source."""
+
+    units: Sequence[Unit]
+    digest: str
+    lines: list[str]
+    """For people."""
 
 
 @dataclass(slots=True)
@@ -117,6 +127,12 @@ class _Counts:
     alone: int = 0
     """Turns that are rows of their own."""
     chat: bool = False
+    units: int = 0
+    prompts: tuple[int, int] = (0, 0)
+    """The shortest and the longest, in tokens."""
+    first: Row | None = None
+    """The first that was not cut, if there is one."""
+    first_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +150,34 @@ class _Loader:
     rows: PythonRows
     needed_by: str
 
-    def load(self, source: DataSource, name: str, report: list[str]) -> list[Unit]:
-        """A source's units; lines that say what was read join the report."""
+    def load(self, source: DataSource, name: str) -> _Loaded:
+        """A source's units, from the cache where they were kept."""
         rows = open_source(source, name, self.split, self.rows)
         if isinstance(rows, PluginInfo):
             raise UserError(f"{rows} gives prompts, and {self.needed_by} needs {self.kind} data: give a file or a hub name")
+        key = None if source.path in self.rows else cache_key(source.path, rows, self.tokenizer, self._settings(source))
+        if key is not None and (known := find_units(key)) is not None:
+            units, about = known
+            return _Loaded(units, about["digest"], about["lines"])
+        return self._read(source, rows, key)
+
+    def _settings(self, source: DataSource) -> dict[str, Any]:
+        """All but content and tokenizer that decides about the units."""
+        data = self.data.model_dump(mode="json", exclude={"sources", "shuffle"})
+        longest, kind, separator = self.longest, self.kind, self.encoder.separator
+        own = source.model_dump(mode="json", exclude={"name", "weight"})
+        ends = sorted(self.marker.stops), self.marker.end
+        return {"data": data, "source": own, "split": self.split, "longest": longest, "kind": kind, "end": [ends, separator]}
+
+    def _read(self, source: DataSource, rows: Rows, key: str | None) -> _Loaded:
         numbered = enumerate(rows.rows)
         first = list(islice(numbered, _FIRST))
         if not first:
             raise UserError(f"{source.path} has no rows")
+        prompt_key, label_key = source.prompt_key or self.data.prompt_key, source.label_key or self.data.label_key
+        names = {"prompt": prompt_key, "label": label_key}
         how, why = detect(
-            [row for _, row in first],
+            [{**row, **{name: row[key] for name, key in names.items() if key is not None and key in row}} for _, row in first],
             self.kind,
             self.data.format,
             where=source.path,
@@ -152,18 +185,28 @@ class _Loader:
             needed_by=self.needed_by,
         )
         bad = BadRows(rows.where, stops=self.data.on_bad_row == "stop")
-        counts = _Counts()
+        counts, digest = _Counts(), _Digest()
         most = min((most for most in (source.max_samples, self.data.max_samples) if most is not None), default=None)
         examples = islice(self._examples(chain(first, numbered), how, source, bad, counts), most)
-        units: list[Unit] = []
-        while batch := list(islice(examples, _BATCH)):
-            units += self._units(batch, bad, counts)
-        if len(bad) > MOST_BAD * counts.read:
-            raise UserError(f"{source.path}: {_bad_rows(bad, counts.read)}: more than {MOST_BAD:.0%} of the rows")
-        origin = "given in Python" if source.path in self.rows else f"from {source.path}"
-        note = f", {rows.note}" if rows.note else ""
-        report += self._lines(name, f"{origin}, read as {how.name} ({why}{note})", how, units, bad, counts)
-        return units
+
+        def batches() -> Iterator[list[Unit]]:
+            while batch := list(islice(examples, _BATCH)):
+                units = self._units(batch, bad, counts)
+                for unit in units:
+                    digest.add(unit)
+                yield units
+
+        def about() -> dict[str, Any]:
+            if len(bad) > MOST_BAD * counts.read:
+                raise UserError(f"{source.path}: {_bad_rows(bad, counts.read)}: more than {MOST_BAD:.0%} of the rows")
+            origin = "given in Python" if source.path in self.rows else f"from {source.path}"
+            note = f", {rows.note}" if rows.note else ""
+            lines = list(self._lines(f"{origin}, read as {how.name} ({why}{note})", how, bad, counts))
+            return {"digest": digest.hexdigest(), "lines": lines}
+
+        units = keep_units(key, batches(), 2 if self.kind == "preference" else 1, about)
+        said = about()
+        return _Loaded(units, said["digest"], said["lines"])
 
     def _examples(
         self, rows: Iterator[tuple[int, Any]], how: Format, source: DataSource, bad: BadRows, counts: _Counts
@@ -213,7 +256,14 @@ class _Loader:
                 counts.alone += len(rows) - 1
             for unit in rows:
                 fitting = self._fitting(tuple(row for row in unit if isinstance(row, Row)), counts)
-                made += [fitting] if fitting is not None else []
+                if fitting is not None:
+                    made.append(fitting)
+                    length = len(fitting.rows[0].prompt_ids)
+                    low, high = counts.prompts if counts.units else (length, length)
+                    counts.prompts = min(low, length), max(high, length)
+                    if counts.first is None or (counts.first_cut and fitting.rows[0] is unit[0]):
+                        counts.first, counts.first_cut = fitting.rows[0], fitting.rows[0] is not unit[0]
+                    counts.units += 1
         return made
 
     def _fitting(self, rows: tuple[Row, ...], counts: _Counts) -> Unit | None:
@@ -232,26 +282,23 @@ class _Loader:
 
     # --- for people ---------------------------------------------------------------------------------------------------
 
-    def _lines(self, name: str, about: str, how: Format, units: Sequence[Unit], bad: BadRows, counts: _Counts) -> Iterator[str]:
+    def _lines(self, about: str, how: Format, bad: BadRows, counts: _Counts) -> Iterator[str]:
         noun = "pairs" if self.kind == "preference" else "rows"
         if self.kind == "unpaired" and "preference" in how.kinds:
             about += ", each pair as two rows, of which the chosen one is desirable"
-        lengths = [len(unit.rows[0].prompt_ids) for unit in units]
-        span = f"; prompt {min(lengths)} to {max(lengths)} tokens" if lengths else ""
+        span = f"; prompt {counts.prompts[0]} to {counts.prompts[1]} tokens" if counts.units else ""
         manner = "in the tokenizer's chat template" if counts.chat else "as plain text" if how.name != "tokens" else "as tokens"
-        yield f"{name}: {len(units):,} {noun} {about}; {manner}{span}"
+        yield f"{counts.units:,} {noun} {about}; {manner}{span}"
         if len(bad):
-            yield f"{name}: {_bad_rows(bad, counts.read)}"
+            yield _bad_rows(bad, counts.read)
         if counts.alone:
-            yield (
-                f"{name}: {counts.alone:,} turns are rows of their own, because the chat template changes them once others follow"
-            )
+            yield (f"{counts.alone:,} turns are rows of their own, because the chat template changes them once others follow")
         if counts.cut:
-            yield f"{name}: cut the end of the answer of {counts.cut:,} {noun} longer than {self.longest} tokens"
+            yield f"cut the end of the answer of {counts.cut:,} {noun} longer than {self.longest} tokens"
         if counts.left_out:
-            yield f"{name}: left out {counts.left_out:,} {noun} longer than {self.longest} tokens"
-        if units:
-            yield f"{name}: {self._shown(units[0].rows[0])}"
+            yield f"left out {counts.left_out:,} {noun} longer than {self.longest} tokens"
+        if counts.first is not None:
+            yield self._shown(counts.first)
 
     def _shown(self, row: Row) -> str:
         """A row with its trained tokens marked, and the last of them."""
@@ -265,7 +312,9 @@ class _Loader:
             text += f"{words(place, begin)}⟦{words(begin, end)}⟧"
             place = end
         last = words(place - 1, place)
-        return f"first row, trained tokens in ⟦⟧: {text} — turn ends with `{last}` (trained)"
+        stops = row.completion_ids[place - 1] == self.marker.end or last in self.marker.stops
+        ending = f"turn ends with `{last}` (trained)" if stops else f"the last trained token, `{last}`, is no stop token"
+        return f"first row, trained tokens in ⟦⟧: {text} — {ending}"
 
 
 def _cut(row: Row, length: int) -> Row:

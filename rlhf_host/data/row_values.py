@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,8 @@ def tools_of(row: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def label_of(value: Any, key: str, *, soft: bool) -> float:
+    if isinstance(value, str):  # tables have nothing else
+        value = {"true": 1, "1": 1, "false": 0, "0": 0}.get(value.lower(), value)
     number = value if isinstance(value, bool | int | float) else None
     if number is None or not (0 <= number <= 1) or (not soft and number not in (0, 1)):
         known = "a number from 0 to 1" if soft else "true or false, 1 or 0"
@@ -140,6 +143,9 @@ def label_of(value: Any, key: str, *, soft: bool) -> float:
 
 
 def number_of(value: Any, key: str) -> float:
+    if isinstance(value, str):  # tables have nothing else
+        with contextlib.suppress(ValueError):
+            value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Malformed(f"{key!r} must be a finite number, not {value!r}")
     return float(value)

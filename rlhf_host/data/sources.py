@@ -30,7 +30,7 @@ PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
 """A source's path, ``python:NAME`` → its rows."""
 
 NO_ROWS: PythonRows = {}
-_Item = TypeVar("_Item")
+_Items = TypeVar("_Items", bound=Sequence[Any])
 
 
 def load_tasks(
@@ -274,13 +274,13 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
 # --- how many and how long ----------------------------------------------------------------------
 
 
-def share(read: dict[str, list[_Item]], weights: Mapping[str, float], total: int) -> dict[str, list[_Item]]:
+def share(read: Mapping[str, _Items], weights: Mapping[str, float], total: int) -> dict[str, _Items]:
     """``total`` tasks or units over the sources by weight; what a short source cannot give goes to the others."""
     taken = dict.fromkeys(read, 0)
     for _ in range(min(total, sum(map(len, read.values())))):
         open_sources = [name for name in read if taken[name] < len(read[name])]
         taken[min(open_sources, key=lambda name: (taken[name] + 1) / weights[name])] += 1
-    return {name: tasks[: taken[name]] for name, tasks in read.items()}
+    return {name: tasks[: taken[name]] for name, tasks in read.items()}  # type: ignore[misc]
 
 
 def _keep_end(ids: tuple[int, ...], limit: int, tokenizer: Any) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class Marker:
         self.chat = uses_chat_template(tokenizer, template)
         known = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_tokens, *(str(token) for token in known.values() if token.special)} - {""}
-        self._stops = {str(each) for each in tokenizer.convert_ids_to_tokens(list(stop_ids))} | {tokenizer.eos_token} - {None}
+        self.stops = {*tokenizer.convert_ids_to_tokens(list(stop_ids)), tokenizer.eos_token} - {None}
         self._tail = ""
         self.end: int | None = tokenizer.eos_token_id
         """The token that ends an answer."""
@@ -88,10 +88,10 @@ class Marker:
             return
         self._tail = last
         both = last[: _common(last, middle)]
-        choices = ((both, self._stops), (both, self._special), (last, self._stops), (last, self._special))
+        choices = ((both, self.stops), (both, self._special), (last, self.stops), (last, self._special))
         stop = next((found[0] for text, known in choices if (found := _first(text, known))), None)
         if stop is not None:
-            self._stops = (self._stops - {self._tokenizer.eos_token}) | {stop}
+            self.stops = (self.stops - {self._tokenizer.eos_token}) | {stop}
             self.end = self._tokenizer.convert_tokens_to_ids(stop)
 
     def mark(self, example: Example) -> list[tuple[MarkedText, ...]]:
@@ -190,7 +190,7 @@ class Marker:
     def _end(self, text: str, begin: int, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[int, bool]:
         """Where the answer ends, and whether with a stop token."""
         words = self._words_end(text, begin, messages, tools)
-        for known in (self._stops, self._special):
+        for known in (self.stops, self._special):
             if found := _first(text[words:], known):
                 return words + found.end(), True
         return (len(text) if messages[-1].get("tool_calls") or words <= begin else words), False
@@ -209,7 +209,7 @@ class Marker:
             seen, tail = "", ""
         if seen and text.endswith(tail) and len(text) - len(tail) >= begin:
             return len(text) - len(tail)
-        if _first(content, self._stops | self._special):
+        if _first(content, self.stops | self._special):
             raise Malformed(f"cannot tell where the chat template ends message {len(messages)}, which has special tokens")
         return begin
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, split_problems
-from rlhf_host.directories import flush
+from rlhf_host.directories import cache_directory, flush
 from rlhf_host.errors import UserError
 from rlhf_host.scratch import Scratch
 
@@ -57,7 +56,7 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
     goes with the next one. ``progress`` shows a bar on standard error.
     Raises ``UserError`` when the cache cannot be written.
     """
-    root = Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
+    root = cache_directory()
     final = root / f"quickstart-{VERSION}"
     if final.is_dir():
         return final

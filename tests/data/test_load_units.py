@@ -172,6 +172,27 @@ def test_rows_of_python_and_keys_of_a_source(load, plain):
         load(source, kind="unpaired")
 
 
+def test_keys_count_when_the_format_is_told_from_the_columns(load, write, plain):
+    path = write("judged.csv", "question,completion,good\n1?,a,true\n2?,b,0\n")
+    units = load({"path": path, "prompt_key": "question", "label_key": "good"}, kind="unpaired")
+    assert texts(units, plain) == [("1?a<|im_end|>",), ("2?b<|im_end|>",)]
+    assert [unit.rows[0].columns["label"] for unit in units.sources["judged"]] == [1.0, 0.0]
+
+
+def test_numbers_of_tables_are_numbers(load, write):
+    path = write("pairs.csv", "prompt,chosen,rejected,margin\np,a,b,0.5\n")
+    assert load(path, kind="preference").sources["pairs"][0].rows[0].columns["margin"] == 0.5
+    with pytest.raises(UserError, match="'margin' must be a finite number, not 'much'"):
+        load(write("pairs.csv", "prompt,chosen,rejected,margin\np,a,b,much\n"), kind="preference")
+
+
+def test_the_row_that_is_shown_is_one_that_was_not_cut(load, write):
+    path = write("rows.jsonl", lines({"prompt": "ab", "completion": "cdefgh"}, {"prompt": "ab", "completion": "cd"}))
+    assert load(path, max_tokens=5).report[-1].endswith("ab⟦cd<|im_end|>⟧ — turn ends with `<|im_end|>` (trained)")
+    report = load({"path": path, "max_samples": 1}, max_tokens=5).report
+    assert report[-1].endswith("ab⟦cde⟧ — the last trained token, `e`, is no stop token")
+
+
 def test_the_units_are_drawn_as_tasks(load, write):
     units = load(write("pairs.jsonl", lines(*map(pair, range(5)))), kind="preference")
     draws = TaskStream(units.tasks(), seed=1).draw(5, 1)

@@ -228,6 +228,14 @@ def test_the_template_s_own_stop_token_ends_an_answer_not_the_tokenizer_s_and_no
     assert trained(one_row(Example("a", ("b",)), tokenizer), tokenizer) == ["b<|im_start|>"]
 
 
+def test_stop_tokens_of_the_model_end_answers_too(chatml):
+    chatml.eos_token = "<s>"
+    chatml.chat_template = CHATML.replace("<|im_end|>' + '\n'", "<|user|><|im_end|>\n'")
+    assert trained(one_row(talk(USER, YES), chatml), chatml) == ["Yes,  it is.\n<|user|>"]
+    end = chatml.convert_tokens_to_ids("<|im_end|>")
+    assert trained(one_row(talk(USER, YES), chatml, stop_ids=[end]), chatml) == ["Yes,  it is.\n<|user|><|im_end|>"]
+
+
 def test_words_that_look_like_a_stop_token_do_not_end_an_answer(chatml):
     odd = {"role": "assistant", "content": "it writes <|im_end|>\n at the end"}
     assert trained(one_row(talk(USER, odd), chatml), chatml) == ["it writes <|im_end|>\n at the end<|im_end|>"]

@@ -1,0 +1,219 @@
+"""Units on disk: tokenised once, memory-mapped, and made one by one when they are asked for."""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.data.rows import Rows
+from rlhf_host.data.units import Row, Unit
+from rlhf_host.directories import cache_directory, flush, remove_directory
+from rlhf_host.errors import UserError
+from rlhf_host.records.numbers import Numbers
+from rlhf_host.scratch import Scratch
+
+VERSION = 1
+"""Part of every key: goes up with every change to how rows become units, and to what is stored."""
+COLUMNS = ("label", "margin", "reward")
+TOKEN_COLUMNS = ("step",)
+MOST_IN_MEMORY = 20_000
+"""Units of a source; as many or more are kept on disk."""
+_BATCH = 1000  # rows of an Arrow batch
+
+
+class StoredUnits(Sequence[Any]):
+    """The units of a directory that ``keep_units`` made. They take no memory until they are asked for."""
+
+    def __init__(self, directory: Path, size: int):
+        import pyarrow
+
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(directory / "rows.arrow")))
+        self._batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        self._ends: list[int] = []
+        for batch in self._batches:
+            self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
+        self._arrays: dict[tuple[int, str], tuple[Any, Any]] = {}
+        """Views of what is in the file, by batch and column."""
+        self._size, self._numbers = size, range(self._ends[-1] // size if self._ends else 0)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        numbers = self._numbers[index]
+        if isinstance(numbers, int):
+            return Unit(tuple(self._row(numbers * self._size + place) for place in range(self._size)))
+        part = copy.copy(self)
+        part._numbers = numbers
+        return part
+
+    def _row(self, number: int) -> Row:
+        which = bisect.bisect_right(self._ends, number)
+        batch = self._batches[which]
+        place = number - (self._ends[which] - batch.num_rows)
+
+        def numbers(name: str, typecode: str) -> Numbers | None:
+            column = batch.column(name)
+            if column.null_count and not column[place].is_valid:
+                return None
+            if (which, name) not in self._arrays:
+                self._arrays[which, name] = (column.offsets.to_numpy(), column.values.to_numpy())
+            ends, tokens = self._arrays[which, name]
+            values = Numbers(typecode)
+            values.frombytes(tokens[ends[place] : ends[place + 1]].tobytes())
+            return values
+
+        edges = numbers("trained", "i") or ()
+        columns = {name: value for name in COLUMNS if (value := batch.column(name)[place].as_py()) is not None}
+        of_tokens = {name: values for name in TOKEN_COLUMNS if (values := numbers(name, "f")) is not None}
+        spans = tuple(zip(edges[::2], edges[1::2], strict=True))
+        return Row(numbers("prompt", "i") or (), numbers("completion", "i") or (), spans, columns, of_tokens)
+
+
+def find_units(key: str) -> tuple[StoredUnits, dict[str, Any]] | None:
+    """The units that an earlier start left under this key, and what it had to say about them."""
+    directory = _root() / key
+    try:
+        about = json.loads((directory / "about.json").read_text(encoding="utf-8"))
+        return StoredUnits(directory, about["rows_per_unit"]), about
+    except (OSError, ValueError, KeyError):  # there is none, or it is damaged
+        return None
+
+
+def keep_units(
+    key: str | None, batches: Iterator[Sequence[Unit]], rows_per_unit: int, about: Callable[[], Mapping[str, Any]]
+) -> Sequence[Unit]:
+    """The units in memory, or on disk under the key where they are many.
+
+    ``about``: what there is to say when all have been made.
+    Raises ``UserError`` when they cannot be written.
+    """
+    units: list[Unit] = []
+    for batch in batches:
+        units += batch
+        if key is not None and len(units) >= MOST_IN_MEMORY:
+            return _store(key, chain([units], batches), rows_per_unit, about)
+    return units
+
+
+def _root() -> Path:
+    return cache_directory() / f"units-{VERSION}"
+
+
+def _store(
+    key: str, batches: Iterator[Sequence[Unit]], rows_per_unit: int, about: Callable[[], Mapping[str, Any]]
+) -> StoredUnits:
+    root = _root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with Scratch(f".{key}-", root) as aside:
+            _write(aside / "rows.arrow", _counted(batches))
+            text = json.dumps({**about(), "rows_per_unit": rows_per_unit}, indent=2)
+            (aside / "about.json").write_text(text, encoding="utf-8")
+            for path in (*aside.iterdir(), aside):
+                flush(path)
+            try:
+                aside.rename(root / key)
+            except OSError:
+                if find_units(key) is None:  # damaged; otherwise another process was first
+                    remove_directory(root / key)
+                    aside.rename(root / key)
+    except OSError as error:
+        reason = f"{root} cannot be written: {error.strerror}"
+        raise UserError(f"{reason}; set RLHF_CACHE to a directory that can be written and has space for the tokens") from error
+    return StoredUnits(root / key, rows_per_unit)
+
+
+def _counted(batches: Iterator[Sequence[Unit]]) -> Iterator[Sequence[Unit]]:
+    """The batches, with a line on standard error that says how many units there are already."""
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("tokenising: {task.completed:,.0f} units"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        for batch in batches:
+            yield batch
+            bar.advance(task, len(batch))
+
+
+def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
+    import pyarrow
+
+    names = ("prompt", "completion", "trained")
+    fields = [pyarrow.field(name, pyarrow.list_(pyarrow.int32())) for name in names]
+    fields += [pyarrow.field(name, pyarrow.float64()) for name in COLUMNS]
+    fields += [pyarrow.field(name, pyarrow.list_(pyarrow.float32())) for name in TOKEN_COLUMNS]
+    schema = pyarrow.schema(fields)
+
+    def lists(values: Iterable[Iterable[int]]) -> Any:
+        """Without a Python object per token."""
+        ends, all_values = [0], array("i")
+        for each in values:
+            all_values.extend(each)
+            ends.append(len(all_values))
+        buffer = pyarrow.Array.from_buffers(pyarrow.int32(), len(all_values), [None, pyarrow.py_buffer(all_values)])
+        return pyarrow.ListArray.from_arrays(pyarrow.array(ends, pyarrow.int32()), buffer)
+
+    rows = (row for units in batches for unit in units for row in unit.rows)
+    with pyarrow.ipc.new_file(str(path), schema) as file:
+        while batch := list(islice(rows, _BATCH)):
+            columns = [
+                lists(row.prompt_ids for row in batch),
+                lists(row.completion_ids for row in batch),
+                lists(chain.from_iterable(row.trained) for row in batch),
+                *([row.columns.get(name) for row in batch] for name in COLUMNS),
+                *([row.token_columns.get(name) for row in batch] for name in TOKEN_COLUMNS),
+            ]
+            arrays = [
+                values if isinstance(values, pyarrow.Array) else pyarrow.array(values, field.type)
+                for values, field in zip(columns, schema, strict=True)
+            ]
+            file.write_batch(pyarrow.record_batch(arrays, schema=schema))
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def cache_key(path: str, rows: Rows, tokenizer: Any, settings: Mapping[str, Any]) -> str | None:
+    """Of everything that decides about the units: another content, tokenizer or setting is another key.
+
+    ``None`` where the content or the tokenizer is not known well enough.
+    """
+    content = _content(Path(path).expanduser(), rows)
+    if content is None or not getattr(tokenizer, "is_fast", False):
+        return None
+    import tokenizers
+    import transformers
+
+    parts = {
+        "version": VERSION,
+        "content": content,
+        "tokenizer": tokenizer.backend_tokenizer.to_str(),
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "chat_template": tokenizer.chat_template,
+        "libraries": (transformers.__version__, tokenizers.__version__),
+        "settings": settings,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _content(path: Path, rows: Rows) -> str | None:
+    if not path.exists():  # a dataset of the hub knows its commit
+        known = getattr(rows.rows, "_fingerprint", None)
+        return known if isinstance(known, str) else None
+    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for each in files:
+        digest.update(f"{each.relative_to(path)}\0{each.stat().st_size}\0".encode())
+        with each.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
