@@ -50,7 +50,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         for line in SavedRollouts(config).report:
             click.echo(line)
     for split, data, seed in splits:
-        for line in _data(config, data, split, tokenizer, seed):
+        for line in _data(config, data, split, tokenizer, seed, needs):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
     if needs.samples:
@@ -87,10 +87,10 @@ def _tokenizer(role: RoleConfig) -> Any:
     return load_tokenizer(role)
 
 
-def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int) -> list[str]:
+def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs) -> list[str]:
     """What the first rows of every source that is at hand look like."""
-    from rlhf_host.data.sources import load_tasks
-    from rlhf_host.training.assemble import prompt_room
+    from rlhf_host.data.sources import NO_ROWS, load_tasks
+    from rlhf_host.training.assemble import prompt_room, units_of
 
     lines = []
     room = None if config.roles["actor"].model == QUICKSTART else prompt_room(config)
@@ -101,6 +101,10 @@ def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed:
             continue
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
+        if not needs.samples:
+            units = units_of(config, part, split, tokenizer, needs, NO_ROWS, None if room is None else room + 1)
+            lines += [f"{line}; later rows are not checked" for line in units.report]
+            continue
         tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed)
         lines += [f"{line}; later rows are not checked" for line in tasks.report]
         if longest is not None and (long := sum(len(task.prompt_ids or ()) > longest for task in tasks.tasks)):

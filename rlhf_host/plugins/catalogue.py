@@ -7,13 +7,19 @@ PIP = "pip install --find-links dist"
 
 CATALOGUE: dict[str, dict[str, str]] = {
     "algo": {
+        "cdpo": "rlhf-plugin-dpo",
+        "dpo": "rlhf-plugin-dpo",
         "dr_grpo": "rlhf-plugin-grpo",
         "gdpo": "rlhf-plugin-grpo",
         "grpo": "rlhf-plugin-grpo",
+        "ipo": "rlhf-plugin-dpo",
+        "kto": "rlhf-plugin-kto",
         "ppo": "rlhf-plugin-ppo",
         "reinforce_pp": "rlhf-plugin-reinforce-pp",
         "reinforce_pp_baseline": "rlhf-plugin-reinforce-pp",
         "rloo": "rlhf-plugin-rloo",
+        "rm": "rlhf-plugin-reward-model-training",
+        "sft": "rlhf-plugin-sft",
     },
     "extension": {
         "dynamic_filtering": "rlhf-plugin-dapo",

@@ -123,10 +123,11 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
     tokenizer = load_tokenizer(config.roles["actor"])
     phase("Reading data")
     if not needs.samples:
-        units = units_of(config, config.data, "train", tokenizer, needs, rows)
-        held_out_units = (
-            units_of(config, config.eval.data, "eval", tokenizer, needs, rows) if config.eval.data.sources else None
-        )
+        context = sizes(config.roles["actor"])[1]
+        units = units_of(config, config.data, "train", tokenizer, needs, rows, context)
+        held_out_units = None
+        if config.eval.data.sources:
+            held_out_units = units_of(config, config.eval.data, "eval", tokenizer, needs, rows, context)
         return Inputs(tokenizer, units=units, held_out_units=held_out_units)
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
@@ -159,11 +160,23 @@ def tasks_of(
 
 
 def units_of(
-    config: RunConfig, data: DataConfig, split: Literal["train", "eval"], tokenizer: Any, needs: Needs, rows: PythonRows
+    config: RunConfig,
+    data: DataConfig,
+    split: Literal["train", "eval"],
+    tokenizer: Any,
+    needs: Needs,
+    rows: PythonRows,
+    max_tokens: int | None,
 ) -> UnitSet:
+    """
+    Args:
+        max_tokens: the model's context.
+    """
     assert needs.data is not None
-    context = sizes(config.roles["actor"])[1]
-    return load_units(data, kind=needs.data, split=split, tokenizer=tokenizer, max_tokens=context, rows=rows)
+    assert config.algo is not None
+    return load_units(
+        data, kind=needs.data, split=split, tokenizer=tokenizer, max_tokens=max_tokens, rows=rows, needed_by=config.algo.name
+    )
 
 
 def row_batches(config: RunConfig, manager: PluginManager, started: Started) -> RowBatches:
