@@ -178,6 +178,7 @@ def test_in_one_row_what_precedes_a_later_answer_is_the_prompt_of_online(name, t
     before, prompt = [*row.prompt_ids, *row.completion_ids[: row.trained[1][0]]], render_prompt(TALK[:3], tokenizer)
     assert (before != prompt) == ((name, template) in PIECES)
     assert decode(tokenizer, before) == decode(tokenizer, prompt)
+    assert before[-1] == prompt[-1] or template == "no stop"
 
 
 EXPECTED = {
@@ -234,6 +235,23 @@ def test_stop_tokens_of_the_model_end_answers_too(chatml):
     assert trained(one_row(talk(USER, YES), chatml), chatml) == ["Yes,  it is.\n<|user|>"]
     end = chatml.convert_tokens_to_ids("<|im_end|>")
     assert trained(one_row(talk(USER, YES), chatml, stop_ids=[end]), chatml) == ["Yes,  it is.\n<|user|><|im_end|>"]
+
+
+def test_special_tokens_inside_an_answer_do_not_end_it():
+    tokenizer = byte_tokenizer(
+        FOR + "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+        "{% if message['tool_calls'] %}{{ '<|user|>' + message['tool_calls'][0]['function']['name'] }}{% endif %}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+    assert trained(one_row(talk(USER, call), tokenizer), tokenizer) == ["<|user|>add<|im_end|>"]
+
+
+def test_a_template_that_is_particular_about_roles_shows_its_endings_in_the_rows(chatml):
+    chatml.chat_template = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    chatml.eos_token = "<s>"
+    row = one_row(talk({"role": "system", "content": "S"}, *TALK), chatml)
+    assert trained(row, chatml) == ["Yes,  it is.\n<|im_end|>", " No: <3<|im_end|>"]
 
 
 def test_words_that_look_like_a_stop_token_do_not_end_an_answer(chatml):
