@@ -21,8 +21,9 @@ class Encoder:
     """From marked texts to rows.
 
     The prompt's tokens are those that the model gets when it is prompted, whatever follows. Prompt and completion are then
-    tokenised as one text. Where the edge of a span would be inside a token, or the prompt's tokens would be others, the
-    completion is tokenised in pieces instead.
+    tokenised as one text, of which the completion's tokens are taken. Where the edge of a span would be inside a token, or
+    the text before a later answer would end with another token than it does in a prompt, the completion is tokenised in
+    pieces instead.
 
     Args:
         separator: the text put after each step, whose last token has the step's label.
@@ -70,7 +71,7 @@ class Encoder:
             if text.steps:
                 rows.append(self._steps(prompt, text) if prompt else _no_tokens("prompt", text.prompt))
                 continue
-            completion = self._whole(prompt, text, *next(whole)) if self._offsets else None
+            completion = self._whole(text, *next(whole)) if self._offsets else None
             ids, spans = completion or self._pieces(text)
             rows.append(self._row(prompt, ids, spans, text))
         return rows
@@ -115,12 +116,12 @@ class Encoder:
         return Row(Numbers("i", prompt), Numbers("i", ids), spans, text.columns, {"step": Numbers("f", labels)})
 
     def _whole(
-        self, prompt: list[int], text: MarkedText, ids: list[int], token_at: Callable[[int], int | None]
+        self, text: MarkedText, ids: list[int], token_at: Callable[[int], int | None]
     ) -> tuple[list[int], list[tuple[int, int]]] | None:
         """The completion's tokens and spans from those of the whole text, or ``None`` where an edge is inside a token."""
         cut = len(text.prompt)
         first = token_at(cut)
-        if first is None or prompt[len(prompt) - first :] != ids[:first]:
+        if first is None:
             return None
         spans = []
         for begin, end in text.trained:
@@ -163,9 +164,7 @@ class Encoder:
 def _token_at(encoding: Any, characters: int, tokens: int, place: int) -> int | None:
     """The number of the token that begins at a character, where the one before ends there."""
     number: int | None = tokens if place == characters else encoding.char_to_token(place)
-    if number is None or (number < tokens and encoding.token_to_chars(number)[0] != place):
-        return None
-    return number if number == 0 or encoding.token_to_chars(number - 1)[1] == place else None
+    return number if number and encoding.token_to_chars(number - 1)[1] == place else None
 
 
 def _half_characters(text: MarkedText) -> Malformed | None:

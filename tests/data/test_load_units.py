@@ -17,7 +17,7 @@ from rlhf_host.records.numbers import Numbers
 from rlhf_host.testing.models import tiny_tokenizer
 
 from .conftest import byte_tokenizer
-from .test_spans import REASONING
+from .habits import REASONING
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 USER, MORE = {"role": "user", "content": "hi"}, {"role": "user", "content": "more"}

@@ -36,9 +36,9 @@ def small(monkeypatch):
     monkeypatch.setattr("rlhf_host.data.unit_store.MOST_IN_MEMORY", 5)
 
 
-def load(path, kind="preference", tokenizer=None, **settings):
+def load(path, kind="preference", tokenizer=None, context=None, **settings):
     data = DataConfig(sources=[{"path": path, "max_samples": settings.pop("rows", None)}], **settings)
-    return load_units(data, kind=kind, split="train", tokenizer=tokenizer or byte_tokenizer())
+    return load_units(data, kind=kind, split="train", tokenizer=tokenizer or byte_tokenizer(), max_tokens=context)
 
 
 def written(write, kind="preference", rows=None, name="data.jsonl"):
@@ -104,6 +104,7 @@ def test_whatever_decides_about_the_units_is_in_the_key(write, cache, small, tmp
         load(path, tokenizer=tokenizer)
     for settings in (
         {"max_tokens": 50},
+        {"context": 60},
         {"system_prompt": "S"},
         {"template": "Q {prompt}"},
         {"long_rows": "truncate"},
@@ -111,13 +112,13 @@ def test_whatever_decides_about_the_units_is_in_the_key(write, cache, small, tmp
     ):
         load(path, **settings)
     load(path, "unpaired")
-    assert len(kept(cache)) == 11
+    assert len(kept(cache)) == 12
     assert load(path).fingerprint == load(path).fingerprint
-    assert len(kept(cache)) == 11
+    assert len(kept(cache)) == 12
     changed = written(write, rows=[{**rows[0], "chosen": "yet"}, *rows[1:]])  # one byte, the same path and size
     first = load(changed).sources["data"][0].rows[0]
     assert byte_tokenizer().decode(first.completion_ids) == "yet<|im_end|>"
-    assert len(kept(cache)) == 12
+    assert len(kept(cache)) == 13
 
 
 def test_a_damaged_entry_is_made_again(write, cache, small):
