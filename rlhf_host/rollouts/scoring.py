@@ -110,7 +110,8 @@ async def _ask(
     for _ in range(settings.score_retries + 1):
         try:
             timeout_s = settings.score_timeout_s
-            answer = await manager.acall(key, "score", within_s=timeout_s, trajectories=trajectories, context=context)
+            # A tuple, because the order of a list might not be that of the answer.
+            answer = await manager.acall(key, "score", within_s=timeout_s, trajectories=tuple(trajectories), context=context)
             if isinstance(answer, Mapping):
                 raise TypeError(f"rewards come in the order of the trajectories, not as a {type(answer).__name__}")
             rewards = list(answer)

@@ -191,7 +191,14 @@ class Loop:
                         f"step {number}: {update.refused}; after {updates} updates in this step, its trajectories are in {dump}"
                     )
                 skipped += 1
-        return metrics.result() | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
+        roles = [need.name for need in self.needs.roles if need.trainable]
+        result = metrics.result()
+        if updates and not any(name in result for name in ("loss", *(f"{role}/loss" for role in roles))):
+            raise RunError(
+                f"step {number}: no plugin gave a loss term, so nothing was trained: compute_loss must return or yield one"
+                f" for {' or '.join(roles)}"
+            )
+        return result | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
 
     def _minibatches(self, experience: Experience, number: int, epoch: int) -> Iterator[Experience]:
         """One per optimizer update: groups shuffled by seed, step and epoch, dealt out evenly."""

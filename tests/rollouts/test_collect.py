@@ -543,3 +543,14 @@ def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
     asyncio.run(interrupted(agent))
     assert len(agent.opened) == 2
     assert sorted(agent.closed) == sorted(agent.opened)
+
+
+def test_a_reward_cannot_change_the_order_of_the_trajectories(collect):
+    class Sorted:
+        @hookimpl
+        def score(self, trajectories, context):
+            trajectories.sort(key=lambda row: row.action_length)
+            return [1.0] + [0.0] * (len(trajectories) - 1)
+
+    with pytest.raises(RunError, match="no attribute 'sort'"):
+        collect(load(Sorted()), groups=1)

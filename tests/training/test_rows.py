@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import rlhf_host
 from rlhf_host import LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host.data.units import Row, Unit, UnitSet
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.training import assemble
 
 
@@ -248,3 +248,13 @@ def test_epochs_of_a_run_that_samples_are_refused(run):
 
     with pytest.raises(UserError, match=r"data\.epochs 2 is for data that is trained on as it is: set --train.steps"):
         run(Online(), rows(4), **{"data.epochs": 2.0})
+
+
+def test_an_algorithm_that_gives_no_loss_term_is_an_error(run):
+    class Forgetful(Sft):
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            list(super().compute_loss(role, outputs, batch))  # and no return
+
+    with pytest.raises(RunError, match=r"step 1: no plugin gave a loss term, so nothing was trained: .* for actor"):
+        run(Forgetful(), rows(4))
