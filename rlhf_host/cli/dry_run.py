@@ -27,15 +27,16 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     """
     from rlhf_host.training.assemble import STEPS, runtime_plugin, runtime_start
 
-    for item in manager.loaded:
+    needs = merge_needs(manager)
+    idle = () if needs.samples else ("agent", "weight_sync", "engine")
+    for item in (item for item in manager.loaded if item.kind not in idle):
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind not in idle):
         info = find(kind, getattr(config, kind).name)
         click.echo(f"{kind}:{info.name}: {info.source}")
     for spec in kernels_to_try(config.kernels):
         click.echo(f"kernels:{spec.name}: {spec.distribution} {spec.version}, tried at the start")
-    needs = merge_needs(manager)
     for need in needs.roles:
         trained = "trainable" if need.trainable else "frozen"
         click.echo(f"role {need.name}: {_model(need, config, needs)}, {need.head} head, {trained}")
@@ -90,6 +91,7 @@ def _tokenizer(role: RoleConfig) -> Any:
 def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs) -> list[str]:
     """What the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import NO_ROWS, load_tasks
+    from rlhf_host.models.loading import sizes, stop_tokens
     from rlhf_host.training.assemble import prompt_room, units_of
 
     lines = []
@@ -102,7 +104,9 @@ def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed:
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
         if not needs.samples:
-            units = units_of(config, part, split, tokenizer, needs, NO_ROWS, None if room is None else room + 1)
+            actor = config.roles["actor"]
+            limits = (None, []) if room is None else (sizes(actor)[1], stop_tokens(actor))
+            units = units_of(config, part, split, tokenizer, needs, NO_ROWS, *limits)
             lines += [f"{line}; later rows are not checked" for line in units.report]
             continue
         tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed)

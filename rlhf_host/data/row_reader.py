@@ -82,8 +82,8 @@ class RowReader:
             columns, kind = ("completion",), "prompt-completion"
         if kind:
             raise Malformed(
-                f"with {' and '.join(columns)} this is {kind} data, which this version does not train on; to use its prompts"
-                " alone, set data.prompt_key",
+                f"with {' and '.join(columns)} this is {kind} data, which algorithms that sample do not train on; to use its"
+                " prompts alone, set data.prompt_key",
                 whole=True,
             )
 

@@ -23,6 +23,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -182,6 +183,18 @@ def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
     return getattr(config.get_text_config(), "vocab_size", None), _positions(config)
 
 
+def stop_tokens(role: RoleConfig) -> list[int]:
+    """Tokens that end a turn, by the generation configuration beside the role's model; none where there is no such file."""
+    source = find_model(role.model)
+    options = _options(source, role)
+    with quiet_transformers():
+        try:
+            ids = GenerationConfig.from_pretrained(source.path, **options).eos_token_id
+        except OSError:
+            return []
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
 def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
     return {
         "revision": None if source.local else role.revision,
@@ -193,6 +206,10 @@ def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
 def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
     options = _options(source, role)
     config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
+    if head == "scalar":
+        config.token_classification_bias = (
+            False  # so that what is saved loads as a token classifier too: all scores, none missing
+        )
     model, info = _model_class(head, config).from_pretrained(
         source.path,
         config=config,

@@ -14,7 +14,7 @@ from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.data.units import UnitSet
-from rlhf_host.models.loading import load_tokenizer, sizes
+from rlhf_host.models.loading import load_tokenizer, sizes, stop_tokens
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
@@ -123,11 +123,12 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
     tokenizer = load_tokenizer(config.roles["actor"])
     phase("Reading data")
     if not needs.samples:
-        context = sizes(config.roles["actor"])[1]
-        units = units_of(config, config.data, "train", tokenizer, needs, rows, context)
+        actor = config.roles["actor"]
+        limits = sizes(actor)[1], stop_tokens(actor)
+        units = units_of(config, config.data, "train", tokenizer, needs, rows, *limits)
         held_out_units = None
         if config.eval.data.sources:
-            held_out_units = units_of(config, config.eval.data, "eval", tokenizer, needs, rows, context)
+            held_out_units = units_of(config, config.eval.data, "eval", tokenizer, needs, rows, *limits)
         return Inputs(tokenizer, units=units, held_out_units=held_out_units)
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
@@ -167,15 +168,24 @@ def units_of(
     needs: Needs,
     rows: PythonRows,
     max_tokens: int | None,
+    stop_ids: Sequence[int],
 ) -> UnitSet:
     """
     Args:
         max_tokens: the model's context.
+        stop_ids: tokens that end its turns, beside the tokenizer's own.
     """
     assert needs.data is not None
     assert config.algo is not None
     return load_units(
-        data, kind=needs.data, split=split, tokenizer=tokenizer, max_tokens=max_tokens, rows=rows, needed_by=config.algo.name
+        data,
+        kind=needs.data,
+        split=split,
+        tokenizer=tokenizer,
+        max_tokens=max_tokens,
+        rows=rows,
+        needed_by=config.algo.name,
+        stop_ids=stop_ids,
     )
 
 

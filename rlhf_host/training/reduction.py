@@ -112,7 +112,6 @@ class Reducer:
         # Sanitised before the product: 0·NaN is NaN, in the gradient too.
         return term.coefficient * (torch.where(weights != 0, values, 0.0) * weights).sum()
 
-
     def count(self, term: LossTerm, alias: str = "") -> int:
         """Of the things that the term is a mean over: tokens, groups or episodes of the optimizer batch."""
         mask = self.whole.mask(term.mask, alias)

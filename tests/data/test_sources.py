@@ -285,7 +285,9 @@ def test_verl_rows_have_their_label_inside_a_column(load, write, chatml, tmp_pat
 )
 def test_data_with_answers_is_refused_unless_its_prompts_are_asked_for(load, write, row, kind):
     path = write("a.jsonl", lines([row]))
-    with pytest.raises(UserError, match=rf"a\.jsonl:1: {kind}, which this version does not train on; .* set data\.prompt_key"):
+    with pytest.raises(
+        UserError, match=rf"a\.jsonl:1: {kind}, which algorithms that sample do not train on; .* set data\.prompt_key"
+    ):
         load(path, on_bad_row="skip")
     if "prompt" in row:
         assert load(path, prompt_key="prompt").tasks[0].prompt == "p"

@@ -1,0 +1,92 @@
+"""Algorithms that train on a data set, on the real command line and in several processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Questions with a right and a wrong answer."""
+    rows = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)} for a in range(3, 8) for b in range(2, 8)]
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def flags(tiny_model, pairs, tmp_path):
+    """``flags(algo, ...)``: a command, which writes to ``tmp_path / "run"``."""
+
+    def make(algo, *more):
+        data = ["--data", pairs, "--eval.data", pairs, "--actor.model", tiny_model, "--train.batch-size", "8"]
+        return ["train", "--algo", algo, *data, "--actor.lr", "1e-3", "--run-dir", tmp_path / "run", *more]
+
+    return make
+
+
+def curve(folder):
+    return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("algo", ["dpo", "ipo", "cdpo", "kto", "rm"])
+def test_pairs_are_learnt_and_what_comes_next_is_said(algo, rlhf_here, flags, tmp_path):
+    result = rlhf_here(*flags(algo, "--data.epochs", "4"))
+    assert result.exit_code == 0, result.output
+    assert "30 pairs" in result.output or "60 rows" in result.output
+    assert "trained tokens in ⟦⟧" in result.output
+    assert "--data.epochs 8" in result.output
+    assert "rlhf eval" not in result.output
+    rows = curve(tmp_path)
+    assert rows[-1]["eval/loss"] < rows[0]["eval/loss"]
+    assert not any(name.startswith(("reward/", "mismatch/", "rollout/")) for row in rows for name in row)
+
+
+def test_a_reward_model_scores_the_same_in_both_classes_of_transformers(rlhf_here, flags, tmp_path):
+    result = rlhf_here(*flags("rm", "--data.epochs", "2"))
+    assert result.exit_code == 0, result.output
+    ids, places = torch.tensor([[7, 9, 12, 5, 2]]), torch.arange(5)
+    sequence = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model")
+    tokens, info = AutoModelForTokenClassification.from_pretrained(tmp_path / "run/model", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert sequence.config.num_labels == 1
+    with torch.no_grad():
+        score, each = sequence(ids).logits[0, 0], tokens(ids).logits[0, :, 0]
+    assert score.abs() > 0
+    pads = sequence.config.pad_token_id
+    last = int(places[ids[0] != pads][-1]) if pads is not None else 4
+    assert torch.allclose(score, each[last], atol=1e-6)
+
+
+def test_two_ranks_under_ray_train_as_one_process_does(rlhf, flags, tmp_path, tiny_model):
+    one = rlhf.run(*flags("kto", "--kernels", "none"))
+    alone = curve(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "alone")
+    rlhf.run(*flags("kto", "--kernels", "none", "--runtime", "ray", "--placement", "actor+reference=2"))
+    together = curve(tmp_path)
+    assert len(together) == len(alone) == 9
+    for here, there in zip(alone, together, strict=True):
+        for name in ("loss", "grad_norm", "kl", "eval/loss", "eval/rewards/chosen"):
+            assert (name in here) == (name in there)
+            assert here.get(name) == pytest.approx(there.get(name), abs=1e-5), name
+    weights = [AutoModelForCausalLM.from_pretrained(tmp_path / run / "model").state_dict() for run in ("alone", "run")]
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], atol=1e-5), name
+    assert "starting the engine" not in one.stderr
+
+
+def test_a_run_that_samples_is_told_that_its_data_has_answers(rlhf_here, flags):
+    result = rlhf_here(*flags("rloo", "--reward", "vowels", "--dry-run"))
+    assert result.exit_code == 2
+    assert "this is preference data, which algorithms that sample do not train on" in result.output
+
+
+def test_the_wrong_data_is_refused_with_what_fits(rlhf_here, flags):
+    result = rlhf_here(*flags("sft", "--dry-run"))
+    assert result.exit_code == 2
+    assert "sft needs prompt_completion data; this is preference" in result.output
