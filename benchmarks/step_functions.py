@@ -16,12 +16,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.training.online import OnlineLoop
-
 import rlhf_host
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.models import passes
 from rlhf_host.testing.models import write_tiny_model
+from rlhf_host.training.loop import Loop
 
 HOST = str(Path(rlhf_host.__file__).parent)
 
@@ -31,7 +30,7 @@ def main() -> None:
     executed: set[tuple[str, str]] = set()
     deepest = 0
     tracing = False
-    take_step, token_logprobs = OnlineLoop._take_step, passes.token_logprobs
+    take_step, token_logprobs = Loop._take_step, passes.token_logprobs
 
     def note(frame: Any, event: str, argument: Any) -> None:
         if tracing and event == "call" and frame.f_code.co_filename.startswith(HOST):
@@ -39,7 +38,7 @@ def main() -> None:
             if not name.endswith("comp>") and not name.endswith("<genexpr>"):
                 executed.add((frame.f_code.co_filename.removeprefix(HOST).lstrip("/"), name))
 
-    def traced(self: OnlineLoop, number: int) -> Any:
+    def traced(self: Loop, number: int) -> Any:
         nonlocal tracing
         tracing = number == 2
         try:
@@ -54,7 +53,7 @@ def main() -> None:
         deepest = max(deepest, sum(_host_frames(frames[ident]) for ident in stacks if ident is not None))
         return token_logprobs(*arguments, **options)
 
-    OnlineLoop._take_step, passes.token_logprobs = traced, measured  # type: ignore[method-assign]
+    Loop._take_step, passes.token_logprobs = traced, measured  # type: ignore[method-assign]
     threading.setprofile(note)
     sys.setprofile(note)
     with tempfile.TemporaryDirectory() as folder:

@@ -62,6 +62,8 @@ def make_experience(
     action_mask = turn_ids >= 0
     columns = _reward_columns(rows, weights)
     segments = [segment for row in rows for segment in row.completion]
+    names = dict.fromkeys(name for row in rows for name in row.columns)
+    token_names = dict.fromkeys(name for segment in segments for name in segment.columns)
     episodes = _tensor([episode_numbers.setdefault(row.episode_id, len(episode_numbers)) for row in rows], np.int64)
     places = {(row.episode_id, row.row): place for place, row in enumerate(rows)}
     parents = [-1 if row.parent is None else places.get((row.episode_id, row.parent), -1) for row in rows]
@@ -88,8 +90,8 @@ def make_experience(
         reward_weights=tuple(weight for weight, _ in columns.values()),
         parent=_tensor(parents, np.int64),
         branch=_tensor([row.branch for row in rows], np.int64),
-        columns={name: _tensor([row.columns.get(name, math.nan) for row in rows], np.float32) for name in _names(rows)},
-        token_columns={name: spread(_token_column(segments, name)) for name in _names(segments)},
+        columns={name: _tensor([row.columns.get(name, math.nan) for row in rows], np.float32) for name in names},
+        token_columns={name: spread(_token_column(segments, name)) for name in token_names},
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -100,11 +102,6 @@ def make_experience(
 def _tensor(values: Sequence[Any] | np.ndarray, dtype: Any) -> Tensor:
     """By way of numpy, which reads a list of numbers several times faster than torch does."""
     return torch.from_numpy(np.array(values, dtype=dtype))
-
-
-def _names(records: Sequence[Trajectory] | Sequence[Segment]) -> list[str]:
-    """Of all their columns, in order."""
-    return list(dict.fromkeys(name for record in records for name in record.columns))
 
 
 def _token_column(segments: Sequence[Segment], name: str) -> Tensor:
@@ -177,11 +174,6 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
-    apply_masks(experience, hooks)
-
-
-def apply_masks(experience: Experience, hooks: PluginManager) -> None:
-    """``loss_masks`` combined, in place."""
     for _, mask in hooks.each("loss_masks", experience=experience):
         experience.loss_mask = experience.loss_mask & mask
 

@@ -142,13 +142,14 @@ class Loop:
     def _take_step(self, number: int) -> dict[str, float]:
         """One batch, trained on and brought to the engines; the metrics are complete but for evaluation."""
         started = time.perf_counter()
-        busy = self._busy_s()
+        trainer, engine = self.runtime.trainer, self.runtime.engine
+        busy = trainer.compute_s + (engine.busy_s if engine is not None else 0.0)  # sampling, forward, backward, optimizer
         drawn = self.source.draw(number, self.version)
         times = dict(drawn.times)
         self._position = None
         with timed(times, "train"):
             of_updates = self._train(drawn.batch, number, drawn.sampled)
-        if self.runtime.engine is not None:
+        if engine is not None:
             with timed(times, "sync"):
                 self.version += 1
                 self.sync()
@@ -156,17 +157,12 @@ class Loop:
             self.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
         tokens = int(drawn.batch.action_mask.sum())
         elapsed = time.perf_counter() - started
-        outside = elapsed - (self._busy_s() - busy)
+        outside = elapsed - (trainer.compute_s + (engine.busy_s if engine is not None else 0.0) - busy)
         own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
-        own |= {"version": float(self.version), "epoch": float(self.source.epoch)} | times
+        own |= {"version": float(self.version), "epoch": float(drawn.epoch)} | times
         for name, used in memory().items():
             own[name] = max(used, of_updates.pop(name, 0.0))  # ranks in other processes say theirs
         return joined(drawn.metrics, of_updates, own)
-
-    def _busy_s(self) -> float:
-        """Seconds of sampling, forward, backward and optimizer steps so far."""
-        engine = self.runtime.engine
-        return self.runtime.trainer.compute_s + (0.0 if engine is None else engine.busy_s)
 
     def _train(self, experience: Experience, number: int, sampled: bool) -> dict[str, float]:
         """``epochs × minibatches`` optimizer batches. Raises ``RunError`` on a non-finite loss or gradient, unless

@@ -40,10 +40,6 @@ class RolloutSource:
     def steps(self) -> int | None:
         return self.rollouts.steps
 
-    @property
-    def epoch(self) -> int:
-        return self.rollouts.epoch
-
     def state_dict(self) -> dict[str, Any]:
         return self.rollouts.state_dict()
 
@@ -70,7 +66,7 @@ class RolloutSource:
             of_advantages = add_advantages(experience, self.manager, self.needs)
             add_extra(experience, self.manager, self.trainer, self.needs)
         metrics = joined(collected.metrics(), reward_metrics(experience), of_advantages)
-        return Drawn(experience, collected.trajectories_in_order(), True, metrics, times)
+        return Drawn(experience, collected.trajectories_in_order(), True, self.rollouts.epoch, metrics, times)
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:

@@ -15,7 +15,7 @@ from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import apply_masks, make_experience
+from rlhf_host.rollouts.experience import make_experience
 from rlhf_host.training.rollout_source import add_extra, add_outputs
 from rlhf_host.training.source import Drawn, timed
 
@@ -36,7 +36,8 @@ class RowBatches:
             if self.manager.has("make_rows"):
                 groups = regrouped(self.manager.one("make_rows", groups=groups), groups)
             experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
-            apply_masks(experience, self.manager)
+            for _, mask in self.manager.each("loss_masks", experience=experience):
+                experience.loss_mask = experience.loss_mask & mask
         with timed(times, "logprobs"):
             add_outputs(experience, self.trainer, self.needs, "fused")
             add_extra(experience, self.manager, self.trainer, self.needs)
@@ -110,10 +111,6 @@ class RowSource:
         """How many the epochs have; ``None``: no end."""
         return None if self._all is None else math.ceil(self._all / self._size)
 
-    @property
-    def epoch(self) -> int:
-        return self._stream.epoch
-
     def draw(self, step: int, version: int) -> Drawn:
         times: dict[str, float] = {}
         count = self._size if self._all is None else min(self._size, self._all - (step - 1) * self._size)
@@ -121,7 +118,7 @@ class RowSource:
         experience = self._batches.batch(groups, step, version, times)
         lengths = experience.lengths.double()
         metrics = {"units": float(count), "length/mean": float(lengths.mean()), "length/max": float(lengths.max())}
-        return Drawn(experience, experience.trajectories, False, metrics, times)
+        return Drawn(experience, experience.trajectories, False, self._stream.epoch, metrics, times)
 
     def _group(self, draw: Draw) -> Group:
         task = draw.task

@@ -21,9 +21,8 @@ class Rollouts(Protocol):
     def steps(self) -> int | None:
         """How many there are; ``None``: no end."""
 
-    @property
-    def epoch(self) -> int:
-        """Passes over the data so far."""
+    epoch: int
+    """Passes over the data so far."""
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         """The judged groups of ``context.step``."""
@@ -45,9 +44,7 @@ class SampledRollouts:
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
         self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
 
-    @property
-    def epoch(self) -> int:
-        return self.stream.epoch
-
     async def next_rollouts(self, context: ScoreContext) -> Collected:
-        return await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
+        collected = await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
+        self.epoch = self.stream.epoch
+        return collected

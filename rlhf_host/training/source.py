@@ -21,6 +21,8 @@ class Drawn:
     """For logs: the rows of the batch, and those that are not in it."""
     sampled: bool
     """The rows were sampled by the weights that the step begins with."""
+    epoch: int = 0
+    """Passes over the data so far."""
     metrics: dict[str, float] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=dict)
     """Phase → seconds."""
@@ -32,10 +34,6 @@ class Source(Protocol):
     @property
     def steps(self) -> int | None:
         """How many there are; ``None``: no end."""
-
-    @property
-    def epoch(self) -> int:
-        """Passes over the data so far."""
 
     def draw(self, step: int, version: int) -> Drawn:
         """The batch of a step, ready for updates; ``version`` is that of the weights."""

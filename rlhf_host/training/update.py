@@ -72,7 +72,9 @@ class Accumulation:
                 started = time.perf_counter()
                 last = number == len(plan) - 1
                 if part is None:
-                    self._backward(self.role.blank(), last)
+                    blank = self.role.blank()
+                    if self.backend is not None:
+                        self.backend.backward(blank, last)
                 elif not self._pass(part, [places[row] for row in rows], result, last):
                     break
                 result.compute_s += time.perf_counter() - started
@@ -111,12 +113,9 @@ class Accumulation:
                 return False
             loss = zero_loss(outputs)
         result.loss += value
-        self._backward(loss, last)
-        return True
-
-    def _backward(self, loss: Tensor, last: bool) -> None:
         if self.backend is not None:
             self.backend.backward(loss, last)
+        return True
 
     def _loss(self, outputs: Outputs, part: Batch, places: list[int], result: PassResult) -> Tensor | None:
         """A micro-batch's share of the loss, by the plugins; what else they say goes to ``result``."""
@@ -130,7 +129,8 @@ class Accumulation:
                     result.metrics.add([item])
                     continue
                 reduced = self.reducer.reduce(item, places, corrections, self.hooks.by_key[key].alias)
-                result.counts[item.name] = self.reducer.count(item, self.hooks.by_key[key].alias)
+                if self.backend is None:
+                    result.counts[item.name] = self.reducer.count(item, self.hooks.by_key[key].alias)
             if self.backend is not None and not reduced.requires_grad and float(reduced) != 0:
                 raise RunError(
                     f"{key}: loss term {item.name!r} has no gradient: make it of outputs, without detach and no_grad"

@@ -69,10 +69,6 @@ class Worker:
         self.compute_s += time.perf_counter() - started
         return results
 
-    def _in_loss(self, batch: Batch) -> Sequence[int]:
-        """Rows that training passes over. Of a data set, all that have a token in the loss: no others have a loss term."""
-        return range(len(batch)) if self.needs.samples else batch.loss_mask.any(-1).nonzero().squeeze(-1).tolist()
-
     def _parts(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
         """The micro-batches of these rows; where only other ranks have rows, a pass that counts nowhere."""
         for rows in self._plan(role, batch, some):
@@ -87,7 +83,13 @@ class Worker:
             backend.lr = lr
 
     def update(
-        self, batch: Batch, *, sampled_now: bool = True, whole: Denominators | None = None, rows: list[int] | None = None
+        self,
+        batch: Batch,
+        *,
+        sampled_now: bool = True,
+        whole: Denominators | None = None,
+        rows: list[int] | None = None,
+        learn: bool = True,
     ) -> Update:
         """One optimizer batch: a step for every trainable role that has loss terms. Collective over ranks.
 
@@ -96,6 +98,8 @@ class Worker:
             sampled_now: the weights are still those that sampled, so the sampler's mismatch can be measured.
             whole: what the loss is divided by; default: this is the whole batch.
             rows: where the rows of ``batch`` are in the whole; default: they are all of it.
+            learn: False: only the actor's losses and metrics are wanted; loss terms are then means that combine with those of
+                other batches.
 
         Returns:
             This rank's share of the metrics, from its first process; whether a step was refused is agreed between ranks.
@@ -103,11 +107,34 @@ class Worker:
         update = Update(Metrics())
         whole = Denominators.of(batch) if whole is None else whole
         rows = list(range(len(batch))) if rows is None else rows
+        own = [output.what for output in self.needs.outputs if not output.role]
+        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
+        # In a batch of a data set only rows with a token in the loss have loss terms.
+        sampled = batch.advantages is not None
+        trained = range(len(batch)) if sampled else batch.loss_mask.any(-1).nonzero().squeeze(-1).tolist()
         for role in self.roles.values():
-            if role.backend is None:
+            if role.backend is None or not (learn or role.name == "actor"):
                 continue
-            result = self._passes(role, role.backend, batch, whole, rows, sampled_now)
-            self._step(role, role.backend, result, update)
+            if self.hooks.has("batch_statistics"):
+                self._statistics(role, batch, trained)
+            wanted = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
+            accumulation = Accumulation(
+                role=role,
+                backend=role.backend if learn else None,
+                hooks=self.hooks,
+                reducer=Reducer(whole),
+                outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
+                entropy_grad="entropy" in own,
+                whole=wanted,
+                sampled_now=sampled_now,
+                against_sampler=self.settings.old_logprobs == "sampler",
+            )
+            result = accumulation.run(batch, self._plan(role, batch, trained), rows)
+            self.compute_s += result.compute_s
+            if learn:
+                self._step(role, role.backend, result, update)
+            else:
+                self._measure(result, update)
             if update.refused:
                 break
         if self.ranks.part:
@@ -116,47 +143,17 @@ class Worker:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, whole: Denominators | None = None, rows: list[int] | None = None) -> Metrics:
-        """Losses and metrics of the actor's loss terms over a batch; nothing is learned. Collective over ranks.
+        """``update`` without a step, and its metrics."""
+        return self.update(batch, sampled_now=False, whole=whole, rows=rows, learn=False).metrics
 
-        Args:
-            batch, whole, rows: as for ``update``.
-
-        Returns:
-            This rank's share. Those of several batches combine exactly: loss terms are means over their tokens, or rows.
-        """
-        role = self.roles["actor"]
-        whole = Denominators.of(batch) if whole is None else whole
-        result = self._passes(role, None, batch, whole, list(range(len(batch))) if rows is None else rows, False)
+    def _measure(self, result: PassResult, update: Update) -> None:
+        """Where nothing is learned: a failure of any rank, or the metrics."""
         reports = self.ranks.gather((None if result.failure is None else str(result.failure), result.counts))
         if errors := [message for message, _ in reports if message is not None]:
             raise result.failure or RunError(errors[0])
         for name, count in {name: count for _, counts in reports for name, count in counts.items()}.items():
             result.metrics.as_mean(f"loss/{name}", count, first=self.ranks.rank == 0)
-        return Metrics() if self.ranks.part else result.metrics
-
-    def _passes(
-        self, role: Role, backend: Backend | None, batch: Batch, whole: Denominators, rows: list[int], sampled_now: bool
-    ) -> PassResult:
-        """The role's passes over all micro-batches of an optimizer batch."""
-        own = [output.what for output in self.needs.outputs if not output.role]
-        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
-        if self.hooks.has("batch_statistics"):
-            self._statistics(role, batch)
-        wanted = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
-        accumulation = Accumulation(
-            role=role,
-            backend=backend,
-            hooks=self.hooks,
-            reducer=Reducer(whole),
-            outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
-            entropy_grad="entropy" in own,
-            whole=wanted,
-            sampled_now=sampled_now,
-            against_sampler=self.settings.old_logprobs == "sampler",
-        )
-        result = accumulation.run(batch, self._plan(role, batch, self._in_loss(batch)), rows)
-        self.compute_s += result.compute_s
-        return result
+        update.metrics.join(result.metrics)
 
     def _step(self, role: Role, backend: Backend, result: PassResult, update: Update) -> None:
         """The optimizer's step, where the ranks agree that there is one to take."""
@@ -189,11 +186,10 @@ class Worker:
         update.metrics.add([loss, Metric("grad_norm", step.grad_norm), Metric("lr", step.lr)], role.prefix)
 
     @torch.no_grad()
-    def _statistics(self, role: Role, batch: Batch) -> None:
+    def _statistics(self, role: Role, batch: Batch, in_loss: Sequence[int]) -> None:
         metrics = Metrics()
         failure: Exception | None = None
-        trained = set(self._in_loss(batch))
-        others = [row for row in range(len(batch)) if row not in trained]
+        others = sorted({*range(len(batch))}.difference(in_loss))
         # Rows that do not train are there for their statistics. Ranks must agree: one may have none of them.
         apart = any(self.ranks.gather(bool(others)))
         for _, part in self._parts(role, batch, others if apart else range(len(batch))):
