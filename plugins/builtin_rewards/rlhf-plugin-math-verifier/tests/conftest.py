@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rlhf_plugin_math_verifier import MathVerifier
 
-from rlhf_host import Outcome, Reward, Segment, Task, Trajectory
+from rlhf_host import Outcome, Reward, Segment, Task, Trajectory, Unjudged
 
 
 def make_trajectory(text: str, ground_truth: Any) -> Trajectory:
@@ -35,7 +35,7 @@ def verifier() -> Iterator[Callable[..., MathVerifier]]:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Callable[[str, Any], Reward | None]]:
+def judge() -> Iterator[Callable[[str, Any], Reward | Unjudged]]:
     """Judges one text with the default options, by one verifier for the module's tests."""
     shared = MathVerifier(MathVerifier.Options(workers=1, timeout_s=60))
     yield lambda text, ground_truth: asyncio.run(shared.score([make_trajectory(text, ground_truth)], None))[0]

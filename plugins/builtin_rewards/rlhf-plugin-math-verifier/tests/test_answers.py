@@ -51,6 +51,8 @@ RIGHT = [
     (r"\boxed{72\text{ dollars}}", "72"),
     (r"\boxed{$72}", "72"),
     (r"\boxed{72 apples}", "72"),
+    (r"\boxed{72 months}", "72"),
+    (r"\boxed{72 wrong answers}", "72"),
     (r"\boxed{5\text{ cm}^2}", "5"),
     (r"\boxed{90^\circ}", "90"),
     (r"\boxed{1{,}234}", "1,234"),
@@ -92,6 +94,18 @@ RIGHT = [
     (r"\boxed{(B) vitamin C}", "B"),
     (r"\boxed{(C) both A and B}", "C"),
     (r"\boxed{A. I think so}", "A"),
+    (r"\boxed{A. a dog and a cat}", "A"),
+    (r"\boxed{B. A dog, i.e. an animal}", "B"),
+    (r"\boxed{(B) Vitamin A deficiency}", "B"),
+    (r"\boxed{(C) vitamins A, B and D}", "C"),
+    (r"\boxed{(D) neither A nor B}", "D"),
+    (r"\boxed{(D) either A or B}", "D"),
+    (r"\boxed{(B) 25 °C}", "B"),
+    (r"\boxed{(B) F = ma}", "B"),
+    (r"\boxed{A: it is A}", "A"),
+    (r"\boxed{B. Here E lies on AC}", "B. Here E lies on AC"),
+    (r"\boxed{B}", "B. Here E lies on AC"),
+    ("The answer is A. Option B is wrong.", "A"),
     ("The answer is A. But B is close", "A"),
 ]
 
@@ -110,6 +124,8 @@ WRONG = [
     (r"\boxed{71; 72}", "72"),
     (r"\boxed{not 71 but 72}", "72"),
     (r"\boxed{72 million}", "72"),
+    *((rf"\boxed{{72 {word}}}", "72") for word in ("crore", "lakh", "score", "gross", "quadrillion", "wrong", "except two")),
+    *((rf"\boxed{{72 {part}}}", "72") for part in ("sixths", "eighths", "twelfths", "twentieths", "hundredths", "quarters")),
     (r"\boxed{72x}", "72"),
     (r"\boxed{seventy two}", "72"),
     (r"\boxed{0.3333}", "1/3"),
@@ -132,9 +148,28 @@ WRONG = [
     (r"\boxed{A. Paris or B}", "A"),
     (r"\boxed{A. B}", "A"),
     (r"\boxed{A: 5 B: 6}", "A"),
+    ("answer: A. Actually B", "A"),
+    ("answer: A. No! It is B.", "A"),
+    ("answer: A) I think B is right", "A"),
+    ("answer: A) or perhaps b)", "A"),
+    ("#### A: no, B!", "A"),
+    (r"\boxed{A. no, it is B}", "A"),
+    (r"\boxed{A: either this or that: B}", "A"),
+    (r"\boxed{A.\quad\text{B}}", "A"),
+    (r"\boxed{A.{B}}", "A"),
+    (r"\boxed{A. — B}", "A"),
+    (r"\boxed{A. | B}", "A"),
+    (r"\boxed{A: $B$}", "A"),
+    (r"\boxed{A. Option B}", "A"),
+    (r"\boxed{A. choose B}", "A"),
 ]
 
-UNJUDGED = [None, "", "  ", True, float("nan"), [72], {"value": 72}, r"\frac{1}{", "???", r"\frac{0}{0}", "7x" * 1000]
+UNJUDGED = [
+    *((label, "not a text or a number but") for label in (None, True, [72], {"value": 72})),
+    *((label, "not a finite number") for label in (float("nan"), float("-inf"), 10**400)),
+    *((label, "empty or longer than 1000 characters") for label in ("", "  ", "7x" * 1000)),
+    *((label, "cannot be read as mathematics") for label in (r"\frac{1}{", "???", r"\frac{0}{0}")),
+]
 
 
 @pytest.mark.parametrize(("text", "label"), RIGHT)
@@ -149,10 +184,10 @@ def test_wrong_answers(judge, text, label):
     assert (reward.value, reward.score) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("label", UNJUDGED, ids=lambda label: repr(label)[:20])
+@pytest.mark.parametrize(("label", "reason"), UNJUDGED, ids=lambda value: repr(value)[:20])
 @pytest.mark.parametrize("text", [r"\boxed{72}", "", "#### ???"])
-def test_without_a_usable_label_nothing_is_judged(judge, text, label):
-    assert judge(text, label) is None
+def test_without_a_usable_label_nothing_is_judged(judge, text, label, reason):
+    assert reason in judge(text, label).reason
 
 
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not there")

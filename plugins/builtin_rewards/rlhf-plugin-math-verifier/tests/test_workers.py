@@ -149,7 +149,7 @@ def test_who_gives_up_takes_the_verdict_from_nobody_else(verifier, trajectory):
 def test_a_label_that_hangs_is_unjudged(verifier, trajectory):
     label = "9^{9^{9^9}}"
     rewards = asyncio.run(verifier(timeout_s=1.5).score([trajectory(text, label) for text in (r"\boxed{5}", HANG)], None))
-    assert rewards[0] is None
+    assert "or not in time" in rewards[0].reason
     assert rewards[1].score == 1.0, "the same words need no computation"
 
 
@@ -179,11 +179,11 @@ def test_workers_that_die_again_and_again(pool, number, verdict, monkeypatch):
     assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
 
 
-def test_an_unjudged_failure_is_none(verifier, trajectory, monkeypatch, caplog):
+def test_an_unjudged_failure_says_so(verifier, trajectory, monkeypatch, caplog):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     subject = verifier()
     rewards = asyncio.run(subject.score([trajectory(r"\boxed{x}", "x"), trajectory("72", "72")], None))
-    assert rewards[0] is None
+    assert "no worker process" in rewards[0].reason
     assert rewards[1].score == 1.0
     assert "No such file" in caplog.text
 

@@ -23,6 +23,8 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?:[\s*](?!\s*(?:but|or|and)\b)|$)")
+# "A. Actually B": the choice is taken back by what ends in another. Not so "A. But B is close".
+_TAKEN_BACK = re.compile(r"\W{0,4}[A-J]\W{1,6}\s.{0,80}(?<!\w)[A-HJ]\W*$")
 # Dollars pair up as in pandoc: no space inside, no digit after, so that "$5 and $6" is money.
 _LATEX = (
     r"\$\$(?P<display>.{1,1000}?)\$\$|\\\[(?P<brackets>.{1,1000}?)\\\]|\\\((?P<inline>.{1,500}?)\\\)"
@@ -111,7 +113,9 @@ def stated(text: str, *, prose: bool = False) -> str | None:
     for match in reversed(list(_STATED.finditer(text))[-_TRIES:]):
         rest = text[match.end() : match.end() + 1000]
         if prose:
-            found: str | None = _SENTENCE_END.split(rest.partition("\n")[0], maxsplit=1)[0].strip(" \t*_`\"'") or None
+            line = rest.partition("\n")[0]
+            sentence = line if _TAKEN_BACK.match(line) else _SENTENCE_END.split(line, maxsplit=1)[0]
+            found: str | None = sentence.strip(" \t*_`\"'") or None
         elif rest.startswith(("$$", r"\[")):  # a display may span lines
             found = _expression(rest)
         else:

@@ -30,18 +30,28 @@ _UNIT = re.compile(
     r"\s*(?:\^\s*\{?\\circ\}?|°|€|£|¥)\s*[CF]?"
     rf"|(?:\s*(?:[ckm]m|[km]g|mL|ft|lb|oz)|\s+{_UNIT_WORD})(?:(?:\s+|\s*/\s*){_UNIT_WORD}){{0,3}}"
 )
-# Words that change the number they follow, or go on to another.
+# Words that change the number they follow, take it back, or go on to another.
 _NOT_A_UNIT = re.compile(
-    r"\b(?:(?:hundred|thousand|million|billion|trillion|dozen|pair|third|quarter|fourth|fifth|tenth)s?|half|halves|squared|cubed"
-    r"|factorial|plus|minus|times|over|divided|and|but|not|mod|per\s*cent|sin|cos|tan|log|exp|sqrt|root|more|less|fewer)\b",
+    r"\b(?:(?:hundred|thousand|[a-z]+illion|lakh|lac|crore|grand|score|gross|dozen|pair)s?"
+    r"|(?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|\w+illion)th)s?"
+    r"|half|halves|squared|cubed|factorial|plus|minus|times|over|divided|and|but|not|mod|per\s*cent|sin|cos|tan|log|exp|sqrt|root"
+    r"|more|less|fewer|except|without|(?:wrong|incorrect)(?!\s+\w)|two|three|four|five|six|seven|eight|nine|ten)\b",
     re.IGNORECASE,
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '\-]+[^\W\d_]+)*")
-_CHOICE = re.compile(r"\(?([A-J])(?:[).:](.*))?", re.DOTALL)
+_CHOICE = re.compile(r"\(?\s*([A-J])\s*(?:[).:](.*))?", re.DOTALL)
 _OTHER_CHOICE = re.compile(
-    r"(?<![\w\\])(?:\([A-J]\)|[A-J][).:]|(?<!\b[A-J] )(?i:or|and|but|not|rather|maybe)\s+\(?[A-HJ](?!\w))|^[\s,;/&]*[A-J]\W*$"
+    r"(?<![\w\\])(?<!\w\()([A-HJ](?![\w=]|-\w| =)|I(?=[):]))"  # not P(B), F = ma, B-cells, "I think so"
+    r"|(?:^\(?|\s\(?)([a-j])[).:;](?!\w)"
 )
-"""A second choice beside the first: ``(B)``, ``B)``, ``or B``, or a letter alone; "both A and B" is what a choice says."""
+"""Any letter of a choice that stands alone in upper case, or before ``) . : ;``, is another choice, but for ``_NAMED``."""
+_NAMED = re.compile(
+    r"^\W*A (?!(?:is|or|and)\b)[a-z]"
+    r"|(?<!\w)(?:[A-J](?:, ?[A-J])*,? (?:and|nor)|[Ee]ither [A-J] or) [A-J](?!\w)"
+    r"|\b(?i:vitamins?|hepatitis|types?|group|grade|class|plan|points?|angle|side|sets?|events?) [A-J](?![\w).:]| and )"
+    r"|(?:[0-9°]|\\circ\}?\$?)\s*[ACFGHJ](?![\w).:;])"
+)
+"""What a choice's own text has letters for: "A dog", "both A and B", "either A or B", "vitamin C", ``25 °C``, ``5 J``."""
 _NAMES = "sin cos tan sec csc cot log exp sqrt mod gcd lcm max min and infinity infty"
 _LETTERS = "alpha beta gamma delta epsilon theta lambda sigma phi psi omega"
 MATHEMATICAL_WORDS = frozenset(f"{_NAMES} {_LETTERS}".split())
@@ -123,14 +133,20 @@ def _close(label: Number, value: Fraction, decimals: int) -> bool:
     return abs(label.value) > tolerance and abs(label.value - value) <= tolerance
 
 
-def words(text: str) -> str | None:
-    """The answer as folded words (``Paris``, ``\\text{yes}``) or as a choice (``(B) 12``: b); ``None``: it is mathematics."""
+def words(text: str, *, label: bool = False) -> str | None:
+    """The answer as folded words (``Paris``, ``\\text{yes}``) or as a choice (``(B) 12``: b); ``None``: it is mathematics.
+
+    A choice that names another one beside it is none; in a ``label`` what follows the first is the choice's own text.
+    """
     if len(text) > MAX_PLAIN_CHARS:
         return None
-    text = tidy(_WRAPPED.sub(r"\1", tidy(text)))
+    text = tidy(_WRAPPED.sub(r" \1", tidy(text)))
     choice = _CHOICE.fullmatch(text)
     if choice:
-        return None if _OTHER_CHOICE.search(choice.group(2) or "") else choice.group(1).casefold()
+        own = choice.group(1).casefold()
+        rest = _NAMED.sub(" ", choice.group(2) or "")
+        hedged = not label and any(other[other.lastindex or 0].casefold() != own for other in _OTHER_CHOICE.finditer(rest))
+        return None if hedged else own
     if not _WORDS.fullmatch(text):
         return None
     folded = " ".join(text.casefold().split())

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rlhf_host import Outcome, Reward, ScoreContext, Trajectory, hookimpl
+from rlhf_host import Outcome, Reward, ScoreContext, Trajectory, Unjudged, hookimpl
 from rlhf_plugin_math_verifier.extraction import Answer, Form, extract
 from rlhf_plugin_math_verifier.labels import Label, read_label
-from rlhf_plugin_math_verifier.plain import number, same, words
+from rlhf_plugin_math_verifier.plain import number, same, tidy, words
 from rlhf_plugin_math_verifier.pool import Pool, Verdict
 
 MAX_ANSWER_CHARS = 2000
@@ -69,7 +69,7 @@ class MathVerifierOptions(BaseModel):
 
 
 class MathVerifier:
-    """Compares the answer in the last action's text with the label: reward and 0-1 score. ``None`` where the label cannot be
+    """Compares the answer in the last action's text with the label: reward and 0-1 score. ``Unjudged`` where the label cannot be
     judged against."""
 
     Options = MathVerifierOptions
@@ -79,7 +79,7 @@ class MathVerifier:
         self._pool: Pool | None = None
 
     @hookimpl
-    async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | None]:
+    async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | Unjudged]:
         found = [self._at_once(trajectory) for trajectory in trajectories]
         pending = [index for index, verdict in enumerate(found) if isinstance(verdict, _Later)]
         judged = await asyncio.gather(*(self._in_worker(found[index]) for index in pending))  # type: ignore[arg-type]
@@ -92,14 +92,14 @@ class MathVerifier:
             self._pool.close()
             self._pool = None
 
-    def _at_once(self, trajectory: Trajectory) -> Reward | _Later | None:
+    def _at_once(self, trajectory: Trajectory) -> Reward | _Later | Unjudged:
         """The reward where plain comparison decides it."""
         truth, said = trajectory.task.ground_truth, trajectory.last_text
         if self.options.answer == "any" and isinstance(truth, str) and _INTEGER.fullmatch(truth) and _INTEGER.fullmatch(said):
             return self._reward(int(truth) == int(said), timeout=False, marked=False)
         label = read_label(truth)
-        if label is None:
-            return None
+        if isinstance(label, Unjudged):
+            return label
         text = said[-self.options.max_chars :]
         answer = extract(text, self.options.answer, prose=label.words is not None)
         verdict: Verdict | None = self._decide(label, answer)
@@ -108,18 +108,20 @@ class MathVerifier:
             return _Later(label.text, answer.text if answer and len(answer.text) <= MAX_ANSWER_CHARS else "", marked)
         return self._reward(verdict == "right", timeout=False, marked=marked)
 
-    async def _in_worker(self, later: _Later) -> Reward | None:
+    async def _in_worker(self, later: _Later) -> Reward | Unjudged:
         submitted = self._workers().submit(later.label, later.content, self.options.decimals)
         judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
         verdict = await asyncio.shield(judged)  # others may wait for it too
-        if verdict in ("label", "failed"):
-            return None
+        if verdict == "label":
+            return Unjudged("the label cannot be read as mathematics, or not in time")
+        if verdict == "failed":
+            return Unjudged("no worker process could judge the answer")
         return self._reward(verdict == "right", timeout=verdict == "timeout", marked=later.marked)
 
     def _decide(self, label: Label, answer: Answer | None) -> Verdict | None:
         """The verdict where both are plain, or the label is and there is no answer; ``None`` leaves it to a worker."""
         if label.words is not None:
-            return "right" if answer and words(answer.text) == label.words else "wrong"
+            return "right" if answer and (words(answer.text) == label.words or tidy(answer.text) == label.text) else "wrong"
         if label.number is None:  # even without an answer: the worker finds labels that cannot be parsed
             return None
         if answer is None or len(answer.text) > MAX_ANSWER_CHARS or words(answer.text) is not None:
