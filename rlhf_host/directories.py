@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from rlhf_host.errors import RunError
+from rlhf_host.errors import DivergedError, LostError, RunError
 
 
 def cache_directory() -> Path:
@@ -32,7 +32,7 @@ def write_file(path: Path, content: bytes) -> None:
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     """Make ``path`` by filling a hidden sibling, syncing it to disk and renaming; an older ``path`` is replaced last.
 
-    Raises ``RunError`` when it cannot be written, as on a full disk.
+    Raises ``RunError`` when it cannot be written, as on a full disk, whoever notices.
     """
     from safetensors import SafetensorError
 
@@ -49,25 +49,35 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     except BaseException as error:
         free = shutil.disk_usage(path.parent).free / 1e9
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError | RuntimeError | SafetensorError):  # torch's own writer raises RuntimeError
+        # Torch's own writer raises RuntimeError, a tokenizer's a bare Exception, and a plugin's failure is a RunError already.
+        failed = isinstance(error, OSError | RuntimeError | SafetensorError | RunError) or type(error) is Exception
+        if failed and not isinstance(error, LostError | DivergedError):
             reason = str(error).partition("\n")[0]
             raise RunError(f"{path} cannot be written: {reason}; its disk has {free:.3g} GB free") from error
         raise
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
+    if path.exists() or path.is_symlink():
+        _remove(old)
         path.rename(old)
     aside.rename(path)
     flush(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def remove_directory(path: Path) -> None:
     """Rename first, so that a killed removal never leaves half a directory under its name."""
-    if path.exists():
+    if path.exists() or path.is_symlink():
         removed = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
+        _remove(removed)
         path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        _remove(removed)
+
+
+def _remove(path: Path) -> None:
+    """Of a link, the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

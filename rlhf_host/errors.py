@@ -20,6 +20,10 @@ class RunError(Exception):
     """A run had to stop for a reason of its own (rewards failing, non-finite loss): exit code 1, no traceback."""
 
 
+class DivergedError(RunError):
+    """The weights are of no use any more."""
+
+
 class LostError(RunError):
     """A process or machine of the run is gone, and what it held with it: the run can go on from its last checkpoint."""
 

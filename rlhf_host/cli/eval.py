@@ -86,16 +86,13 @@ def model_of(path: Path) -> Path:
 
     Raises ``UserError`` where there is none, or where a checkpoint's is not as it was written.
     """
-    from rlhf_host.training.checkpoints import MANIFEST, checkpoint_dirs, damage
+    from rlhf_host.training.checkpoints import checkpoint_dirs, refuse_damaged
 
     newest = [checkpoint / "model" for _, checkpoint in checkpoint_dirs(path)[-1:]]
     for candidate in (path, *newest, path / "model"):
-        if not (candidate / "config.json").is_file():
-            continue
-        checkpoint = candidate.parent
-        if (checkpoint / MANIFEST).is_file() and (problem := damage(checkpoint, candidate.name)) is not None:
-            raise UserError(f"{checkpoint} is damaged: {problem}; take another checkpoint of the run")
-        return candidate
+        if (candidate / "config.json").is_file():
+            refuse_damaged(candidate)
+            return candidate
     if any(path.glob("*.gguf")):
         return path  # loading says to name the file
     raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -23,17 +22,21 @@ BEST = "checkpoints/best"
 """A link to the checkpoint with the best ``checkpoint.best``."""
 PLUGINS = "plugins.json"
 LOCK, HOLDER = ".lock", ".lock-holder"
+_MADE: set[Path] = set()
+"""By this process."""
 
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the directory, made where it is missing, against other processes; the system lets go of it for one that dies.
 
-    When nothing else was written, nothing of it stays. Raises ``UserError`` at once when another process holds it.
+    When nothing else was written, what was made of it goes again. Raises ``UserError`` at once when another process holds it, or
+    when there can be no directory.
     """
     from filelock import FileLock, Timeout
 
-    run_dir.mkdir(parents=True, exist_ok=True)
+    _made(run_dir)
+    _refuse_other_files(run_dir)
     holder, lock = run_dir / HOLDER, FileLock(run_dir / LOCK)
     try:
         lock.acquire(blocking=False)
@@ -44,8 +47,12 @@ def locked(run_dir: Path) -> Iterator[None]:
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        if not _written(run_dir):
-            shutil.rmtree(run_dir)
+        with suppress(OSError):  # another error may be under way
+            if not _written(run_dir):
+                for name in (HOLDER, LOCK):
+                    (run_dir / name).unlink(missing_ok=True)
+                if run_dir in _MADE:
+                    run_dir.rmdir()
         lock.release()
 
 
@@ -71,8 +78,7 @@ def with_run_dir(config: RunConfig, now: datetime | None = None, *, make: bool =
         path = next(path for path in numbered if (_made(path) if make else not path.exists()))
     else:
         path = Path(config.run_dir)
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file: --run-dir names a directory")
+        _refuse_other_files(path)
         if path.is_dir() and _written(path):
             raise UserError(f"{path} is not empty: continue with --resume {path}, or choose another --run-dir")
     return config.model_copy(update={"name": name, "run_dir": str(path)})
@@ -83,7 +89,14 @@ def _made(path: Path) -> bool:
         path.mkdir(parents=True)
     except FileExistsError:
         return False
+    _MADE.add(path)
     return True
+
+
+def _refuse_other_files(path: Path) -> None:
+    if not path.is_dir() and (path.exists() or path.is_symlink()):
+        what = "a file" if path.exists() else f"a link to {os.readlink(path)}, which does not exist"
+        raise UserError(f"{path} is {what}: --run-dir names a directory")
 
 
 def require_run(path: Path) -> Path:

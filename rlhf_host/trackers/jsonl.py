@@ -13,6 +13,7 @@ from typing import IO, Any
 from pydantic import BaseModel
 
 from rlhf_host.directories import write_file
+from rlhf_host.errors import UserError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
@@ -27,13 +28,15 @@ class JsonLines:
     are ``null``.
 
     ``metrics.jsonl`` gets a row per call, flushed at once. ``trajectories/{split}-step-{step:06d}.jsonl`` appears whole or not
-    at all, as often and as long as ``trajectories:`` says. A resumed run takes away the rows after the step it resumes from.
+    at all, as often and as long as ``trajectories:`` says. A resumed run takes away the rows after the step it resumes from, and
+    says which rows before its first are missing.
     """
 
     def __init__(self, options: BaseModel):
         self.options = options
         self._run_dir: Path | None = None
         self._metrics: IO[bytes] | None = None
+        self._before: set[int] | None = None
         self._every, self._limit, self._tokens = 1, 0, False
         self._config: Mapping[str, Any] = {}
 
@@ -48,14 +51,23 @@ class JsonLines:
         self._run_dir = Path(context.run_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)
         path = self._run_dir / "metrics.jsonl"
-        if path.exists():
-            _mend(path, context.resume_step if context.resumed else None)
-        self._metrics = path.open("ab")
+        try:
+            steps = _mend(path, context.resume_step if context.resumed else None)
+            self._metrics = path.open("ab")
+        except OSError as error:
+            raise UserError(f"{path} cannot be used: {error.strerror}; move it away or put it right") from error
+        self._before = steps if context.resumed else None
 
     @hookimpl
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._metrics is None:
             return
+        if self._before is not None:
+            # The last step's own row is written only now when the run was stopped before it was complete.
+            if lost := sorted(set(range(1, step)) - self._before):
+                path = self._metrics.name
+                log.warning("%s lacks the rows of %d steps, from step %d to step %d", path, len(lost), lost[0], lost[-1])
+            self._before = None
         self._metrics.write(json_line({**metrics, "step": step, "time/wall": round(time.time(), 3)}))
         self._metrics.flush()
 
@@ -83,23 +95,23 @@ class JsonLines:
             self._metrics = None
 
 
-def _mend(path: Path, last_step: int | None) -> None:
-    """Drop a torn last line, and rows after ``last_step``; rows that are missing before it are said aloud."""
+def _mend(path: Path, last_step: int | None) -> set[int]:
+    """Drop a torn last line, and rows after ``last_step``; the steps of the others."""
+    if not path.exists():
+        return set()
     content = path.read_bytes()
     rows = [(step, line) for line in content.splitlines(keepends=True) if (step := _step(line)) is not None]
     kept = b"".join(line for step, line in rows if last_step is None or step <= last_step)
     if kept != content:
         write_file(path, kept)
-    lost = sorted(set(range(1, last_step or 0)).difference(step for step, _ in rows))
-    if lost:
-        log.warning("%s lacks the rows of %d steps, from step %d to step %d", path, len(lost), lost[0], lost[-1])
+    return {step for step, _ in rows if last_step is None or step <= last_step}
 
 
 def _step(line: bytes) -> int | None:
     """Of a whole row."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     step = row.get("step") if isinstance(row, dict) else None
     return step if isinstance(step, int) else None

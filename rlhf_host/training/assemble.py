@@ -24,6 +24,7 @@ from rlhf_host.records.episodes import Sampling, Task
 from rlhf_host.records.needs import Needs, RoleHandle
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
@@ -86,10 +87,15 @@ def runtime_start(
     """
     Args:
         total_updates: optimizer updates of the whole run; 0: nothing is trained.
-        models: where a role's weights come from instead: a checkpoint.
+        models: where a role's weights come from instead: a checkpoint, whose files were checked.
+
+    Raises ``UserError`` when another role's model lies in a checkpoint and is not as it was written.
     """
+    roles = {need.name: role_settings(config.roles, need, models.get(need.name), needs) for need in needs.roles}
+    for model in {role.model for name, role in roles.items() if role.model and name not in models}:
+        refuse_damaged(Path(model).expanduser())
     return RuntimeStart(
-        roles={need.name: role_settings(config.roles, need, models.get(need.name), needs) for need in needs.roles},
+        roles=roles,
         needs=needs,
         engine=PluginSpec.of(find("engine", config.engine.name), config.engine.options) if needs.samples else None,
         backend=PluginSpec.of(find("backend", config.backend.name), config.backend.options),

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from rlhf_host.config.run_dir import BEST
 from rlhf_host.directories import remove_directory, write_directory
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import DivergedError, RunError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _refuse_diverged(model: Path, role: str, step: int) -> None:
             for name in tensors.keys():  # noqa: SIM118
                 norm = float(torch.linalg.vector_norm(tensors.get_tensor(name), dtype=torch.float32))
                 if not math.isfinite(norm):
-                    raise RunError(f"{role} diverged: after step {step} the norm of {name} is {norm}; lower --{role}.lr")
+                    raise DivergedError(f"{role} diverged: after step {step} the norm of {name} is {norm}; lower --{role}.lr")
 
 
 def _hashes(directory: Path, names: list[str]) -> dict[str, str]:
@@ -118,7 +118,7 @@ def _hashes(directory: Path, names: list[str]) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, part: str = "") -> str | None:
-    """What is wrong with the files whose names begin with ``part``; ``None``: they are as they were written."""
+    """What is wrong with the files whose names begin with ``part``; ``None``: they are as they were written, and no others."""
     try:
         text = (checkpoint / MANIFEST).read_text()
         if not text.endswith(f"  {TRAINER}\n"):
@@ -126,11 +126,27 @@ def damage(checkpoint: Path, part: str = "") -> str | None:
         lines = (line.split("  ", 1) for line in text.splitlines())
         written = {name: digest for digest, name in lines if name.startswith(part)}
         hashes = _hashes(checkpoint, list(written))
+        # Hidden files are a file manager's, or what a killed resume made anew.
+        names = (file.relative_to(checkpoint) for file in sorted(checkpoint.rglob("*")) if file.is_file())
+        found = [str(name) for name in names if not any(each.startswith(".") for each in name.parts)]
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(checkpoint)} is missing"
     except (OSError, ValueError) as error:
         return str(error)
+    for name in found:
+        if name.startswith(part) and name not in written and name != MANIFEST:
+            return f"{name} is not in {MANIFEST}"
     return next((f"{name} is not as it was written" for name, digest in hashes.items() if digest != written[name]), None)
+
+
+def refuse_damaged(model: Path) -> None:
+    """Raises ``UserError`` when a model directory of a checkpoint is not as it was written."""
+    model = model.absolute()
+    for checkpoint in model.parents[:2]:
+        if (checkpoint / MANIFEST).is_file() and (
+            problem := damage(checkpoint, f"{model.relative_to(checkpoint)}/")
+        ) is not None:
+            raise UserError(f"{checkpoint} is damaged: {problem}; take another checkpoint of the run")
 
 
 def plain_state(value: Any, owner: str) -> Any:
@@ -190,12 +206,15 @@ def load_checkpoint(run_dir: Path) -> Checkpoint | None:
             old.rename(path)
     damaged = []
     for step, path in reversed(checkpoint_dirs(run_dir)):
-        if (problem := damage(path)) is not None:
+        problem = damage(path)
+        state = {} if problem else json.loads((path / "state.json").read_text())
+        if not problem and state["step"] != step:
+            problem = f"its state.json is that of step {state['step']}"
+        if problem:
             damaged.append(f"{path} is damaged: {problem}")
             continue
         for line in damaged:
             log.warning("%s; going on from step %d", line, step)
-        state = json.loads((path / "state.json").read_text())
         if state["format"] != FORMAT:
             raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
         return Checkpoint(path, step, state, torch.load(path / TRAINER, weights_only=True, map_location="cpu"))

@@ -256,7 +256,8 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
             loop.rescue()
         known = lost or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))
         if known:
-            message = f"{message.rstrip('.')}; {_way_on(loop.run_dir, checkpoint)}"
+            blamed = None if isinstance(error, UserError) else checkpoint  # that one says itself what to do
+            message = f"{message.rstrip('.')}; {_way_on(loop.run_dir, blamed)}"
         outcome = Outcome("failed", loop.step, loop.run_dir, error=message)
         if known:
             raise (UserError if isinstance(error, UserError) else RunError)(message) from error

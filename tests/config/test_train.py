@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -362,6 +363,23 @@ def test_a_run_directory_is_held_by_one_process_at_a_time():
                 (run_dir / file).write_text("")
         assert run_dir.exists() == bool(file), "what is empty goes"
     with locked(run_dir):
+        pass
+
+
+def test_what_the_user_made_stays_and_no_cleaning_up_hides_the_error():
+    Path("mine").mkdir()
+    Path("link").symlink_to("mine")
+    for name in ("mine", "link"):
+        with pytest.raises(UserError, match="no such model"), locked(Path(name)):
+            raise UserError("no such model")
+        assert list(Path(name).iterdir()) == []
+    with pytest.raises(SystemExit), locked(Path("gone")):
+        sys.exit(shutil.rmtree("gone"))
+    Path("nowhere").symlink_to("missing")
+    with (
+        pytest.raises(UserError, match="nowhere is a link to missing, which does not exist: --run-dir names a directory"),
+        locked(Path("nowhere")),
+    ):
         pass
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Outcome
 from rlhf_host.trackers.jsonl import JsonLines
 
@@ -143,7 +144,34 @@ def test_rows_that_are_missing_are_said_aloud(tracker, context, tmp_path, caplog
     path.write_text('{"step": 1}\n{"st\x00p": 2}\nnonsense\n{"step": 4}\n')
     tracker.run_started(context(resume_step=5))
     assert [row["step"] for row in strict(path)] == [1, 4]
+    tracker.log_metrics(5, {})  # of a run that was stopped between the step and its row
+    tracker.log_metrics(6, {})
     assert caplog.messages == [f"{path} lacks the rows of 2 steps, from step 2 to step 3"]
+
+
+def test_the_row_of_the_checkpoint_itself_is_missed_too(tracker, context, tmp_path, caplog):
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    tracker.run_started(context(resume_step=2))
+    tracker.log_metrics(3, {})
+    path.unlink()
+    tracker.run_started(context(resume_step=3))
+    tracker.log_metrics(4, {})
+    lacks = f"{path} lacks the rows of "
+    assert caplog.messages == [f"{lacks}1 steps, from step 2 to step 2", f"{lacks}3 steps, from step 1 to step 3"]
+
+
+def test_what_no_tracker_wrote_is_a_lost_row_or_one_clear_line(tracker, context, tmp_path):
+    path = tmp_path / "run/metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text("[" * 100_000 + "\n")
+    tracker.run_started(context(resume_step=1))
+    assert path.read_text() == ""
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=f"^{path} cannot be used: Is a directory; move it away or put it right$"):
+        tracker.run_started(context(resume_step=1))
 
 
 def test_a_run_resumed_before_its_first_checkpoint_starts_over(tracker, context, tmp_path):

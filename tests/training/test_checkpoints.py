@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from rlhf_host.cli.eval import model_of
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -116,6 +116,39 @@ def test_the_newest_checkpoint_that_is_as_it_was_written_is_taken_up(tmp_path, c
         load_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_under_another_step_s_name_is_damaged(tmp_path, caplog):
+    save(tmp_path, 1)
+    save(tmp_path, 2).rename(tmp_path / "checkpoints/step-000003")
+    assert load_checkpoint(tmp_path).step == 1
+    (line,) = caplog.messages
+    assert line.endswith("step-000003 is damaged: its state.json is that of step 2; going on from step 1")
+
+
+def test_a_file_that_the_manifest_leaves_out_is_damage(tmp_path):
+    path = save(tmp_path, 1)
+    (path / "optimizers/.universal").mkdir()
+    (path / "optimizers/.universal/state").write_text("a killed resume made it")
+    assert load_checkpoint(tmp_path).step == 1
+    manifest = path / MANIFEST
+    manifest.write_text("".join(line for line in manifest.read_text().splitlines(keepends=True) if "model/w" not in line))
+    with pytest.raises(UserError, match=r"step-000001 is damaged: model/w is not in manifest.sha256"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_link_is_replaced_or_removed_and_what_it_leads_to_stays(tmp_path):
+    elsewhere = save(tmp_path, 1).rename(tmp_path / "elsewhere")
+    folder = tmp_path / "checkpoints"
+    for step, target in ((1, elsewhere), (2, "missing")):
+        (folder / f"step-{step:06d}").symlink_to(target)
+    assert load_checkpoint(tmp_path).step == 1
+    save(tmp_path, 2)
+    (folder / "step-000003").symlink_to("missing")
+    keep_checkpoints(tmp_path, 2, 1, None)
+    assert [path.name for path in folder.iterdir()] == ["step-000002"]
+    assert load_checkpoint(tmp_path).step == 2
+    assert (elsewhere / MANIFEST).exists()
+
+
 def test_what_came_after_the_checkpoint_that_was_taken_up_goes_when_the_next_is_written(tmp_path):
     for step in (1, 4):
         save(tmp_path, step)
@@ -155,6 +188,14 @@ def test_a_removal_that_was_killed_never_comes_back(tmp_path, monkeypatch):
 
 BIG = {"w": torch.ones(9999)}
 WRITERS = {"torch": lambda path: torch.save(BIG, path), "safetensors": lambda path: save_file(BIG, path)}
+
+
+def by_plugin(path):
+    with told_of("backend torch", "save_model"):
+        save_file(BIG, path)
+
+
+WRITERS["plugin"] = by_plugin
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)

@@ -1,11 +1,13 @@
 """What a run that fails keeps, and that its trackers do not take it down."""
 
+import shutil
+
 import pytest
 
 import rlhf_host
-from rlhf_host import Adjust, RunError, hookimpl
+from rlhf_host import Adjust, RunError, UserError, hookimpl
 from rlhf_host.command import rlhf
-from rlhf_host.training.checkpoints import checkpoint_dirs, load_checkpoint
+from rlhf_host.training.checkpoints import checkpoint_dirs, load_checkpoint, save_checkpoint
 
 MACHINE = ("time/", "memory/", "tokens_per_s")
 
@@ -174,6 +176,22 @@ def test_a_run_that_fails_again_after_a_resume_names_the_checkpoint_before(train
     one, two = (f"{run_dir}/checkpoints/step-00000{step}" for step in (1, 2))
     with pytest.raises(RunError, match=f"continue from {two} .*; if that fails again, remove {two} to continue from {one}$"):
         train(extension=Fails("transform_rewards"))
+    rows = run_dir / "metrics.jsonl"
+    rows.unlink()
+    rows.mkdir()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be used: Is a directory; .*--resume \S+$"):
+        train(extension=Fails())
+
+
+def test_no_run_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts, tmp_path):
+    save_roles = {"actor": lambda path: shutil.copytree(tiny_model, path, dirs_exist_ok=True)}
+    model = save_checkpoint(tmp_path / "old", 1, {}, {}, save_roles, lambda path: None) / "model"
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-50] + bytes(50))
+    with pytest.raises(
+        UserError, match=r"step-000001 is damaged: model/model.safetensors is not as it was written; take anoth"
+    ):
+        rlhf_host.train(algo="rloo", rewards={"length": len}, model=model, data=prompts, run_dir=tmp_path / "run")
 
 
 def test_a_closed_standard_output_does_not_end_the_run(rlhf, small_run, tmp_path):
