@@ -152,7 +152,7 @@ class _Reader:
         if isinstance(rows, PluginInfo):
             return self._of_plugin(rows, source, name, limit)
         reader = RowReader(self.data, source, name, rows)
-        tasks = list(islice(reader, limit))
+        tasks = reader.read(limit)
         if source.path in self.rows:
             return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns}){reader.skipped}"
         about = f"{reader.columns}{', ' if rows.note else ''}{rows.note}"

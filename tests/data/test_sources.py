@@ -231,6 +231,16 @@ def test_bad_rows_may_be_left_out_and_are_counted(load, write):
         load(path)
 
 
+def test_a_first_row_without_a_label_does_not_drop_the_labels_of_the_others(load, write):
+    path = write("late.jsonl", '{"prompt": "1+2="}\n' + GOOD * 2)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}:1: no 'label' (the label), which {path}:2 has")
+    taskset = load(path, on_bad_row="skip")
+    assert [task.ground_truth for task in taskset.tasks] == ["1", "1"]
+    assert f"label 'label'); left out 1 bad row, the first at {path}:1" in taskset.report[0]
+
+
 def test_a_pipe_is_no_data(load, tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UserError, match="is a pipe or a device"):
