@@ -40,7 +40,11 @@ class RowReader:
     @property
     def skipped(self) -> str:
         """What was left out, for the report."""
-        return f"; left out {len(self.bad)} bad {'row' if len(self.bad) == 1 else 'rows'}, the first at {self.bad.first}" if len(self.bad) else ""
+        return (
+            f"; left out {len(self.bad)} bad {'row' if len(self.bad) == 1 else 'rows'}, the first at {self.bad.first}"
+            if len(self.bad)
+            else ""
+        )
 
     @property
     def columns(self) -> str:

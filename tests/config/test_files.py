@@ -139,6 +139,11 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ),
         ("learning_rate: 1\n", ["run.yaml:1: learning_rate: no such key; TRL's learning_rate is --actor.lr here"]),
         (
+            "actor: {learning_rate: 1}\n",
+            ["run.yaml:1: actor.learning_rate: no such key; TRL's learning_rate is --actor.lr here"],
+        ),
+        ("lr: 1\n", ["run.yaml:1: lr: no such key; did you mean '--actor.lr' or '--critic.lr'"]),
+        (
             "data:\n  train_files: x\n",
             ["run.yaml:2: data.train_files: 'train_files' is neither a data setting nor a source; verl's data.train_files is"],
         ),
