@@ -41,7 +41,7 @@ class RowReader:
     def skipped(self) -> str:
         """What was left out, for the report."""
         return (
-            f"; left out {len(self.bad)} bad {'row' if len(self.bad) == 1 else 'rows'}, the first at {self.bad.first}"
+            f"; left out {len(self.bad)} bad row{'s' * (len(self.bad) != 1)}, the first at {self.bad.first}"
             if len(self.bad)
             else ""
         )
