@@ -139,6 +139,11 @@ def test_eval_rewards_are_their_own():
         (["--seed", "-1"], "--seed: should be greater than or equal to 0, not '-1'"),
         (["--rollout.temperature", "inf"], "--rollout.temperature: should be a finite number, not 'inf'"),
         (["--actor.betas", "0.9,2"], "--actor.betas: should be less than 1, not '2'"),
+        (["--rollout.n", "10000000000"], "--rollout.n: should be less than 2147483648, not '10000000000'"),
+        (
+            ["--reward", "length", "--reward.length.weight", "1e39"],
+            "--reward.length.weight: should be less than or equal to 1000000000",
+        ),
         (["--rollout.n", "0"], "--rollout.n: should be greater than 0, not '0'"),
         (["--train.autocast", "of"], "--train.autocast: should be 'auto', 'off' or 'bfloat16', not 'of'; did you mean 'off'?"),
         (["--data", "x@-1"], "--data x@-1: should be greater than 0, not '-1'"),
