@@ -76,7 +76,7 @@ class RowReader:
             if self.prompt_key is None:
                 columns, keys = ", ".join(row) or "none", ", ".join(PROMPT_KEYS)
                 raise Malformed(f"no column for the prompt: none of {keys} is among {columns}; set data.prompt_key")
-            if self.prompt_key == "instruction" and "input" in row:
+            if self.prompt_key == "instruction":
                 self.context_key = "input"
 
     def _settle_label(self, row: Mapping[str, Any], index: int, before: list[Task]) -> None:

@@ -263,6 +263,11 @@ def test_alpaca_rows_are_instruction_and_input(load, write):
     assert [(task.prompt, task.ground_truth) for task in taskset.tasks] == [("Add.\n\n1 and 1", "2"), ("Say 3.", "3")]
 
 
+def test_an_input_that_the_first_row_does_not_have_is_in_the_prompts_of_the_others(load, write):
+    rows = [{"instruction": "Say hi.", "output": "hi"}, {"instruction": "Add.", "input": "1 2", "output": "3"}]
+    assert [task.prompt for task in load(write("a.jsonl", lines(rows))).tasks] == ["Say hi.", "Add.\n\n1 2"]
+
+
 def test_verl_rows_have_their_label_inside_a_column(load, write, chatml, tmp_path):
     prompt = [{"role": "user", "content": "1+1="}]
     row = {
