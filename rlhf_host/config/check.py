@@ -14,6 +14,9 @@ from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Needs
 
+EVAL_METRICS = ("reward/mean", "score/mean", "length/mean", "truncated", "samples", "unjudged", "failed")
+"""What evaluations of samples give under ``eval/``, beside pass@k."""
+
 
 def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     """Refuse impossible runs before any model or file is touched; gives warnings about merely odd ones.
@@ -22,7 +25,12 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
         UserError: one line per reason, each with what to do.
     """
     unfit = refusals(config, RunTraits.of(config), needs)
-    reasons = [*_plugin_refusals(config, manager, needs), *_setting_refusals(config), *unfit, *_forbidden(config, manager)]
+    reasons = [
+        *_plugin_refusals(config, manager, needs),
+        *_setting_refusals(config, needs),
+        *unfit,
+        *_forbidden(config, manager),
+    ]
     fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
@@ -175,7 +183,7 @@ def _model_flag(role: str) -> str:
     return f"--{role_flag(role)}.model"
 
 
-def _setting_refusals(config: RunConfig) -> Iterator[str]:
+def _setting_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     rollout, train = config.rollout, config.train
     if rollout.temperature == 0:
         yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
@@ -203,6 +211,15 @@ def _setting_refusals(config: RunConfig) -> Iterator[str]:
             yield f"checkpoint.best is {best}, and from_trajectories evaluates nothing: set another metric"
         elif not config.eval.data.sources:
             yield f"checkpoint.best is {best}, and nothing is evaluated: give --eval.data PATH"
+        elif needs.samples:
+            known = [*EVAL_METRICS, *(f"pass@{k}" for k in sorted({1, config.eval.n, *config.eval.k}))]
+            metric = best.removeprefix("eval/")
+            if not any(f"/{metric}".endswith(f"/{name}") for name in known):  # perhaps after a source's name
+                known = [f"eval/{name}" for name in known]
+                near = near_matches(best, known, 1) or f"; there are {', '.join(known)}"
+                if "pass@" in metric:
+                    near = f"; k is 1, eval.n ({config.eval.n}) or in eval.k: set --eval.n or --eval.k"
+                yield f"checkpoint.best is {best}, and evaluations have no such metric{near}"
     if config.eval.every and not config.eval.data.sources:
         yield f"eval.every is {config.eval.every}, and nothing is evaluated: give --eval.data PATH"
     yield from _eval_refusals(config.eval)

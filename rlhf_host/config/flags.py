@@ -161,18 +161,27 @@ def _problem(flag: Flag, path: Path, names: Names, control: Collection[str]) -> 
     if known_elsewhere:
         return f"{flag.text}: no such flag{known_elsewhere}"
     head, dot, rest = name.partition(".")
-    known = [*known_flags(), *control, *(plugin.replace("_", "-") + dot + rest for plugin in names.plugins)]
+    known = [*known_flags(), *control]
+    if annotation_at(path[:1]) is None:  # a plugin's name, perhaps mistyped
+        plugins = [plugin.replace("_", "-") for plugin in names.plugins]
+        known += [plugin + dot + rest for plugin in plugins if not rest or near_matches(head, [plugin])]
     if inside := [other for other in known if other.startswith(f"{name}.")]:
         return f"{flag.text} is a section: set its keys, such as --{inside[0]}"
     if rest and (option_flag := names.option_flag(head, rest)) is not None:
         return f"{flag.text}: no such flag; the options of {head!r} are set with {option_flag}"
     if head == "roles" and len(path) > 2 and path[1] not in ROLES:
         known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
-    same_end = [f"'--{other}'" for other in known if other.endswith(f".{name}")][:3]
-    near = (
-        f"; did you mean {' or '.join(same_end)}?" if same_end else near_matches(f"--{name}", [f"--{other}" for other in known])
-    )
-    return f"{flag.text}: no such flag{near}"
+    near = near_matches(f"--{name}", [f"--{other}" for other in known])
+    known_head = not rest or annotation_at(path[:1]) is not None
+    hint = of_last_part(flag.name.rpartition(".")[2], flag.value)
+    return f"{flag.text}: no such flag{hint or near if known_head else near or hint}"
+
+
+def of_last_part(part: str, value: object = None) -> str:
+    """``; did you mean ...?`` with the flags that end so, else what the name of another project is here."""
+    ending = f".{part.replace('_', '-')}"
+    same_end = [f"'--{name}'" for name in known_flags() if f".{name}".endswith(ending)][:3]
+    return f"; did you mean {' or '.join(same_end)}?" if same_end else of_flag(part, value)
 
 
 def _takes_names(path: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from rlhf_host.config.flags import Flag, from_flags, parse
+from rlhf_host.config.flags import Flag, from_flags, of_last_part, parse
 from rlhf_host.config.merge import DEFAULT, layer, merge
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, Path, annotation_at, fields_of, section_model
@@ -179,7 +179,7 @@ def validation_lines(
             problem = f"{whose} needs {'.'.join(map(str, item['loc']))!r}"
         if item["type"] == "extra_forbidden":
             key, dotted = str(path[-1]), ".".join(map(str, path))
-            hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted)
+            hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted) or of_last_part(key)
             problem = f"no such key{hint or near_matches(key, _known(path[:-1])) or of_section(dotted)}"
         lines.append(f"{where(path, origins)}: {problem}")
     return lines

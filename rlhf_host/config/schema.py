@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidatorFunctionWrapHandler, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
 
 from rlhf_host.config.yaml_file import plain, read_yaml
 
@@ -18,6 +18,7 @@ def defaults() -> dict[str, Any]:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -53,7 +54,7 @@ class PluginChoice(Open):
 
 
 class RewardChoice(PluginChoice):
-    weight: float = Field(1.0, description="factor in the weighted sum; 0: only logged")
+    weight: float = Field(1.0, ge=-1e9, le=1e9, description="factor in the weighted sum; 0: only logged")
 
 
 class SyncChoice(PluginChoice):
@@ -111,7 +112,7 @@ class DataSource(Open):
     weight: float = Field(1.0, gt=0, description="share of this source when several are mixed")
     prompt_key: str | None = Field(None, description="column with the prompt; default: the section's")
     label_key: str | None = Field(None, description="column with the ground truth; default: the section's")
-    max_samples: PositiveInt | None = Field(None, description="use only the first rows, at most this many")
+    max_samples: Count | None = Field(None, description="use only the first rows, at most this many")
 
 
 class DataConfig(Section):
@@ -148,7 +149,7 @@ class DataConfig(Section):
     split_at: str | None = Field(
         None, description="text before every answer, where chosen and rejected are whole dialogues without a prompt"
     )
-    max_tokens: PositiveInt | None = Field(
+    max_tokens: Count | None = Field(
         None, description="longest row that has an answer, prompt included, in tokens; default: the model's context"
     )
     long_rows: Literal["auto", "truncate", "filter"] = Field(
@@ -159,28 +160,28 @@ class DataConfig(Section):
     history: Literal["rows", "refuse"] = Field(
         "rows", description="turns that the chat template changes once others follow: rows of their own, or an error"
     )
-    max_prompt_tokens: PositiveInt | None = Field(None, description="longest prompt, in tokens")
+    max_prompt_tokens: Count | None = Field(None, description="longest prompt, in tokens")
     long_prompts: Literal["filter", "truncate"] = Field(
         "filter", description="what to do with longer prompts; truncate keeps the end"
     )
     on_bad_row: Literal["stop", "skip"] = Field(
         "stop", description="what to do with rows without a usable prompt or label; skip counts them"
     )
-    max_samples: PositiveInt | None = Field(None, description="use at most this many tasks in total")
+    max_samples: Count | None = Field(None, description="use at most this many tasks in total")
     shuffle: bool = Field(True, description="draw tasks in an order fixed by the seed")
     epochs: float = Field(1.0, gt=0, description="passes over data that is trained on as it is; train.steps overrides it")
 
 
 class RolloutConfig(Section):
-    n: PositiveInt = Field(8, description="samples per prompt")
+    n: Count = Field(8, description="samples per prompt")
     temperature: float = Field(1.0, ge=0, description="above 0 in training; log-probabilities use it too")
     top_p: float = Field(
         1.0, gt=0, le=1, description="1: off; training refuses other values, because it cannot correct for them"
     )
     top_k: int = Field(0, ge=0, description="0: off; training refuses other values")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off; training refuses other values")
-    max_new_tokens: PositiveInt = Field(256, description="longest answer per turn, in tokens")
-    max_tokens: PositiveInt | None = Field(
+    max_new_tokens: Count = Field(256, description="longest answer per turn, in tokens")
+    max_tokens: Count | None = Field(
         None, description="longest trajectory including the prompt, in tokens; default: the model's context"
     )
     stop: list[str] = Field([], description="stop strings")
@@ -197,15 +198,15 @@ class RolloutConfig(Section):
 
 
 class TrainConfig(Section):
-    steps: PositiveInt | None = Field(
+    steps: Count | None = Field(
         None, description="training steps; default: 100, or data.epochs passes over data that is trained on as it is"
     )
-    batch_size: PositiveInt = Field(
+    batch_size: Count = Field(
         32, description="prompts per step, of which each makes rollout.n trajectories; or rows or pairs of the data"
     )
-    epochs: PositiveInt = Field(1, description="passes over each batch")
-    minibatches: PositiveInt = Field(1, description="optimizer updates per pass")
-    max_tokens_per_microbatch: PositiveInt = Field(16384, description="token budget of one forward and backward pass")
+    epochs: Count = Field(1, description="passes over each batch")
+    minibatches: Count = Field(1, description="optimizer updates per pass")
+    max_tokens_per_microbatch: Count = Field(16384, description="token budget of one forward and backward pass")
     old_logprobs: Literal["auto", "fused", "recompute", "sampler"] = Field(
         "auto", description="which policy the ratio compares with; auto: fused with one update per batch, else recompute"
     )
@@ -234,13 +235,13 @@ class EvalConfig(Section):
     at_start: bool = Field(True, description="evaluate before the first step")
     at_end: bool = Field(True, description="evaluate after the last step")
     reward: dict[str, RewardChoice] = Field({}, description="rewards for evaluation; default: the training rewards")
-    n: PositiveInt = Field(1, description="samples per prompt")
-    k: list[PositiveInt] = Field([], description="pass@k to report besides 1 and n")
+    n: Count = Field(1, description="samples per prompt")
+    k: list[Count] = Field([], description="pass@k to report besides 1 and n")
     temperature: float = Field(1.0, ge=0, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1, description="1: off")
     top_k: int = Field(0, ge=0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
-    max_new_tokens: PositiveInt | None = Field(None, description="default: as in training")
+    max_new_tokens: Count | None = Field(None, description="default: as in training")
     seed: int = Field(0, ge=0, description="fixes the evaluation samples; independent of the run's seed")
 
 

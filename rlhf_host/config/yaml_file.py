@@ -20,6 +20,8 @@ from rlhf_host.errors import UserError
 LARGEST = 100_000
 """Values of one file, each counted as often as an alias repeats it."""
 DEEPEST = 100
+LONGEST_INTEGER = 14_000
+"""Bits: Python does not print integers of more than 4,300 digits."""
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT = {f"{_TAG}{kind}" for kind in ("str", "timestamp", "value")}
@@ -127,7 +129,10 @@ class _Reader:
         try:
             if node.tag == f"{_TAG}null" and node.value.lower() not in ("", "~", "null"):
                 raise ValueError
-            return self.yaml.constructor.construct_object(node)
+            value = self.yaml.constructor.construct_object(node)
+            if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+                raise ValueError
+            return value
         except (ValueError, KeyError) as error:  # a number of thousands of digits, or a tag that does not fit
             raise UserError(f"{where}: cannot be read as {str(node.tag).removeprefix(_TAG)}: {node.value[:40]!r}") from error
 

@@ -329,7 +329,7 @@ def _cut(row: Row, length: int) -> Row:
 
 def _bad_rows(bad: BadRows, read: int) -> str:
     reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad.reasons.most_common(5))
-    return f"left out {len(bad):,} bad rows of {read:,} ({reasons}), the first at {bad.first}"
+    return f"left out {len(bad):,} bad row{'s' * (len(bad) != 1)} of {read:,} ({reasons}), the first at {bad.first}"
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ LONGEST_TEXT = 1_000_000
 
 
 class RowReader:
-    """Rows as tasks; which columns matter is settled at the first row."""
+    """Rows as tasks; which columns matter is settled at the first row that has them."""
 
     def __init__(self, data: DataConfig, source: DataSource, name: str, rows: Rows):
         self.rows, self.name = rows, name
@@ -40,25 +40,34 @@ class RowReader:
     @property
     def skipped(self) -> str:
         """What was left out, for the report."""
-        return f"; left out {len(self.bad)} bad rows, the first at {self.bad.first}" if len(self.bad) else ""
+        return (
+            f"; left out {len(self.bad)} bad row{'s' * (len(self.bad) != 1)}, the first at {self.bad.first}"
+            if len(self.bad)
+            else ""
+        )
 
     @property
     def columns(self) -> str:
         """Which columns were read, once the first row is."""
         return f"prompt {self.prompt_key!r}, " + (f"label {self.label_key!r}" if self.label_key else "no label")
 
-    def __iter__(self) -> Iterator[Task]:
+    def read(self, limit: int | None) -> list[Task]:
+        """The first ``limit`` tasks."""
+        tasks: list[Task] = []
         settled = False
         for index, row in enumerate(self.rows.rows):
             try:
                 if not settled:
                     self._settle(row)
                     settled = True
-                task = self._task(row, index)
+                if self.label_key is None:
+                    self._settle_label(row, index, tasks)
+                tasks.append(self._task(row, index))
             except Malformed as fault:
                 self.bad.add(index, fault)
-            else:
-                yield task
+            if len(tasks) == limit:
+                break
+        return tasks
 
     def _settle(self, row: Mapping[str, Any]) -> None:
         if self.prompt_key is None:
@@ -67,11 +76,17 @@ class RowReader:
             if self.prompt_key is None:
                 columns, keys = ", ".join(row) or "none", ", ".join(PROMPT_KEYS)
                 raise Malformed(f"no column for the prompt: none of {keys} is among {columns}; set data.prompt_key")
-            if self.prompt_key == "instruction" and "input" in row:
+            if self.prompt_key == "instruction":
                 self.context_key = "input"
-        if self.label_key is None:
-            known = (key for key in LABEL_KEYS if look_up(row, key) is not MISSING)
-            self.label_key = next((key for key in known if key not in (self.prompt_key, self.context_key)), None)
+
+    def _settle_label(self, row: Mapping[str, Any], index: int, before: list[Task]) -> None:
+        """The first row with a known label column settles it, and the tasks read before it are bad rows."""
+        known = (key for key in LABEL_KEYS if look_up(row, key) is not MISSING)
+        self.label_key = next((key for key in known if key not in (self.prompt_key, self.context_key)), None)
+        if self.label_key is not None:
+            for task in before:
+                self.bad.add(task.index, Malformed(f"no {self.label_key!r} (the label), which {self.rows.where(index)} has"))
+            before.clear()
 
     def _refuse_offline(self, row: Mapping[str, Any]) -> None:
         nothing: tuple[tuple[str, ...], str] = ((), "")

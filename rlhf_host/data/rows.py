@@ -212,7 +212,9 @@ def _read_table(path: Path, separator: str) -> Rows:
         except UserError:
             for line, fields in records():  # which also says which line is not UTF-8
                 if len(fields) != len(header):
-                    raise UserError(f"{path}:{line}: {len(fields)} fields, but the header has {len(header)}") from None
+                    raise UserError(
+                        f"{path}:{line}: {len(fields)} field{'s' * (len(fields) != 1)}, but the header has {len(header)}"
+                    ) from None
             raise
 
     return Rows(rows(), where)

@@ -152,11 +152,14 @@ class _Reader:
         if isinstance(rows, PluginInfo):
             return self._of_plugin(rows, source, name, limit)
         reader = RowReader(self.data, source, name, rows)
-        tasks = list(islice(reader, limit))
+        tasks = reader.read(limit)
         if source.path in self.rows:
-            return tasks, f"{name}: {len(tasks)} tasks given in Python ({reader.columns}){reader.skipped}"
+            return (
+                tasks,
+                f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} given in Python ({reader.columns}){reader.skipped}",
+            )
         about = f"{reader.columns}{', ' if rows.note else ''}{rows.note}"
-        return tasks, f"{name}: {len(tasks)} tasks from {source.path} ({about}){reader.skipped}"
+        return tasks, f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.skipped}"
 
     def _of_plugin(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
         """The tasks of a plugin, which joins the run's others."""

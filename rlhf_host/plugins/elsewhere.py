@@ -21,6 +21,8 @@ class Name(NamedTuple):
     """The flags here; empty: there is none."""
     about: str
     """What it is, where there is none."""
+    remark: str
+    """The last column: how the two differ."""
 
     @property
     def words(self) -> tuple[str, str]:
@@ -55,9 +57,16 @@ def of_choice(name: str) -> str:
 
 
 def _hint(known: list[Name]) -> str:
-    first = {(name.project, name.here or name.about): name for name in reversed(known)}
-    texts = [f"{name.project}'s {name.text} is {name.here} here" if name.here else name.about for name in first.values()]
-    return "".join(f"; {text}" for text in texts[::-1][:_SHOWN])
+    """Projects that say the same are named together."""
+    answers: dict[str, list[Name]] = {}
+    for name in known:
+        answers.setdefault(name.here or name.about, []).append(name)
+    texts = []
+    for answer, same in list(answers.items())[:_SHOWN]:
+        owners = " and ".join(dict.fromkeys(f"{name.project}'s" for name in same))
+        remark = next((f" ({name.remark})" for name in same if name.remark), "")
+        texts.append(f"{owners} {same[0].text} is {answer} here{remark}" if same[0].here else answer)
+    return "".join(f"; {text}" for text in texts)
 
 
 def _key(name: str) -> str:
@@ -87,11 +96,15 @@ def _read(page: str) -> Iterator[Name]:
         elif any(cell.startswith("`") for cell in cells[:2]):
             flags = [] if not columns else _code(cells[columns])
             for cell in cells[:columns] or cells[:1]:
-                texts = _code(cell)
+                texts, remark = _code(cell), _plain(cells[-1]) if columns else ""
                 here = flags if len(texts) == len(flags) else [" and ".join(flags)] * len(texts)
                 for text, own in zip(texts, here, strict=True):
-                    yield Name(project, text, own, "" if columns else f"{cells[1]}: not implemented yet")
+                    yield Name(project, text, own, "" if columns else f"{cells[1]}: not implemented yet", remark)
 
 
 def _code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
+
+
+def _plain(cell: str) -> str:
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", cell).replace("`", "")

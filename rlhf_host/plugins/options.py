@@ -60,11 +60,25 @@ def parse_options(model: type[BaseModel], options: Mapping[str, Any], who: str) 
     """
     cleaned = _known(model, options, who, "")
     try:
-        return model.model_validate(cleaned)
+        parsed = model.model_validate(cleaned)
     except ValidationError as error:
         raise PluginError(f"{who}: " + "; ".join(_explain(problem) for problem in error.errors())) from error
     except Exception as error:  # a validator of the plugin's own that raises something else
         raise PluginError(f"{who}: checking its options raised {type(error).__name__}: {error}") from error
+    if wrong := next(_infinite(parsed), None):
+        raise PluginError(f"{who}: {wrong[0]}: should be a finite number of 32 bits, not {wrong[1]}")
+    return parsed
+
+
+def _infinite(options: BaseModel, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers that were set and are not finite in 32 bits; a default may be infinite, for what is off."""
+    for name, field in type(options).model_fields.items():
+        value = getattr(options, name)
+        if isinstance(value, BaseModel):
+            yield from _infinite(value, f"{prefix}{name}.")
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, float) and each != field.default and not abs(each) < 2.0**128:
+                yield prefix + name, each
 
 
 def describe_options(model: type[BaseModel], prefix: str = "") -> list[Option]:

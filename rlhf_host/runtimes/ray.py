@@ -81,6 +81,7 @@ class Ray:
         """Who shares which devices; whether a cluster has them is seen when the run starts."""
         from rlhf_host.runtimes.placement import describe, parse_placement, plan_places, refuse_apart, refuse_uneven
 
+        passed_on(self.options.runtime_env)
         roles = [need.name for need in start.needs.roles]
         per_engine = None if start.engine is None else start.engine.build().traits.devices
         places = plan_places(parse_placement(start.placement), roles, per_engine=per_engine)

@@ -290,7 +290,9 @@ class Loop:
         if name not in metrics:
             due = any(key.startswith("eval/") for key in metrics) if name.startswith("eval/") else self.step > 0
             if due and self.best is None:
-                raise RunError(f"checkpoint.best is {name}, and there is no such metric{near_matches(name, metrics)}")
+                near = near_matches(name, metrics)
+                again = "resumed, the run needs --checkpoint.best NAME"
+                raise RunError(f"checkpoint.best is {name}, and there is no such metric{near}; {again}")
             return
         value = metrics[name]
         if not math.isfinite(value):

@@ -209,7 +209,14 @@ def _files(path: Path) -> list[Path]:
         for folder in (path, path / "trajectories"):
             if files := sorted(folder.glob("train-step-*.jsonl")):
                 return files
-        raise UserError(f"{path} has no trajectories/train-step-*.jsonl: give a file, a run directory or its trajectories/")
+        evaluated = sorted([*path.glob("eval-step-*.jsonl"), *path.glob("trajectories/eval-step-*.jsonl")])
+        more = (
+            f"; of evaluations there is {evaluated[-1]}, and training writes every --trajectories.every steps"
+            if evaluated
+            else ""
+        )
+        none = f"{path} has no trajectories/train-step-*.jsonl"
+        raise UserError(f"{none}: give a file, a run directory or its trajectories/{more}")
     if not path.exists():
         siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file or directory{near_matches(path.name, siblings)}")

@@ -204,6 +204,11 @@ def test_a_text_that_is_not_in_the_file_needs_the_model(replay, tmp_path):
 def test_what_cannot_be_replayed_is_refused(replay, saved, rlhf_here):
     assert "no file is given: rlhf replay FILE" in replay("--reward", "vowels", code=2)
     assert "nothing is chosen to replay with" in replay(saved, code=2)
+    Path("short/trajectories").mkdir(parents=True)
+    Path("short/trajectories/eval-step-000003.jsonl").touch()
+    output = replay("short", "--algo", "rloo", code=2)
+    assert "of evaluations there is short/trajectories/eval-step-000003.jsonl" in output
+    assert "every --trajectories.every steps" in output
     assert "no such file or directory; did you mean 'saved.jsonl'?" in replay("save.jsonl", "--algo", "rloo", code=2)
     assert "--rows few: how many trajectories to show" in replay(saved, "--algo", "rloo", "--rows", "few", code=2)
     assert "no such flag" in replay(saved, "--algo", "rloo", "--trian.steps", "3", code=2)

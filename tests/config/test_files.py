@@ -139,12 +139,21 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ),
         ("learning_rate: 1\n", ["run.yaml:1: learning_rate: no such key; TRL's learning_rate is --actor.lr here"]),
         (
+            "actor: {learning_rate: 1}\n",
+            ["run.yaml:1: actor.learning_rate: no such key; TRL's learning_rate is --actor.lr here"],
+        ),
+        ("lr: 1\n", ["run.yaml:1: lr: no such key; did you mean '--actor.lr' or '--critic.lr'"]),
+        (
             "data:\n  train_files: x\n",
             ["run.yaml:2: data.train_files: 'train_files' is neither a data setting nor a source; verl's data.train_files is"],
         ),
         (
             "actor_rollout_ref: {model: {path: m}}\n",
             ["run.yaml:1: actor_rollout_ref: no such key; docs/coming-from.md says what verl's actor_rollout_ref.* are here"],
+        ),
+        *(
+            (f"train: {{steps: {prefix}{digit * 60_000}}}\n", ["run.yaml:1: train.steps: cannot be read as int: "])
+            for prefix, digit in (("", "9"), ("0x", "f"), ("0o", "7"), ("0b", "1"))
         ),
         ("data: {sources: [{weight: 2}]}\n", ["run.yaml:1: data.sources: path is required"]),
     ],

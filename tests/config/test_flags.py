@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from rlhf_host.config.flags import parse
+from rlhf_host.config.flags import known_flags, parse
 from rlhf_host.config.load import load_config, read_config
 from rlhf_host.errors import UserError
 
@@ -137,6 +139,11 @@ def test_eval_rewards_are_their_own():
         (["--seed", "-1"], "--seed: should be greater than or equal to 0, not '-1'"),
         (["--rollout.temperature", "inf"], "--rollout.temperature: should be a finite number, not 'inf'"),
         (["--actor.betas", "0.9,2"], "--actor.betas: should be less than 1, not '2'"),
+        (["--rollout.n", "10000000000"], "--rollout.n: should be less than 2147483648, not '10000000000'"),
+        (
+            ["--reward", "length", "--reward.length.weight", "1e39"],
+            "--reward.length.weight: should be less than or equal to 1000000000",
+        ),
         (["--rollout.n", "0"], "--rollout.n: should be greater than 0, not '0'"),
         (["--train.autocast", "of"], "--train.autocast: should be 'auto', 'off' or 'bfloat16', not 'of'; did you mean 'off'?"),
         (["--data", "x@-1"], "--data x@-1: should be greater than 0, not '-1'"),
@@ -168,6 +175,24 @@ def test_eval_rewards_are_their_own():
             "--vllm.num_engines: no such flag; OpenRLHF's --vllm.num_engines is --engine vllm --placement rollout=4 here",
         ),
         (["--reward.remote_url", "u"], "--reward.remote_url: no such flag; OpenRLHF's --reward.remote_url is --reward here"),
+        (["--train.lr", "1"], "--train.lr: no such flag; did you mean '--actor.lr' or '--critic.lr'"),
+        (["--actor.learning-rate", "1"], "--actor.learning-rate: no such flag; TRL's learning_rate is --actor.lr here"),
+        (["--train.step", "8"], "--train.step: no such flag; did you mean '--train.steps'"),
+        (["--dynamic-filterin.low", "0"], "--dynamic-filterin.low: no such flag; did you mean '--dynamic-filtering.low'"),
+        (
+            ["--beta", "0.04"],
+            "--beta: no such flag; TRL's beta is --kl.coef here"
+            " (GRPO: with --kl.place loss --kl.estimator k3; RLOO: --kl.place reward)",
+        ),
+        (
+            ["--save_steps", "9"],
+            "--save_steps: no such flag; OpenRLHF's and TRL's --save_steps is --checkpoint.every here",
+        ),
+        (
+            ["algorithm.adv_estimator=grpo"],
+            "unexpected argument 'algorithm.adv_estimator=grpo': flags look like --rollout.n 8;"
+            " verl's algorithm.adv_estimator grpo is --algo grpo here",
+        ),
         (["--lora_rank", "8"], "--lora_rank: no such flag; LoRA adapters: not implemented yet"),
         (
             ["--advantage_estimator", "gae"],
@@ -197,6 +222,11 @@ def test_mistakes_are_one_line_each(flags, line):
     lines = refusal(*flags)
     assert len(lines) == 1
     assert lines[0].startswith(line)
+
+
+def test_no_flag_is_suggested_that_does_not_exist():
+    (line,) = refusal("--rollout.num-samples", "4")
+    assert {flag.removeprefix("--") for flag in re.findall(r"'(--.*?)'", line)} <= set(known_flags())
 
 
 def test_several_mistakes_are_told_at_once():

@@ -274,13 +274,23 @@ REFUSALS = {
         [*ONE, "--actor.model", "m", "--data", "sums", "--checkpoint.best", "eval/pass@1"],
         "checkpoint.best is eval/pass@1, and nothing is evaluated: give --eval.data PATH",
     ),
+    "the best of k that is not measured": (
+        [*ONE, "--actor.model", "m", "--data", "sums", "--eval.data", "sums", "--checkpoint.best", "eval/pass@8"],
+        "checkpoint.best is eval/pass@8, and evaluations have no such metric;"
+        " k is 1, eval.n (1) or in eval.k: set --eval.n or --eval.k",
+    ),
+    "the best of what is not measured": (
+        [*ONE, "--actor.model", "m", "--data", "sums", "--eval.data", "sums", "--checkpoint.best", "eval/rewrd/mean"],
+        "checkpoint.best is eval/rewrd/mean, and evaluations have no such metric; did you mean 'eval/reward/mean'?",
+    ),
     "algorithms that are not there yet": (
         ["--algo", "dpo", "--reward", "length"],
         "--algo: no algo named 'dpo' is installed; preference learning (DPO, KTO and others): not implemented yet",
     ),
     "names of other projects": (
         [*ONE, "--algo.kl.init_coef", "0.1"],
-        "--algo.kl.init_coef: algo 'toy' has no option 'kl'; OpenRLHF's --algo.kl.init_coef is --kl.coef here",
+        "--algo.kl.init_coef: algo 'toy' has no option 'kl'; OpenRLHF's --algo.kl.init_coef is --kl.coef here"
+        " (no KL by default; 0.01 there)",
     ),
     "presets in a place of their own": (
         ["--config", "preset.yaml"],

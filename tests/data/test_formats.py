@@ -335,6 +335,6 @@ def test_a_broken_row_stops_with_its_place_or_is_left_out(name, row, message, ch
     units = load_units(data.model_copy(update={"on_bad_row": "skip"}), kind=kind, split="train", tokenizer=chatml, rows=rows)
     assert len(units) == 11
     assert any(
-        line.startswith("data: left out 1 bad rows of 12 (1 × ") and line.endswith(f"the first at data[10]: {message}")
+        line.startswith("data: left out 1 bad row of 12 (1 × ") and line.endswith(f"the first at data[10]: {message}")
         for line in units.report
     )

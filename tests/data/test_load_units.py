@@ -237,7 +237,7 @@ def test_many_bad_rows_are_an_error_all_the_same(load, write):
     with pytest.raises(UserError) as caught:
         load(path, kind="preference", on_bad_row="skip")
     assert str(caught.value) == (
-        f"{path}: left out 1 bad rows of 9 (1 × 'chosen' and 'rejected' are equal), the first at {path}:9: 'chosen' and "
+        f"{path}: left out 1 bad row of 9 (1 × 'chosen' and 'rejected' are equal), the first at {path}:9: 'chosen' and "
         "'rejected' are equal: more than 10% of the rows"
     )
 

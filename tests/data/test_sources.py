@@ -231,6 +231,16 @@ def test_bad_rows_may_be_left_out_and_are_counted(load, write):
         load(path)
 
 
+def test_a_first_row_without_a_label_does_not_drop_the_labels_of_the_others(load, write):
+    path = write("late.jsonl", '{"prompt": "1+2="}\n' + GOOD * 2)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}:1: no 'label' (the label), which {path}:2 has")
+    taskset = load(path, on_bad_row="skip")
+    assert [task.ground_truth for task in taskset.tasks] == ["1", "1"]
+    assert f"label 'label'); left out 1 bad row, the first at {path}:1" in taskset.report[0]
+
+
 def test_a_pipe_is_no_data(load, tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UserError, match="is a pipe or a device"):
@@ -251,6 +261,11 @@ def test_alpaca_rows_are_instruction_and_input(load, write):
     rows = [{"instruction": "Add.", "input": "1 and 1", "output": "2"}, {"instruction": "Say 3.", "input": "", "output": "3"}]
     taskset = load(write("a.jsonl", lines(rows)))
     assert [(task.prompt, task.ground_truth) for task in taskset.tasks] == [("Add.\n\n1 and 1", "2"), ("Say 3.", "3")]
+
+
+def test_an_input_that_the_first_row_does_not_have_is_in_the_prompts_of_the_others(load, write):
+    rows = [{"instruction": "Say hi.", "output": "hi"}, {"instruction": "Add.", "input": "1 2", "output": "3"}]
+    assert [task.prompt for task in load(write("a.jsonl", lines(rows))).tasks] == ["Say hi.", "Add.\n\n1 2"]
 
 
 def test_verl_rows_have_their_label_inside_a_column(load, write, chatml, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from typing import Literal
@@ -164,10 +165,11 @@ class Options(BaseModel):
     names: list[str] = Field(default_factory=list)
     limit: int | None = None
     inner: Inner = Inner()
+    most: float = math.inf
 
 
 def test_keys_may_be_written_with_hyphens_or_underscores():
-    parsed = options.parse_options(Options, {"clip-eps": "0.1", "steps": 3, "inner": {"cap": 1}}, "algo 'x'")
+    parsed = options.parse_options(Options, {"clip-eps": "0.1", "steps": 3, "inner": {"cap": 1}, "most": "inf"}, "algo 'x'")
     assert (parsed.clip_eps, parsed.steps, parsed.inner.cap) == (0.1, 3, 1.0)
 
 
@@ -177,11 +179,13 @@ def test_keys_may_be_written_with_hyphens_or_underscores():
         ({"steps": 1, "clip-esp": 1}, "algo 'x' has no option 'clip-esp'; did you mean 'clip_eps'?"),
         (
             {"steps": 1, "zzz": 1},
-            "algo 'x' has no option 'zzz'; it has clip_eps, mode, steps, names, limit, inner",
+            "algo 'x' has no option 'zzz'; it has clip_eps, mode, steps, names, limit, inner, most",
         ),
         ({"steps": 1, "inner": {"capp": 1}}, "algo 'x' has no option 'capp' under 'inner'; did you mean 'cap'?"),
         ({"steps": 1, "clip-eps": 1, "clip_eps": 1}, "algo 'x': option 'clip_eps' is given twice, once as 'clip_eps'"),
         ({}, "algo 'x': option 'steps' is required"),
+        ({"steps": 1, "clip_eps": "inf"}, "algo 'x': clip_eps: should be a finite number of 32 bits, not inf"),
+        ({"steps": 1, "inner": {"cap": -1e39}}, "algo 'x': inner.cap: should be a finite number of 32 bits, not -1e+39"),
         ({"steps": 1, "clip_eps": -1}, "algo 'x': clip_eps: Input should be greater than 0 (got -1)"),
         (
             {"steps": "many", "mode": "c"},
@@ -214,6 +218,7 @@ def test_options_are_described_with_type_default_and_description():
         ("names", "list[str]", "[]", ""),
         ("limit", "int | None", "None", ""),
         ("inner.cap", "float", "2.0", ""),
+        ("most", "float", "inf", ""),
     ]
 
 

@@ -114,3 +114,5 @@ def test_secrets_are_passed_on_by_name(monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match=r"\$\{HF_TOKEN\}, which is not set in the environment"):
         passed_on(options.runtime_env)
+    with pytest.raises(UserError, match="not set in the environment"):  # in a dry run too
+        Ray(options).describe(None)
