@@ -50,7 +50,11 @@ class Headless(Toy):
 class Pairs(Plugin):
     @hookimpl
     def needs(self):
-        return Needs(data="preference")
+        return Needs(data="preference", roles=(RoleNeed("actor", trainable=True, source=None),))
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        return []
 
 class Length(Plugin):
     class Options(BaseModel):

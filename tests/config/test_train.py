@@ -81,7 +81,9 @@ def test_help_shows_the_chosen_plugins_options(rlhf):
 
 
 def test_help_for_a_plugin_that_is_not_there_says_so(rlhf):
-    assert rlhf.refused("train", "--algo", "tyo", "--help") == ["no algo named 'tyo' is installed; did you mean 'toy'?"]
+    assert rlhf.refused("train", "--algo", "tyo", "--help") == [
+        "no algo named 'tyo' is installed; did you mean 'toy' or 'kto'?"
+    ]
 
 
 def test_help_imports_neither_torch_nor_plugins_that_nobody_chose(made_up):
@@ -168,9 +170,9 @@ REFUSALS = {
         ["--algo", "toy", "--reward", "mute"],
         "reward:mute (made-up 1.0) has no score hook, so it scores nothing",
     ),
-    "offline data": (
+    "a reward beside a data set": (
         ["--algo", "pairs"],
-        "pairs trains on preference data, which is not supported by this version",
+        "pairs trains on preference data, and samples and scores nothing: leave --reward out",
     ),
     "small groups": (
         [*ONE, "--rollout.n", "1"],
@@ -284,8 +286,8 @@ REFUSALS = {
         "checkpoint.best is eval/rewrd/mean, and evaluations have no such metric; did you mean 'eval/reward/mean'?",
     ),
     "algorithms that are not there yet": (
-        ["--algo", "dpo", "--reward", "length"],
-        "--algo: no algo named 'dpo' is installed; preference learning (DPO, KTO and others): not implemented yet",
+        ["--algo", "cpo", "--reward", "length"],
+        "--algo: no algo named 'cpo' is installed; these variants of training on a data set: not implemented yet",
     ),
     "names of other projects": (
         [*ONE, "--algo.kl.init_coef", "0.1"],
