@@ -171,7 +171,7 @@ REFUSALS = {
         "reward:mute (made-up 1.0) has no score hook, so it scores nothing",
     ),
     "a reward beside a data set": (
-        ["--algo", "pairs"],
+        ["--algo", "pairs", "--reward", "length"],
         "pairs trains on preference data, and samples and scores nothing: leave --reward out",
     ),
     "small groups": (
