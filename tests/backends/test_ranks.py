@@ -7,6 +7,7 @@ backend look at is computed once for the kind (``life``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import pickle
 import shutil
@@ -421,6 +422,9 @@ class Group:
 
 
 def serve(rank: int, size: int, port: int, parts: int) -> None:
+    import cpuinfo
+
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # a process of its own, for every Adam of DeepSpeed
     answers = sys.stdout.buffer
     gc.freeze()  # DeepSpeed searches for garbage at every turn: not among all that was imported
     torch.set_num_threads(1)
