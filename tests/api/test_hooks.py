@@ -369,7 +369,7 @@ def test_hook_step_finished_may_stop_the_run_after_its_step(run):
         (["--with.b.adjust", "actor.lr"], "extension:a and extension:b both adjust actor.lr after step 1: leave one out"),
         (["--with.b.adjust", "nobody.coef"], "adjusts nobody.coef, which does not exist; there is actor.lr, a.NAME, b.NAME"),
         (["--with.b.adjust", "critic.lr"], "adjusts critic.lr, which does not exist"),
-        (["--with.a.to", "nan"], "extension:a adjusts actor.lr to nan after step 1, expected a finite number"),
+        (["--with.a.to", "-99"], "extension:a adjusts actor.lr to nan after step 1, expected a finite number"),
         (["--with.a.to", "-1"], "extension:a adjusts actor.lr to -1 after step 1, expected a finite number that is 0 or more"),
     ],
 )

@@ -126,6 +126,7 @@ class Extension(Plugin):
         stop: int = -1
         adjust: str = ""
         to: float = 0.0
+        """Below -10: not a number, which no option can be."""
 
     def __init__(self, options):
         super().__init__(options)
@@ -178,7 +179,8 @@ class Extension(Plugin):
         self.steps += 1
         if step == self.options.stop:
             return Stop("enough")
-        return Adjust({self.options.adjust: self.options.to}) if self.options.adjust else None
+        to = self.options.to if self.options.to > -10 else float("nan")
+        return Adjust({self.options.adjust: to}) if self.options.adjust else None
 
     @hookimpl
     def adjust(self, settings):
