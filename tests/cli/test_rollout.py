@@ -111,7 +111,7 @@ def test_a_runs_own_trajectories_give_its_metrics_to_the_last_bit(train, how):
 def test_steps_that_were_sampled_ahead_are_all_of_version_zero(rollout, train):
     rows, _ = rollout("--steps", "3")
     assert {version for row in rows for segment in row["segments"] for version in segment["versions"] or []} == {0}
-    read, _, output = train("--from-trajectories", "rollouts.jsonl")
+    read, _, output = train("--from-trajectories", "rollouts.jsonl", "--train.steps", "100")
     assert [row["step"] for row in read] == [1, 2, 3]
     assert "training ends with them, before train.steps 100" in output
 
