@@ -39,8 +39,8 @@ ABOUT = """# The first hour
 A new user's first hour: the quickstart, then a reward of their own, trained, interrupted and resumed.
 `python scripts/first_hour.py` ran these commands, one after the other, in a fresh clone with an empty home directory and a
 terminal of {columns} columns, and wrote this page. It left out lines where it says so, pip's warnings about the machine's package
-index, and what a progress bar overwrote. The last line of each block is the time of the command, on a machine that others were
-using too: {machine}. Alone on it, `make quickstart` takes about a third of this time.
+index, and what a progress bar overwrote. The last line of each block is the time of the command, on a machine with
+{machine}.
 """
 
 
