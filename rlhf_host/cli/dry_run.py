@@ -96,6 +96,8 @@ def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed:
 
     lines = []
     room = None if config.roles["actor"].model == QUICKSTART else prompt_room(config)
+    actor = config.roles["actor"]
+    limits = (None, []) if needs.samples or room is None else (sizes(actor)[1], stop_tokens(actor))
     longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:
         if _is_hub_name(source.path):
@@ -104,8 +106,6 @@ def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed:
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
         if not needs.samples:
-            actor = config.roles["actor"]
-            limits = (None, []) if room is None else (sizes(actor)[1], stop_tokens(actor))
             units = units_of(config, part, split, tokenizer, needs, NO_ROWS, *limits)
             lines += [f"{line}; later rows are not checked" for line in units.report]
             continue

@@ -37,7 +37,6 @@ def load_units(
     kind: str,
     split: Split,
     tokenizer: Any,
-    seed: int = 0,
     max_tokens: int | None = None,
     rows: PythonRows = NO_ROWS,
     needed_by: str = "the algorithm",
@@ -53,7 +52,6 @@ def load_units(
 
     Args:
         kind: one of ``Needs.data`` except ``prompts``.
-        seed: is not used; the order is the stream's.
         max_tokens: the model's context.
         needed_by: who wants this kind of data, for messages.
         stop_ids: further stop tokens of the model.

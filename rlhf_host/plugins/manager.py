@@ -305,7 +305,7 @@ class PluginManager:
 
 def _stamps(arguments: Iterable[Any]) -> list[tuple[str, Any, int]]:
     """Every tensor in a hook's arguments with its version, which any change in place raises."""
-    tensors = [("a tensor", value) for value in arguments if hasattr(value, "_version")]
+    tensors = [("a tensor", value) for value in arguments if not isinstance(value, Batch) and hasattr(value, "_version")]
     for batch in (value for value in arguments if isinstance(value, Batch)):
         fields = [(each.name, getattr(batch, each.name)) for each in fields_of(batch)]
         nested = [(name, value) for name, values in fields if isinstance(values, Mapping) for value in values.values()]

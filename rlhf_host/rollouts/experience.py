@@ -174,6 +174,11 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
+    apply_masks(experience, hooks)
+
+
+def apply_masks(experience: Experience, hooks: PluginManager) -> None:
+    """``loss_masks`` combined, in place."""
     for _, mask in hooks.each("loss_masks", experience=experience):
         experience.loss_mask = experience.loss_mask & mask
 

@@ -15,8 +15,9 @@ from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import make_experience
+from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.training.rollout_source import add_extra, add_outputs
+from rlhf_host.training.saved_rows import decoder
 from rlhf_host.training.source import Drawn, timed
 
 
@@ -36,8 +37,7 @@ class RowBatches:
             if self.manager.has("make_rows"):
                 groups = regrouped(self.manager.one("make_rows", groups=groups), groups)
             experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
-            for _, mask in self.manager.each("loss_masks", experience=experience):
-                experience.loss_mask = experience.loss_mask & mask
+            apply_masks(experience, self.manager)
         with timed(times, "logprobs"):
             add_outputs(experience, self.trainer, self.needs, "fused")
             add_extra(experience, self.manager, self.trainer, self.needs)
@@ -55,14 +55,11 @@ class RowBatches:
                 sample=number,
                 row=number,
                 columns=row.columns,
-                decode=self._decode,
+                decode=decoder(self.tokenizer),
             )
             for number, row in enumerate(unit.rows)
         ]
         return Group(name, task, rows)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group]) -> list[Group]:

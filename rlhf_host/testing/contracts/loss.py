@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +18,16 @@ from rlhf_host.training.reduction import Denominators, Reducer
 from rlhf_host.training.update import ask
 
 
-def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
+def cases(
+    subject: Subject, build: Callable[[Subject, PluginManager], Experience] = training_batch
+) -> Iterator[tuple[str, PluginManager, str, Experience]]:
     """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
     for choice in subject.choices:
         controller = subject.manager(**choice)
         for role in trainable(subject):
             name = "".join(f"loss={value}: " for value in choice.values()) + ("" if role == "actor" else f"{role}: ")
-            # Workers have instances of their own, which never saw the advantages being computed.
-            yield name, subject.manager(**choice), role, training_batch(subject, controller)
+            # Workers have instances of their own, which never saw the batch being made.
+            yield name, subject.manager(**choice), role, build(subject, controller)
 
 
 def agree(a: Updated, b: Updated) -> bool:
@@ -36,7 +38,7 @@ def agree(a: Updated, b: Updated) -> bool:
 @check("compute_loss")
 def loss_items_are_well_formed(subject: Subject) -> None:
     """Loss terms have masks that exist and the batch's shape; metrics are finite numbers."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject):
         part = batch.select(range(len(batch)))
         outputs = training.Bigram()(trainable(subject)[role], part, subject.needs.outputs)
         for _, item in ask(manager, "compute_loss", part, role=role, outputs=outputs):
@@ -62,8 +64,13 @@ def term_is_well_formed(name: str, term: LossTerm, batch: Experience, alias: str
 @check("compute_loss")
 def loss_is_pure(subject: Subject) -> None:
     """The same batch gives the same loss twice, on instances that did and did not compute its advantages."""
+    expect_pure(subject, training_batch)
+
+
+def expect_pure(subject: Subject, build: Callable[[Subject, PluginManager], Experience]) -> None:
+    """Raises ``Broken`` for a loss that instances do not agree on."""
     controller = subject.manager()
-    batch = training_batch(subject, controller)
+    batch = build(subject, controller)
     for role in trainable(subject):
         first, *others = (update(subject, manager, role, batch) for manager in (controller, subject.manager(), controller))
         message = f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra"
@@ -73,19 +80,31 @@ def loss_is_pure(subject: Subject) -> None:
 @check("compute_loss")
 def loss_is_the_same_however_split(subject: Subject) -> None:
     """Loss and gradient are the same for the whole batch at once, row by row, and in uneven parts."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject):
         rows = list(range(len(batch)))
-        whole = update(subject, manager, role, batch)
-        for split in ([[row] for row in rows], [rows[5:], rows[:1], rows[1:5]]):
-            same = agree(whole, update(subject, manager, role, batch, split))
-            message = "the gradient depends on how the batch is split into micro-batches; return unreduced values"
-            expect(same, f"{name}{message}")
+        expect_exact(subject, name, manager, role, batch, [[[row] for row in rows], [rows[5:], rows[:1], rows[1:5]]])
+
+
+def expect_exact(
+    subject: Subject, name: str, manager: PluginManager, role: str, batch: Experience, splits: Sequence[Sequence[Sequence[int]]]
+) -> None:
+    """Raises ``Broken`` for a loss or gradient that is another one in one of the splits into micro-batches."""
+    whole = update(subject, manager, role, batch)
+    for split in splits:
+        same = agree(whole, update(subject, manager, role, batch, split))
+        message = "the gradient depends on how the batch is split into micro-batches; return unreduced values"
+        expect(same, f"{name}{message}")
 
 
 @check("compute_loss")
 def loss_ignores_masked_garbage(subject: Subject) -> None:
     """NaN at padding and observations, in outputs and batch, changes neither loss, gradient nor metrics."""
-    for name, manager, role, batch in _cases(subject):
+    expect_blind(subject, training_batch)
+
+
+def expect_blind(subject: Subject, build: Callable[[Subject, PluginManager], Experience]) -> None:
+    """Raises ``Broken`` where NaN at masked positions changes loss, gradient or metrics."""
+    for name, manager, role, batch in cases(subject, build):
         clean = update(subject, manager, role, batch)
         dirty = update(subject, manager, role, widen(spoil(batch), 3, fill=float("nan")), spoiled=True)
         expect(agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
@@ -97,7 +116,7 @@ def loss_ignores_masked_garbage(subject: Subject) -> None:
 @check("compute_loss")
 def loss_is_finite_at_extreme_gaps(subject: Subject) -> None:
     """Log-probabilities 50 nats apart from the old policy's, the sampler's or the reference's give finite gradients."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject):
         gap = torch.where(noise(batch, 60) > 0, 50.0, -50.0) * batch.action_mask
         assert batch.old_logprobs is not None
         batch.old_logprobs += gap
@@ -110,7 +129,7 @@ def loss_is_finite_at_extreme_gaps(subject: Subject) -> None:
 @check("compute_loss")
 def loss_is_finite_when_masked_out(subject: Subject) -> None:
     """Rows without a token in the loss, and a micro-batch of nothing else, give a finite loss and gradient."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject):
         rows = range(len(batch))
         for emptied in ([0, 4], list(rows)):
             batch.action_mask[emptied] = batch.loss_mask[emptied] = False
@@ -124,7 +143,7 @@ def loss_is_finite_when_masked_out(subject: Subject) -> None:
 def loss_choices_are_finite(subject: Subject) -> None:
     """Every loss on offer trains: some term for a trainable role, finite, with the old log-probabilities and without."""
     expect(subject.choices, "no value of the option loss is accepted with these options")
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject):
         for old_logprobs in (batch.old_logprobs, None):
             batch.old_logprobs = old_logprobs
             expect(update(subject, manager, role, batch).finite, f"{name}the loss or its gradient is not finite")
@@ -135,7 +154,7 @@ def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
     """On policy, the loss falls as the log-probabilities of a row with positive advantages rise, and the other way round."""
     if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm" or not subject.needs.rewards:
         return  # without rewards the signal is not in the advantages
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject):
         if role == "actor":
             # One sign for a row, so that losses of whole rows have it too.
             sign = torch.where(noise(batch, 61)[:, :1] > 0, 1.0, -1.0).expand(batch.action_mask.shape)
@@ -147,14 +166,10 @@ def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
 
 def _logprob_gradient(subject: Subject, manager: PluginManager, batch: Experience) -> Tensor:
     """``[B, T]``: the loss's derivative by each log-probability."""
-    rows = list(range(len(batch)))
-    part = batch.select(rows)
+    part = batch.select(range(len(batch)))
     outputs = training.Bigram()("lm", part, subject.needs.outputs)
     assert outputs.logprobs is not None
     outputs.logprobs = outputs.logprobs.detach().requires_grad_()
-    reducer = Reducer(Denominators.of(batch))
     items = ask(manager, "compute_loss", part, role="actor", outputs=outputs)
     terms = [item for _, item in items if isinstance(item, LossTerm)]
-    expect(terms, "compute_loss gives no loss term for the actor")
-    total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
-    return training.gradients_of(total, [outputs.logprobs])[0]
+    return training.slope(terms, outputs.logprobs, batch, subject.info.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,8 +10,8 @@ from torch import Tensor
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Output
 from rlhf_host.records.tensors import Experience, LossTerm, Metric
-from rlhf_host.testing.contracts.batches import apart, close, in_order, is_finite, noise, spoil, widen
-from rlhf_host.testing.contracts.loss import agree, term_is_well_formed
+from rlhf_host.testing.contracts.batches import apart, close, in_order, is_finite, noise
+from rlhf_host.testing.contracts.loss import agree, cases, expect_blind, expect_exact, expect_pure, term_is_well_formed
 from rlhf_host.testing.contracts.offline_batches import (
     again,
     logprobs_now,
@@ -22,18 +21,9 @@ from rlhf_host.testing.contracts.offline_batches import (
     whole_units,
 )
 from rlhf_host.testing.contracts.subject import Subject, check, expect
-from rlhf_host.testing.contracts.training import Bigram, Updated, gradients_of, trainable, update
-from rlhf_host.training.reduction import Denominators, Reducer, reduced
+from rlhf_host.testing.contracts.training import Bigram, Updated, slope, trainable, update
+from rlhf_host.training.reduction import reduced
 from rlhf_host.training.update import ask
-
-
-def _cases(subject: Subject) -> Iterator[tuple[str, PluginManager, str, Experience]]:
-    """Every loss on offer × every trainable role: how to call it, a worker's instance, the role and its batch."""
-    for choice in subject.choices:
-        controller = subject.manager(**choice)
-        for role in trainable(subject):
-            name = "".join(f"loss={value}: " for value in choice.values()) + ("" if role == "actor" else f"{role}: ")
-            yield name, subject.manager(**choice), role, offline_batch(subject, controller)
 
 
 def _expect_finite(name: str, updated: Updated, why: str) -> None:
@@ -46,7 +36,7 @@ def _expect_finite(name: str, updated: Updated, why: str) -> None:
 def items_of_units_are_well_formed(subject: Subject) -> None:
     """Loss terms have masks that exist and the batch's shape; metrics are finite numbers."""
     expect(subject.choices, "no value of the option loss is accepted with these options")
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         terms, metrics = _items(subject, manager, role, batch)
         for term in terms:
             term_is_well_formed(name, term, batch, subject.info.name)
@@ -58,29 +48,22 @@ def items_of_units_are_well_formed(subject: Subject) -> None:
 @check("compute_loss")
 def loss_of_units_is_pure(subject: Subject) -> None:
     """The same batch gives the same loss twice, on instances that did and did not make its rows."""
-    controller = subject.manager()
-    batch = offline_batch(subject, controller)
-    for role in trainable(subject):
-        first, *others = (update(subject, manager, role, batch) for manager in (controller, subject.manager(), controller))
-        message = f"the loss of {role} depends on more than its arguments; what a worker must know travels in batch.extra"
-        expect(all(agree(first, other) for other in others), message)
+    expect_pure(subject, offline_batch)
 
 
 @check("compute_loss")
 def loss_of_units_is_the_same_however_split(subject: Subject) -> None:
     """Loss and gradient are the same for the whole batch at once, unit by unit, and in uneven parts of whole units."""
-    for name, manager, role, batch in _cases(subject):
-        units, whole = whole_units(batch), update(subject, manager, role, batch)
-        for split in (units, [units[0] + units[3], units[1], [row for unit in (units[2], *units[4:]) for row in unit]]):
-            same = agree(whole, update(subject, manager, role, batch, split))
-            message = "the gradient depends on how the batch is split into micro-batches; return unreduced values"
-            expect(same, f"{name}{message}")
+    for name, manager, role, batch in cases(subject, offline_batch):
+        units = whole_units(batch)
+        uneven = [units[0] + units[3], units[1], [row for unit in (units[2], *units[4:]) for row in unit]]
+        expect_exact(subject, name, manager, role, batch, [units, uneven])
 
 
 @check("compute_loss")
 def loss_of_units_is_the_same_in_any_order(subject: Subject) -> None:
     """Rows in another order, those of a unit apart from each other, give the same loss, gradient and metrics."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         here = update(subject, manager, role, batch)
         there = update(subject, manager, role, in_order(batch, apart(len(batch))))
         message = "depend on the order of rows; go by unit_id and columns, as F.pairs does"
@@ -92,7 +75,7 @@ def loss_of_units_is_the_same_in_any_order(subject: Subject) -> None:
 @check("compute_loss")
 def units_in_a_batch_twice_change_nothing(subject: Subject) -> None:
     """All units a second time in the batch give the same mean loss and gradient: none counts by its place or for the others."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         units = make_units(str(subject.needs.data))
         twice = update(subject, manager, role, offline_batch(subject, manager, [*units, *again(units)]))
         same = agree(update(subject, manager, role, batch), twice)
@@ -102,7 +85,7 @@ def units_in_a_batch_twice_change_nothing(subject: Subject) -> None:
 @check("compute_loss")
 def loss_of_one_unit_is_finite(subject: Subject) -> None:
     """A batch of one unit, as the last of an epoch may be, gives a finite loss, gradient and metrics."""
-    for name, manager, role, _ in _cases(subject):
+    for name, manager, role, _ in cases(subject, offline_batch):
         for unit in make_units(str(subject.needs.data), 2):
             _expect_finite(name, update(subject, manager, role, offline_batch(subject, manager, [unit])), "a unit alone gives")
 
@@ -110,19 +93,13 @@ def loss_of_one_unit_is_finite(subject: Subject) -> None:
 @check("compute_loss")
 def loss_of_units_ignores_masked_garbage(subject: Subject) -> None:
     """NaN at padding and observations, in outputs, batch and other roles' log-probabilities, changes nothing."""
-    for name, manager, role, batch in _cases(subject):
-        clean = update(subject, manager, role, batch)
-        dirty = update(subject, manager, role, widen(spoil(batch), 3, fill=float("nan")), spoiled=True)
-        expect(agree(clean, dirty), f"{name}NaN at masked positions changes loss or gradient: torch.where(mask, x, 0) first")
-        for metric, value in clean.metrics.items():
-            same = math.isclose(dirty.metrics.get(metric, math.nan), value, rel_tol=1e-4, abs_tol=1e-6)
-            expect(same, f"{name}NaN at masked positions changes the metric {metric!r}; give it a mask")
+    expect_blind(subject, offline_batch)
 
 
 @check("compute_loss")
 def loss_of_units_ignores_a_missing_margin(subject: Subject) -> None:
     """Without the column ``margin``, which data may have, the loss is as if all its values were NaN (none)."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         if "margin" in batch.columns:
             batch.columns["margin"] = torch.full_like(batch.columns["margin"], float("nan"))
             none = update(subject, manager, role, batch)
@@ -134,7 +111,7 @@ def loss_of_units_ignores_a_missing_margin(subject: Subject) -> None:
 @check("compute_loss")
 def loss_of_units_is_finite_at_extreme_gaps(subject: Subject) -> None:
     """Log-probabilities 50 nats per token apart from those of other roles give finite losses, gradients and metrics."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         sign = torch.where(noise(batch, 60)[:, :1] > 0, 50.0, -50.0)  # one for a row, so that its sums are large
         batch.logprobs = {other: value + sign * batch.completion_mask for other, value in batch.logprobs.items()}
         _expect_finite(name, update(subject, manager, role, batch), "log-probabilities 50 nats apart make")
@@ -143,7 +120,7 @@ def loss_of_units_is_finite_at_extreme_gaps(subject: Subject) -> None:
 @check("compute_loss")
 def loss_of_units_is_finite_when_masked_out(subject: Subject) -> None:
     """Units without a token in the loss, and a micro-batch of nothing else, give finite losses, gradients and metrics."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         units = whole_units(batch)
         for emptied in (units[0] + units[2], list(range(len(batch)))):
             batch.action_mask[emptied] = batch.loss_mask[emptied] = False
@@ -157,7 +134,7 @@ def loss_of_units_is_finite_when_masked_out(subject: Subject) -> None:
 def loss_has_the_sign_of_the_label(subject: Subject) -> None:
     """The loss falls on the way on which log-probabilities, or scores, of chosen and unlabelled rows rise and those of rejected
     rows fall, wherever the rows are; the reference is as the actor at the middle of the way."""
-    for name, manager, role, batch in _cases(subject):
+    for name, manager, role, batch in cases(subject, offline_batch):
         if role != "actor":
             continue
         scalar, now = trainable(subject)["actor"] == "scalar", logprobs_now(batch)
@@ -232,7 +209,4 @@ def _slope(subject: Subject, manager: PluginManager, batch: Experience, values: 
     """The loss's derivative by each log-probability ``[B, T]`` of the actor, or by each score ``[B]``, at ``values``."""
     values = values.clone().requires_grad_()
     terms, _ = _items(subject, manager, "actor", batch, values)
-    expect(terms, "compute_loss gives no loss term for the actor")
-    reducer, rows = Reducer(Denominators.of(batch)), list(range(len(batch)))
-    total = torch.stack([reducer.reduce(term, rows, None, subject.info.name) for term in terms]).sum()
-    return gradients_of(total, [values])[0]
+    return slope(terms, values, batch, subject.info.name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import make_experience
+from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.testing.contracts.batches import STEP, VOCABULARY, noise
 from rlhf_host.testing.contracts.subject import Subject
 from rlhf_host.testing.contracts.training import Bigram
@@ -78,8 +78,7 @@ def offline_batch(subject: Subject, manager: PluginManager, units: Sequence[Grou
     """A batch as workers get it: rows made, masks applied, other roles' log-probabilities made up, ``prepare_batch`` called."""
     units = make_units(str(subject.needs.data)) if units is None else units
     batch = make_experience(rows_of(subject, manager, units), {}, step=STEP, max_new_tokens=0, temperature=1.0)
-    for _, mask in manager.each("loss_masks", experience=batch):
-        batch.loss_mask = batch.loss_mask & mask
+    apply_masks(batch, manager)
     now = logprobs_now(batch)
     for salt, output in enumerate(output for output in subject.needs.outputs if output.role):
         made_up = now + 0.3 * noise(batch, salt) if output.what == "logprobs" else noise(batch, salt)

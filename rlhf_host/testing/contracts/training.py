@@ -11,10 +11,10 @@ from torch import Tensor
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group
 from rlhf_host.records.needs import Output
-from rlhf_host.records.tensors import Batch, Distribution, Experience, Metric, Outputs
+from rlhf_host.records.tensors import Batch, Distribution, Experience, LossTerm, Metric, Outputs
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_of, is_finite, make_batch, make_groups, noise
-from rlhf_host.testing.contracts.subject import Subject
+from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced
 from rlhf_host.training.update import ask
@@ -128,6 +128,14 @@ def update(
             else:
                 total = total + reducer.reduce(item, rows, corrections, subject.info.name)
     return Updated(total.detach(), gradients_of(total, model.parameters), metrics.result())
+
+
+def slope(terms: Sequence[LossTerm], values: Tensor, batch: Experience, alias: str) -> Tensor:
+    """The derivative of the batch's loss by ``values``, of which the terms were made. Raises ``Broken`` without terms."""
+    expect(terms, "compute_loss gives no loss term for the actor")
+    reducer, rows = Reducer(Denominators.of(batch)), list(range(len(batch)))
+    total = torch.stack([reducer.reduce(term, rows, None, alias) for term in terms]).sum()
+    return gradients_of(total, [values])[0]
 
 
 def gradients_of(total: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
