@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf_host.errors import DivergedError, LostError, RunError
+from rlhf_host.errors import DivergedError, LostError, RunError, UserError
+from rlhf_host.scratch import Scratch
 
 
 def cache_directory() -> Path:
     """What can be made again: ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``."""
     return Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
+
+
+def fill_cache(path: Path, fill: Callable[[Path], None], is_whole: Callable[[], bool]) -> None:
+    """Make the directory ``path`` of the cache, whole or not at all, whoever else does the same.
+
+    Args:
+        fill: writes the files.
+        is_whole: whether ``path``, where it is there already, can be used; it is replaced otherwise.
+
+    Raises:
+        UserError: when it cannot be written.
+    """
+    root = path.parent
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with Scratch(f".{path.name}-", root) as aside:
+            fill(aside)
+            for part in (*aside.iterdir(), aside):
+                flush(part)
+            try:
+                aside.rename(path)
+            except OSError:
+                if not is_whole():  # damaged; otherwise another process was first
+                    remove_directory(path)
+                    aside.rename(path)
+    except OSError as error:
+        reason = f"{root} cannot be written: {error.strerror}"
+        raise UserError(f"{reason}; set RLHF_CACHE to a directory that can be written and has space for it") from error
+
+
+def hash_files(files: Sequence[Path], root: Path) -> str:
+    """Of their names below ``root`` and their content."""
+    digest = hashlib.sha256()
+    for each in files:
+        digest.update(f"{each.relative_to(root)}\0{each.stat().st_size}\0".encode())
+        with each.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -208,8 +208,13 @@ def importance_weights(
 
 @hookspec(calls="one")
 def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
-    """Return the rows to train on, made of a data set's rows: each belongs to one of the groups. A row may stay out of the loss
-    (``loss_masks``); then only ``batch_statistics`` sees it. Provisional: no run that samples calls it yet."""
+    """Return the rows to train on: each belongs to one of the groups.
+
+    Of a data set, the groups are its units. A row may stay out of the loss (``loss_masks``); then only ``batch_statistics`` sees
+    it. In a run that samples, the groups are those that were kept, and ``Trajectory.reward`` is the one that advantages would be
+    computed from. The rows take the place of ``compute_advantages``: ``batch.advantages`` is ``None``, and a batch may be smaller
+    than what was sampled. Rows to compare get a common ``episode_id`` and ``columns``: change copies (``dataclasses.replace``).
+    """
 
 
 @hookspec(calls="each", where="worker", gives=(Iterable, None))

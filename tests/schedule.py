@@ -14,6 +14,7 @@ TOGETHER = {
         "tests/runtimes/test_ray_nodes.py",
         "tests/runtimes/test_ray_run.py",
         "tests/runtimes/test_whole_stack.py",
+        "tests/training/test_lora.py",  # vLLM's shared memory would be taken for what test_whole_stack leaves
     ),
     "wheels": (  # built once
         "tests/packaging/test_alone.py",
@@ -23,7 +24,12 @@ TOGETHER = {
 }
 """Files that one worker takes, one after the other, and why."""
 
-LONGEST = (*TOGETHER["Ray"], "tests/backends/test_ranks.py", *TOGETHER["wheels"])
+LONGEST = (
+    *TOGETHER["Ray"],
+    "tests/backends/test_ranks.py",
+    "tests/backends/test_offline_ranks.py",
+    *TOGETHER["wheels"],
+)
 """What takes longest, first: begun last, it would be left to one worker. ``pytest --durations=0`` tells."""
 
 

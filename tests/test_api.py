@@ -145,6 +145,12 @@ def test_evaluate_takes_a_model_and_functions(small, tiny_model):
     assert found["eval/samples"] == 8
 
 
+def test_each_of_several_rewards_is_evaluated(small, tiny_model):
+    judges = {"low": lambda text: 0.25, "high": lambda text: 0.75}
+    found = rlhf_host.evaluate(model=tiny_model, rewards=judges, data=ROWS[:3], rollout=small["rollout"])
+    assert {name: found[f"eval/reward/{name}"] for name in ("low", "high", "mean")} == {"low": 0.25, "high": 0.75, "mean": 1.0}
+
+
 def test_rollouts_come_as_trajectories_and_are_replayed(small):
     settings = {name: value for name, value in small.items() if name != "run_dir"}
     rows = rlhf_host.rollout(rewards=vowels, output="rolled.jsonl", **settings)

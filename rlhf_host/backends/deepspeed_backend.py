@@ -8,7 +8,7 @@ import math
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from rlhf_host.backends.deepspeed_setup import configuration, enter_group, libra
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
 from rlhf_host.backends.weights import in_buckets, named_weights, pieces
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.adapters import adapter_layers, has_adapters, merged_weights
+from rlhf_host.models.loading import save_model
 from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors
 
 
@@ -41,6 +43,8 @@ class DeepSpeedBackend:
         self.exact = options.precision == "fp32"
         self.device = next(self.model.parameters()).device
         refuse(options, self.device, self.ranks)
+        if options.autotp_size > 1 and has_adapters(self.model):
+            raise UserError("AutoTP does not split layers that have adapters: leave autotp_size out, or train all weights")
         deepspeed = library(self.device)
         enter_group(self.ranks, self.device)
         passes = _Passes(start.compute)
@@ -185,6 +189,11 @@ class DeepSpeedBackend:
         return loaded
 
     def save_model(self, directory: Path) -> None:
+        if has_adapters(self.model):
+            with self._whole(self.parameters):
+                if self._first:
+                    save_model(self.model, directory)  # type: ignore[arg-type]
+            return
         whole: dict[str, Tensor] | None = None
         if self.options.zero_stage == 3 or self.options.autotp_size > 1:  # in pieces
             buckets = self.weights(2**28)
@@ -202,17 +211,31 @@ class DeepSpeedBackend:
 
     def _fetched(self, bucket_bytes: int) -> Buckets:
         """Stage 3: only rank 0 keeps what all of them fetch."""
-        import deepspeed
-
         names: dict[Any, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
-        for parameters in pieces(names, lambda parameter: parameter.ds_numel * parameter.element_size(), bucket_bytes):
-            with deepspeed.zero.GatheredParameters(parameters):
-                copies = [parameter.detach().clone() for parameter in parameters] if self._first else []
-            yield [(name, copy) for parameter, copy in zip(parameters, copies, strict=False) for name in names[parameter]]
+        units = _units(self.model, names)
+        for piece in pieces(units, lambda unit: sum(each.ds_numel * each.element_size() for each in unit), bucket_bytes):
+            parameters = [parameter for unit in piece for parameter in unit]
+            copies: Bucket = []
+            with self._whole(parameters):
+                if self._first:
+                    # One copy under every name of a parameter.
+                    copies = [(names[each][0], each.detach()) for each in parameters]
+                    copies = [(name, weight.clone()) for name, weight in merged_weights(self.model, copies)]
+            others = {names[each][0]: names[each][1:] for each in parameters}
+            yield [(other, weight) for name, weight in copies for other in (name, *others.get(name, ()))]
         if buffers := _buffers(self.model):
             yield buffers if self._first else []
+
+    def _whole(self, parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
+        """Inside, these are whole on every rank."""
+        if self.options.zero_stage < 3:
+            return contextlib.nullcontext()
+        import deepspeed
+
+        gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(parameters)
+        return gathered
 
     @property
     def _first(self) -> bool:
@@ -291,6 +314,16 @@ def _inside(module: nn.Module, compute: Callable[..., Tensors], *inputs: Tensor)
         name: part.view_as(tensor) if tensor.requires_grad else part.detach().view_as(tensor)
         for (name, tensor), part in zip(results.items(), parts, strict=True)
     }
+
+
+def _units(model: nn.Module, parameters: Iterable[Any]) -> list[list[Any]]:
+    """The parameters, those that are merged with each other together."""
+    layers = adapter_layers(model) if has_adapters(model) else []
+    owners = {parameter: layer for _, layer in layers for parameter in layer.parameters()}
+    units: dict[Any, list[Any]] = {}
+    for parameter in parameters:
+        units.setdefault(owners.get(parameter, parameter), []).append(parameter)
+    return list(units.values())
 
 
 def _buffers(model: nn.Module) -> Bucket:

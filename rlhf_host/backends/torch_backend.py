@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
+from rlhf_host.models.loading import save_model
 from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors
 
 
@@ -113,7 +114,7 @@ class TorchBackend:
 
     def save_model(self, directory: Path) -> None:
         if self.ranks.rank == 0:
-            self.model.save_pretrained(directory)  # type: ignore[operator]
+            save_model(self.model, directory)  # type: ignore[arg-type]
 
     def weights(self, bucket_bytes: int) -> Buckets:
         return in_buckets(named_weights(self.model), bucket_bytes)

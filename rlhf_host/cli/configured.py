@@ -35,6 +35,7 @@ PLUGINS = {
     "sync": "NAME: how weights reach the engines; default: one that suits engine and runtime",
     "kernels": "NAME; auto: the installed ones that suit model and device; none: the plain path",
     "sync.verify": str(SyncChoice.model_fields["verify"].description),
+    "sync.adapter": str(SyncChoice.model_fields["adapter"].description),
     "NAME.OPTION": "an option of the extension or runtime NAME; it also chooses NAME: short for --with NAME --with.NAME.OPTION",
 }
 """Flags that choose plugins; help adds defaults and what is installed."""

@@ -27,6 +27,7 @@ PROBES = {
     "ray": "ray",
     "deepspeed": "deepspeed",
     "vllm": "vllm:LLM",
+    "peft": "peft:LoraConfig",
     "wandb": "wandb",
     "tensorboard": "torch.utils.tensorboard:SummaryWriter",
     "torchvision": "torchvision",
@@ -38,7 +39,7 @@ PROBES = {
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Nothing here needs them, and builds for another torch break the import of models."""
 
-OPTIONAL = ("ray", "deepspeed", "vllm", "wandb", "tensorboard")
+OPTIONAL = ("ray", "deepspeed", "vllm", "peft", "wandb", "tensorboard")
 """Extras of the host."""
 
 CORE = (

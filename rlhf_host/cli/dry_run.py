@@ -26,6 +26,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
         UserError: something the run needs is missing or malformed.
     """
     from rlhf_host.training.assemble import STEPS, runtime_plugin, runtime_start
+    from rlhf_host.training.vocabularies import check_vocabularies
 
     needs = merge_needs(manager)
     idle = () if needs.samples else ("agent", "weight_sync", "engine")
@@ -38,9 +39,10 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for spec in kernels_to_try(config.kernels):
         click.echo(f"kernels:{spec.name}: {spec.distribution} {spec.version}, tried at the start")
     for need in needs.roles:
-        trained = "trainable" if need.trainable else "frozen"
-        click.echo(f"role {need.name}: {_model(need, config, needs)}, {need.head} head, {trained}")
+        click.echo(f"role {need.name}: {_model(need, config, needs)}")
     tokenizer = _tokenizer(config.roles["actor"])
+    if config.roles["actor"].model != QUICKSTART:  # looking for that one would build it
+        check_vocabularies(config.roles, needs, tokenizer)
     for line in runtime_plugin(config).describe(runtime_start(config, manager, needs, tokenizer, 0, {})):
         click.echo(f"runtime {config.runtime.name}: {line}")
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
@@ -68,14 +70,19 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
 
 
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
-    """The role's model, looked for."""
-    from rlhf_host.models.loading import find_model
+    """The role's model, looked for, and what is trained of it."""
+    from rlhf_host.models.places import find_model
     from rlhf_host.training.role_settings import role_settings
 
-    model = role_settings(config.roles, need, None, needs).model
-    if model != QUICKSTART:  # looking for that one would build it
-        find_model(model)
-    return str(model)
+    settings = role_settings(config.roles, need, None, needs)
+    if settings.model != QUICKSTART:  # looking for that one would build it
+        find_model(settings.model)
+    adapter = f" with the adapter {settings.adapter}" if settings.adapter else ""
+    trained = "frozen"
+    if need.trainable:
+        new = f"a new adapter of rank {settings.lora.rank} is trained" if settings.lora.rank else "trainable"
+        trained = "its adapter is trained" if adapter else new
+    return f"{settings.model}{adapter}, {need.head} head, {trained}"
 
 
 def _tokenizer(role: RoleConfig) -> Any:

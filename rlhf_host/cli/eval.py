@@ -67,7 +67,7 @@ def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
     config = config.model_copy(deep=True)
     actor = config.roles["actor"]
     if checkpoint is not None:
-        actor.model, actor.revision = str(model_of(Path(checkpoint))), None
+        actor.model, actor.revision, actor.adapter = str(model_of(Path(checkpoint))), None, None
     elif actor.model and Path(actor.model).is_dir():
         actor.model = str(model_of(Path(actor.model)))
     if not config.eval.data.sources:
@@ -84,14 +84,13 @@ def run_of(path: Path) -> Path:
 def model_of(path: Path) -> Path:
     """The model directory that ``path`` is or holds; of a run directory its newest checkpoint's, else ``model/``.
 
-    Raises ``UserError`` where there is none, or where a checkpoint's is not as it was written.
+    Raises ``UserError`` where there is none. Loading looks whether a checkpoint's is as it was written.
     """
-    from rlhf_host.training.checkpoints import checkpoint_dirs, refuse_damaged
+    from rlhf_host.training.checkpoints import checkpoint_dirs
 
     newest = [checkpoint / "model" for _, checkpoint in checkpoint_dirs(path)[-1:]]
     for candidate in (path, *newest, path / "model"):
-        if (candidate / "config.json").is_file():
-            refuse_damaged(candidate)
+        if (candidate / "config.json").is_file() or (candidate / "adapter_config.json").is_file():
             return candidate
     if any(path.glob("*.gguf")):
         return path  # loading says to name the file

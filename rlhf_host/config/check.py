@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.defaults import RunTraits, refusals
 from rlhf_host.config.load import fail
-from rlhf_host.config.schema import EvalConfig, RoleConfig, RunConfig, TrainConfig
+from rlhf_host.config.schema import EvalConfig, LoraOptions, RoleConfig, RunConfig, TrainConfig
 from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
+from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Needs
 
@@ -90,13 +92,18 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         yield from _row_refusals(config, manager, needs)
     elif config.data.epochs != 1:
         yield f"data.epochs {config.data.epochs:g} is for data that is trained on as it is: set --train.steps"
+    elif config.data.condition is not None:
+        yield "data.condition is for answers that come with a reward: leave it out (data.template changes prompts)"
     elif not saved and not config.reward and needs.rewards:
         yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
     yield from _reward_refusals(config, manager)
     if config.algo is not None:
-        for hook in ("compute_advantages", "compute_loss") if needs.samples else ("compute_loss",):
+        chosen = needs.samples and manager.has("make_rows")
+        for hook in ("compute_advantages", "compute_loss") if needs.samples and not chosen else ("compute_loss",):
             if not manager.has(hook):
                 yield f"no chosen plugin implements {hook}: algorithm {config.algo.name!r} is incomplete"
+        if chosen:
+            yield from _chosen_row_refusals(manager)
         if not any(need.name == "actor" and need.trainable for need in needs.roles):
             yield f"no chosen plugin trains the actor: needs() of {config.algo.name!r} lacks RoleNeed('actor', trainable=True)"
     if (
@@ -112,6 +119,15 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
 
 
+def _chosen_row_refusals(manager: PluginManager) -> Iterator[str]:
+    """What has no place in a run that samples and trains on the rows of ``make_rows``."""
+    (owner,) = manager.names("make_rows")[:1]
+    for key in manager.names("compute_advantages"):
+        yield f"{owner} trains on the rows that it chooses, which get no advantages, and {key} computes some: choose one of them"
+    for key in manager.names("importance_weights"):
+        yield f"{key} gives importance_weights, and {owner} trains on the rows that it chooses, without advantages: leave it out"
+
+
 def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     """What has no place in a run over a data set."""
     owner = f"{config.algo.name if config.algo else 'a plugin'} trains on {needs.data} data"
@@ -125,6 +141,11 @@ def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> It
         yield f"{owner}, which nothing sampled: leave --train.old-logprobs out"
     if config.train.steps is not None and config.data.epochs != 1:
         yield "train.steps and data.epochs both say when the run ends: leave one of them out"
+    before = [f"--{role_flag(name)}.precompute" for name, role in config.roles.items() if role.precompute]
+    if before and manager.has("make_rows") and manager.has("draw_tasks"):
+        (maker,), (chooser,) = manager.names("make_rows"), manager.names("draw_tasks")
+        reason = f"{maker} makes rows of whole batches, and {chooser} chooses these during the run"
+        yield f"{reason}, so their log-probabilities cannot be computed before: leave {before[0]} or {chooser} out"
     for key in manager.names("importance_weights"):
         yield f"{key} corrects for a sampler, and {owner}, which nothing sampled: leave it out"
 
@@ -164,9 +185,17 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         yield "no model to train: give --actor.model PATH"
     if not config.data.sources and config.from_trajectories is None:
         yield "no training data: give --data PATH"
+    for name, role in config.roles.items():
+        if role.lora.rank == 0 and role.lora != LoraOptions():
+            yield f"roles.{name}.lora is set without a rank, and trains no adapter: give --{role_flag(name)}.lora.rank 16"
+        if (role.freeze or role.train_only) and (role.lora.rank or role.adapter):
+            yield f"roles.{name}: with adapters all weights of the model are frozen: leave freeze and train_only out"
+        if (role.lora.rank or role.adapter) and importlib.util.find_spec("peft") is None:
+            yield f"LoRA adapters need peft: pip install '{HOST}[peft]'"
     for output in needs.outputs:
         if output.role not in ("", *needed):
             yield f"{output.what} of the role {output.role!r} is wanted, and no chosen plugin needs that role"
+    yield from _precompute_refusals(config, needs)
     for need in needed.values():
         if need.name == "actor" or config.roles.get(need.name, RoleConfig()).model:
             continue
@@ -177,6 +206,21 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         if is_role and not config.roles.get(need.source, RoleConfig()).model:
             flags = f"{_model_flag(need.source)} PATH, or {_model_flag(need.name)} PATH"
             yield f"the role {need.name!r} starts from the role {need.source!r}, which has no model: give {flags}"
+
+
+def _precompute_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
+    """Roles whose log-probabilities cannot be known before the run, or are not all that is wanted of them."""
+    for need in needs.roles:
+        if need.name not in config.roles or not config.roles[need.name].precompute:
+            continue
+        leave, uses = f"leave --{role_flag(need.name)}.precompute out", {o.what for o in needs.outputs if o.role == need.name}
+        if need.trainable:
+            yield f"the role {need.name!r} is trained, so its log-probabilities cannot be computed before: {leave}"
+        elif needs.samples:
+            yield f"the run samples the rows that the role {need.name!r} is wanted for, so nothing is known before: {leave}"
+        elif uses != {"logprobs"}:
+            other = ", ".join(sorted(uses - {"logprobs"})) or "nothing that can be kept"
+            yield f"of the role {need.name!r} {other} is wanted, and only log-probabilities are computed before: {leave}"
 
 
 def _model_flag(role: str) -> str:
@@ -212,7 +256,9 @@ def _setting_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         elif not config.eval.data.sources:
             yield f"checkpoint.best is {best}, and nothing is evaluated: give --eval.data PATH"
         elif needs.samples:
-            known = [*EVAL_METRICS, *(f"pass@{k}" for k in sorted({1, config.eval.n, *config.eval.k}))]
+            judges = config.eval.reward or config.reward
+            known = [*EVAL_METRICS, *(f"reward/{name}" for name in judges if len(judges) > 1)]
+            known += [f"pass@{k}" for k in sorted({1, config.eval.n, *config.eval.k})]
             metric = best.removeprefix("eval/")
             if not any(f"/{metric}".endswith(f"/{name}") for name in known):  # perhaps after a source's name
                 known = [f"eval/{name}" for name in known]

@@ -259,6 +259,7 @@ def merge_needs(manager: PluginManager) -> Needs:
             rewards=merged.rewards and needs.rewards,
             on_policy=merged.on_policy or needs.on_policy,
             unit_rows=merged.unit_rows or needs.unit_rows,
+            separator=merged.separator if needs.separator is None else needs.separator,
             in_place=merged.in_place if needs.in_place is None else needs.in_place,
             rounded_weights=merged.rounded_weights or needs.rounded_weights,
         )

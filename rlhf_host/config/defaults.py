@@ -108,6 +108,13 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
             f"backend {backend} splits the actor's weights, but engine {engine} samples from them and needs them complete: choose"
             " options of the backend that do not split weights (--backend.*), or an engine with its own weights (--engine)"
         )
+    if config.sync.adapter == "adapter":
+        merged = "leave --sync.adapter out, and engines get merged weights"
+        if traits.in_place or not traits.engine.adapters:
+            why = "samples from the trainer's own module" if traits.in_place else "takes no adapters"
+            yield f"sync.adapter is adapter, and engine {engine} {why}: {merged}"
+        elif traits.backend.sharded:
+            yield f"sync.adapter is adapter, and backend {backend} splits the adapter's weights: {merged}"
     if needs.in_place and not traits.in_place:
         apart = f"runtime {runtime}" if traits.runtime.remote else f"engine {engine}"
         yield (

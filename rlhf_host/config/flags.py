@@ -29,6 +29,7 @@ from rlhf_host.config.tree import (
     holds_sections,
     is_choice,
     is_selection,
+    lora_path,
     members,
     section_model,
 )
@@ -132,7 +133,7 @@ def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: 
     for flag in flags:
         head, *rest = flag.parts
         place, plugin = names.place(head)
-        path = (*place, *rest)
+        path = lora_path((*place, *rest))
         if plugin is not None:
             _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), [])
         if plugin is not None and not rest:

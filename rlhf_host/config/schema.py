@@ -64,6 +64,10 @@ class SyncChoice(PluginChoice):
         description="compare engines and trainer after a sync: auto (the first two), on (every one), off, or a number of syncs",
     )
 
+    adapter: Literal["merged", "adapter"] = Field(
+        "merged", description="of a LoRA run: send merged weights to any engine, or the adapter to one that has the base"
+    )
+
     @field_validator("verify", mode="before")
     @classmethod
     def _countable(cls, value: Any) -> Any:
@@ -72,12 +76,28 @@ class SyncChoice(PluginChoice):
         return value
 
 
+class LoraOptions(Section):
+    """Low-rank adapters (LoRA, arXiv:2106.09685) that are trained in place of the weights."""
+
+    rank: int = Field(0, ge=0, le=4096, description="rank of the adapters; 0: all weights are trained")
+    alpha: Count | None = Field(None, description="adapters are scaled by alpha / rank; default: 2 × rank")
+    targets: list[str] = Field(["all-linear"], description="names of linear maps, such as q_proj; all-linear: all but the head")
+    rslora: bool = Field(False, description="scale by alpha / √rank (arXiv:2312.03732)")
+    init: Literal["default", "gaussian"] = Field(
+        "default", description="first values of A; B begins at 0, so training begins at the model as it is"
+    )
+
+
 class RoleConfig(Section):
     """A model's job. ``None`` means: as the actor, or the role's own default."""
 
     model: str | None = Field(None, description="model directory, hub name, or GGUF file")
     revision: str | None = Field(None, description="hub revision")
     tokenizer: str | None = Field(None, description="tokenizer directory or hub name; default: the model's own")
+    adapter: str | None = Field(None, description="directory of a LoRA adapter; a trained role continues to train it")
+    lora: LoraOptions = Field(default_factory=LoraOptions, description="train adapters in place of all weights")
+    freeze: list[str] = Field([], description="patterns of weights that are not trained, such as '*embed_tokens*'")
+    train_only: list[str] = Field([], description="patterns of weights; all others are not trained")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of the weights in memory; auto: float32 for trained roles, the checkpoint's type for others"
     )
@@ -87,7 +107,18 @@ class RoleConfig(Section):
     gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
     trust_remote_code: bool = Field(False, description="allow code from the model repository to run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
-    lr: float | None = Field(None, ge=0, description="peak learning rate; default: set by the algorithm, else 1e-6")
+    precompute: bool = Field(
+        False, description="compute a frozen role's log-probabilities of a data set before the run, keep them, and not load it"
+    )
+    lr: float | None = Field(
+        None, ge=0, description="peak learning rate; default: set by the algorithm, else 1e-6; ten times that for adapters"
+    )
+    router_aux_loss_coef: float | None = Field(
+        None,
+        ge=0,
+        description="weight of the loss that keeps experts evenly used; 0: off; default: that of the model's configuration, if it"
+        " has output_router_logits",
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="lowest rate of the schedule, as a fraction of lr")
     warmup_steps: int = Field(0, ge=0, description="optimizer updates of linear warm-up")
@@ -148,6 +179,14 @@ class DataConfig(Section):
     ) = Field(None, description="how to read rows that have answers; default: what the columns say")
     split_at: str | None = Field(
         None, description="text before every answer, where chosen and rejected are whole dialogues without a prompt"
+    )
+    hh: Literal["text", "chat"] = Field(
+        "text",
+        description="transcripts of 'Human:' and 'Assistant:' stay as they are, or become conversations in the chat template",
+    )
+    condition: str | None = Field(
+        None,
+        description="prompt of a row of the format generated, with its reward, such as '{prompt} <rm_score>: {reward:.2f} '",
     )
     max_tokens: Count | None = Field(
         None, description="longest row that has an answer, prompt included, in tokens; default: the model's context"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from rlhf_host.config.schema import DataConfig, DataSource, RunConfig
+from rlhf_host.config.schema import DataConfig, DataSource, LoraOptions, RunConfig
 from rlhf_host.config.yaml_file import Located, located, plain
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.catalogue import CATALOGUE
@@ -132,6 +132,13 @@ def annotation_at(path: Path) -> Any:
             inner = (get_args(member) for member in members(annotation) if get_origin(member) in (dict, list))
             annotation = next(inner, (None,))[-1]
     return annotation
+
+
+def lora_path(path: Path) -> Path:
+    """``--actor.lora-rank``, as other projects write it, is ``--actor.lora.rank``."""
+    head, _, option = str(path[-1]).partition("_")
+    short = len(path) == 3 and path[0] == "roles" and head == "lora" and option in LoraOptions.model_fields
+    return (*path[:-1], head, option) if short else path
 
 
 def is_choice(path: Path) -> bool:

@@ -59,16 +59,17 @@ def prompt_text(
 
 def encode_prompts(texts: Sequence[str], tokenizer: Any, *, chat: bool) -> list[list[int]]:
     """Token ids of rendered prompts; ``chat`` says that a chat template wrote them."""
-    if chat:
-        return encode(texts, tokenizer, special=False)
-    rendered = []
-    for text, ids in zip(texts, encode(texts, tokenizer, special=True), strict=True):
-        if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
-            ids = ids[:-1]
-        if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
-            ids = ids[1:]  # the text itself began with it
-        rendered.append(ids)
-    return rendered
+    encoded = encode(texts, tokenizer, special=not chat)
+    return encoded if chat else [trim(text, ids, tokenizer) for text, ids in zip(texts, encoded, strict=True)]
+
+
+def trim(text: str, ids: list[int], tokenizer: Any) -> list[int]:
+    """The tokens of a prompt without the end, and the second beginning, that the tokenizer added."""
+    if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
+        ids = ids[:-1]
+    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        ids = ids[1:]  # the text itself began with it
+    return ids
 
 
 def uses_chat_template(tokenizer: Any, template: str | None) -> bool:

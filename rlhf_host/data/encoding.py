@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rlhf_host.data.chat import encode, encode_prompts
+from rlhf_host.data.chat import encode, encode_prompts, trim
 from rlhf_host.data.row_reader import Malformed
 from rlhf_host.data.spans import MarkedText
 from rlhf_host.data.units import Row
 from rlhf_host.records.numbers import Numbers
 
 _TAIL = 16  # characters before an edge that settle which token ends there
+_OVERLAP = 40  # characters of a prompt, at least, that are tokenised again with its completion
+_WORD = re.compile(r"(?<=\S) (?=\w)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A text's tokens, and where they begin."""
+
+    ids: list[int]
+    encoding: Any
+    length: int
+    """Of the text."""
+
+    def token_at(self, place: int) -> int | None:
+        """The number of the token that begins at a character, where the one before ends there."""
+        number: int | None = len(self.ids) if place == self.length else self.encoding.char_to_token(place)
+        return number if number and self.encoding.token_to_chars(number - 1)[1] == place else None
 
 
 class Encoder:
     """From marked texts to rows.
 
     The prompt's tokens are those that the model gets when it is prompted, whatever follows. Prompt and completion are then
-    tokenised as one text, of which the completion's tokens are taken. Where the edge of a span would be inside a token, or
+    tokenised as one text, of which the completion's tokens are taken. Of a long prompt only the last words are tokenised again,
+    if their tokens are the same without what precedes them. Where the edge of a span would be inside a token, or
     the text before a later answer would end with another token than it does in a prompt, the completion is tokenised in
     pieces instead.
 
@@ -49,40 +68,53 @@ class Encoder:
         rows = iter(self._rows(whole, prompts))
         return [next(rows) if fault is None else fault for fault in faults]
 
-    def _prompts(self, texts: Sequence[MarkedText]) -> Mapping[tuple[str, bool], list[int]]:
-        """The tokens of every prompt."""
-        ids: dict[tuple[str, bool], list[int]] = {}
+    def _prompts(self, texts: Sequence[MarkedText]) -> Mapping[tuple[str, bool], _Encoded]:
+        """Every prompt."""
+        known: dict[tuple[str, bool], _Encoded] = {}
         for chat in (False, True):
             prompts = list(dict.fromkeys(text.prompt for text in texts if text.chat == chat and text.prompt))
-            encoded = encode_prompts(prompts, self._tokenizer, chat=chat)
-            ids |= {(prompt, chat): tokens for prompt, tokens in zip(prompts, encoded, strict=True)}
-        return ids
+            known |= {(each, chat): encoded for each, encoded in zip(prompts, self._encoded(prompts, not chat), strict=True)}
+        return known
 
-    def _rows(self, texts: Sequence[MarkedText], prompts: Mapping[tuple[str, bool], list[int]]) -> list[Row | Malformed]:
+    def _rows(self, texts: Sequence[MarkedText], prompts: Mapping[tuple[str, bool], _Encoded]) -> list[Row | Malformed]:
         joined = [text for text in texts if text.prompt and not text.steps] if self._offsets else []
-        whole = self._with_places([text.prompt + text.rest for text in joined])
+        whole = iter(self._with_completions(joined, [prompts[text.prompt, text.chat] for text in joined]))
         documents = iter(encode_prompts([text.rest for text in texts if not text.prompt], self._tokenizer, chat=False))
+        trimmed = {
+            (prompt, chat): encoded.ids if chat else trim(prompt, encoded.ids, self._tokenizer)
+            for (prompt, chat), encoded in prompts.items()
+        }
         rows: list[Row | Malformed] = []
         for text in texts:
             if not text.prompt:
                 rows.append(self._document(next(documents), text))
                 continue
-            prompt = prompts[text.prompt, text.chat]
+            prompt = trimmed[text.prompt, text.chat]
             if text.steps:
                 rows.append(self._steps(prompt, text) if prompt else _no_tokens("prompt", text.prompt))
                 continue
-            completion = self._whole(text, *next(whole)) if self._offsets else None
+            completion = self._whole(text, next(whole)) if self._offsets else None
             ids, spans = completion or self._pieces(text)
             rows.append(self._row(prompt, ids, spans, text))
         return rows
 
-    def _with_places(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Callable[[int], int | None]]]:
-        """The tokens of each text, and a function that gives the number of the token that begins at a character."""
+    def _encoded(self, texts: Sequence[str], special: bool) -> list[_Encoded]:
         if not texts:
-            return
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
-        for number, (text, ids) in enumerate(zip(texts, encoded["input_ids"], strict=True)):
-            yield ids, partial(_token_at, encoded.encodings[number], len(text), len(ids))
+            return []
+        encoded = self._tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False)
+        encodings = encoded.encodings if self._offsets else [None] * len(texts)
+        each = zip(texts, encoded["input_ids"], encodings, strict=True)
+        return [_Encoded(ids, encoding, len(text)) for text, ids, encoding in each]
+
+    def _with_completions(self, texts: Sequence[MarkedText], prompts: Sequence[_Encoded]) -> list[tuple[int, _Encoded]]:
+        """For each text how much of its prompt was left out, and the rest with its completion."""
+        begins = [_last_words(text.prompt) for text in texts]
+        parts = self._encoded([text.prompt[begin:] + text.rest for text, begin in zip(texts, begins, strict=True)], False)
+        again = [number for number, begin in enumerate(begins) if begin and not _goes_on(prompts[number], begin, parts[number])]
+        whole = self._encoded([texts[number].prompt + texts[number].rest for number in again], False)
+        for number, encoded in zip(again, whole, strict=True):
+            begins[number], parts[number] = 0, encoded
+        return list(zip(begins, parts, strict=True))
 
     def _row(self, prompt: list[int], ids: list[int], spans: list[tuple[int, int]], text: MarkedText) -> Row | Malformed:
         if not prompt:
@@ -115,11 +147,10 @@ class Encoder:
         spans = tuple((place, place + 1) for place, label in enumerate(labels) if not math.isnan(label))
         return Row(Numbers("i", prompt), Numbers("i", ids), spans, text.columns, {"step": Numbers("f", labels)})
 
-    def _whole(
-        self, text: MarkedText, ids: list[int], token_at: Callable[[int], int | None]
-    ) -> tuple[list[int], list[tuple[int, int]]] | None:
+    def _whole(self, text: MarkedText, part: tuple[int, _Encoded]) -> tuple[list[int], list[tuple[int, int]]] | None:
         """The completion's tokens and spans from those of the whole text, or ``None`` where an edge is inside a token."""
-        cut = len(text.prompt)
+        left_out, encoded = part
+        cut, ids, token_at = len(text.prompt) - left_out, encoded.ids, encoded.token_at
         first = token_at(cut)
         if first is None:
             return None
@@ -161,10 +192,19 @@ class Encoder:
         return [ids[begin:] if ids[:begin] == self._before else plain for ids, plain in zip(after, alone, strict=True)]
 
 
-def _token_at(encoding: Any, characters: int, tokens: int, place: int) -> int | None:
-    """The number of the token that begins at a character, where the one before ends there."""
-    number: int | None = tokens if place == characters else encoding.char_to_token(place)
-    return number if number and encoding.token_to_chars(number - 1)[1] == place else None
+def _last_words(prompt: str) -> int:
+    """Where the last words of a long prompt begin; 0: it is short."""
+    found = _WORD.search(prompt, max(0, len(prompt) - 2 * _OVERLAP), max(0, len(prompt) - _OVERLAP))
+    return 0 if found is None else found.start()
+
+
+def _goes_on(prompt: _Encoded, begin: int, part: _Encoded) -> bool:
+    """Whether the tokens of ``part``, which begins there, are those of the prompt, up to the last words before its end.
+
+    Tokenizers split texts into words from left to right, so from there on nothing depends on what was before."""
+    first = prompt.token_at(begin)
+    same = part.encoding.char_to_token(prompt.length - begin - _TAIL)
+    return bool(first and same) and part.ids[:same] == prompt.ids[first : first + same]
 
 
 def _half_characters(text: MarkedText) -> Malformed | None:

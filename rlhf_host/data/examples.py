@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
+from rlhf_host.data.conditions import conditioned
 from rlhf_host.data.row_reader import MISSING, Malformed, check_text, get, look_up
 from rlhf_host.data.row_values import (
     Text,
@@ -57,10 +59,13 @@ class Reading:
     prompt_key: str | None = None
     label_key: str | None = None
     split_at: str | None = None
+    condition: str | None = None
     chat: bool = True
     """Whether conversations go through a chat template."""
     vocabulary: int | None = None
     """Number of token ids."""
+    hh_chat: bool = False
+    """Transcripts become conversations."""
 
 
 Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]
@@ -82,7 +87,8 @@ def read_prompt_completion(row: Mapping[str, Any], reading: Reading) -> Example:
 def read_generated(row: Mapping[str, Any], reading: Reading) -> Example:
     example = read_prompt_completion(row, reading)
     reward = number_of(get(row, "reward", "reward"), "reward")
-    return Example(example.prompt, example.completions, ({"reward": reward},))
+    prompt = example.prompt if reading.condition is None else conditioned(example.prompt, reading.condition, reward)
+    return Example(prompt, example.completions, ({"reward": reward},))
 
 
 def read_text(row: Mapping[str, Any], reading: Reading) -> Example:
@@ -178,7 +184,21 @@ def read_hh(row: Mapping[str, Any], reading: Reading) -> Example:
     for key, text in zip(("chosen", "rejected"), texts, strict=True):
         if not text.startswith("\n\nHuman:"):
             raise Malformed(f"{key!r} does not begin with '\\n\\nHuman:', as the others do")
-    return read_preference({**row, "chosen": texts[0], "rejected": texts[1]}, Reading(split_at="\n\nAssistant:"))
+    pair = read_preference({**row, "chosen": texts[0], "rejected": texts[1]}, Reading(split_at="\n\nAssistant:"))
+    return _as_chat(pair) if reading.hh_chat else pair
+
+
+def _as_chat(pair: Example) -> Example:
+    """A pair of transcripts as a conversation and its two answers."""
+    assert isinstance(pair.prompt, str)
+    parts = re.split(r"\n\n(Human|Assistant):", pair.prompt.removesuffix("\n\nAssistant:"))[1:]
+    turns = [(speaker, text.strip()) for speaker, text in zip(parts[::2], parts[1::2], strict=True)]
+    if empty := [number for number, (_, text) in enumerate(turns, start=1) if not text]:
+        raise Malformed(f"turn {empty[0]} of the transcript is empty")
+    roles = {"Human": "user", "Assistant": "assistant"}
+    prompt: list[Message] = [{"role": roles[speaker], "content": text} for speaker, text in turns]
+    answers = tuple([{"role": "assistant", "content": str(text).strip()}] for text in pair.completions)
+    return replace(pair, prompt=prompt, completions=answers, own_turns=False)
 
 
 def read_sharegpt_pair(row: Mapping[str, Any], reading: Reading) -> Example:

@@ -147,6 +147,22 @@ def _is_role_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
 
 
+def likely_kind(rows: Sequence[Row], wanted: str | None, *, split_at: bool = False) -> str | None:
+    """What kind of data, of ``Needs.data``, the rows most likely are; ``None`` where no format fits them.
+
+    Args:
+        rows: the first ones.
+        wanted: ``data.format``.
+        split_at: whether ``data.split_at`` says where answers begin.
+    """
+    if split_at and any(map(_is_text_pair, rows)):
+        return PAIRS[0]
+    known = [each for each in FORMATS if wanted is None or each.name == wanted]
+    counts = [sum(map(each.recognises, rows)) for each in known]
+    most = max(counts, default=0)
+    return known[counts.index(most)].kinds[0] if most or (wanted and known) else None
+
+
 def detect(
     rows: Sequence[Row], kind: str, wanted: str | None, *, where: str, split_at: bool = False, needed_by: str = "the algorithm"
 ) -> tuple[Format, str]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlhf_host.config.schema import DataConfig, DataSource
+from rlhf_host.data.conditions import check_condition
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example, Reading
 from rlhf_host.data.formats import Format, detect
 from rlhf_host.data.row_reader import BadRows, Malformed
 from rlhf_host.data.rows import Rows
+from rlhf_host.data.shown import shown
 from rlhf_host.data.sources import NO_ROWS, PythonRows, Split, named, open_source, share
 from rlhf_host.data.spans import MarkedText, Marker
 from rlhf_host.data.unit_store import cache_key, find_units, keep_units
 from rlhf_host.data.units import Row, Unit, UnitSet
-from rlhf_host.errors import UserError, visible
+from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.records.numbers import Numbers
 
@@ -28,7 +32,9 @@ MOST_BAD = 0.1
 """Share of bad rows above which a source is refused even where they are skipped."""
 _FIRST = 20  # rows that settle the format
 _BATCH = 256  # a tokenizer's encodings take many times the memory of their ids
-_SHOWN = 160  # characters of the example in the report
+
+_Marked: TypeAlias = tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]
+"""A row's number, and the texts of its units or its tokens."""
 
 
 def load_units(
@@ -59,9 +65,8 @@ def load_units(
     """
     if not data.sources:
         raise UserError("no data: give --data a file, a directory or a hub name")
-    marker = Marker(
-        tokenizer, system_prompt=data.system_prompt, template=data.template, history=data.history, stop_ids=stop_ids
-    )
+    check_condition(data.condition)
+    marker = marker_of(data, tokenizer, stop_ids)
     longest = min((limit for limit in (data.max_tokens, max_tokens) if limit is not None), default=None)
     loader = _Loader(data, kind, split, tokenizer, marker, Encoder(tokenizer, separator), longest, rows, needed_by)
     loaded = {name: loader.load(source, name) for name, source in named(data.sources)}
@@ -79,6 +84,18 @@ def load_units(
     whole = "\0".join(f"{name}\0{len(units)}\0{loaded[name].digest}" for name, units in read.items())
     fingerprint = hashlib.sha256(whole.encode()).hexdigest()
     return UnitSet(read, {name: weights[name] for name in read}, fingerprint, report)
+
+
+def marker_of(data: DataConfig, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Marker:
+    """What says which tokens of these data are trained. Raises ``UserError`` where the tokenizer lacks what the settings want."""
+    marker = Marker(
+        tokenizer, system_prompt=data.system_prompt, template=data.template, history=data.history, stop_ids=stop_ids
+    )
+    if data.hh == "chat" and not marker.chat:
+        raise UserError(
+            "data.hh is chat, and there is no chat template: leave data.template unset and use a tokenizer with one"
+        )
+    return marker
 
 
 class _Digest:
@@ -182,14 +199,18 @@ class _Loader:
             split_at=self.data.split_at is not None,
             needed_by=self.needed_by,
         )
+        if self.data.condition is not None and how.name != "generated":
+            raise UserError(
+                f"{source.path}: read as {how.name}, and data.condition is for rows with a reward: give data of the format"
+                " generated (prompt, completion, reward), or leave it out"
+            )
         bad = BadRows(rows.where, stops=self.data.on_bad_row == "stop")
         counts, digest = _Counts(), _Digest()
         most = min((most for most in (source.max_samples, self.data.max_samples) if most is not None), default=None)
         examples = islice(self._examples(chain(first, numbered), how, source, bad, counts), most)
 
         def batches() -> Iterator[list[Unit]]:
-            while batch := list(islice(examples, _BATCH)):
-                units = self._units(batch, bad, counts)
+            for units in self._ahead(examples, bad, counts):
                 for unit in units:
                     digest.add(unit)
                 yield units
@@ -208,14 +229,16 @@ class _Loader:
 
     def _examples(
         self, rows: Iterator[tuple[int, Any]], how: Format, source: DataSource, bad: BadRows, counts: _Counts
-    ) -> Iterator[tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]]:
+    ) -> Iterator[_Marked]:
         """Of each good row its number, and the texts of its units or its tokens."""
         reading = Reading(
             prompt_key=source.prompt_key or self.data.prompt_key,
             label_key=source.label_key or self.data.label_key,
             split_at=self.data.split_at,
+            condition=self.data.condition,
             chat=self.marker.chat,
             vocabulary=len(self.tokenizer),
+            hh_chat=self.data.hh == "chat",
         )
         for index, row in rows:
             counts.read += 1
@@ -231,6 +254,22 @@ class _Loader:
                 counts.chat = counts.chat or units[0][0].chat
                 yield index, units, ()
 
+    def _ahead(self, examples: Iterator[_Marked], bad: BadRows, counts: _Counts) -> Iterator[list[Unit]]:
+        """Units, a batch at a time. A thread tokenises while this one reads and writes: tokenizers let others run meanwhile."""
+        waiting: deque[Future[list[Unit]]] = deque()
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                while batch := list(islice(examples, _BATCH)):
+                    waiting.append(thread.submit(self._units, batch, bad, counts))
+                    if len(waiting) > 2:
+                        yield waiting.popleft().result()
+            except UserError:
+                for each in waiting:
+                    each.result()  # raises what is wrong with an earlier row
+                raise
+            for each in waiting:
+                yield each.result()
+
     def _parts(self, example: Example) -> list[Example]:
         """A pair as two single judgements, where these are wanted."""
         if self.kind != "unpaired" or len(example.completions) == 1:
@@ -238,9 +277,7 @@ class _Loader:
         judged = zip(example.completions, ({"label": 1.0}, {"label": 0.0}), strict=True)
         return [replace(example, completions=(completion,), columns=(label,)) for completion, label in judged]
 
-    def _units(
-        self, batch: Sequence[tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]], bad: BadRows, counts: _Counts
-    ) -> list[Unit]:
+    def _units(self, batch: Sequence[_Marked], bad: BadRows, counts: _Counts) -> list[Unit]:
         texts = [text for _, units, _ in batch for unit in units for text in unit]
         encoded = iter(self.encoder.encode(texts))
         made: list[Unit] = []
@@ -296,23 +333,7 @@ class _Loader:
         if counts.left_out:
             yield f"left out {counts.left_out:,} {noun} longer than {self.longest} tokens"
         if counts.first is not None:
-            yield self._shown(counts.first)
-
-    def _shown(self, row: Row) -> str:
-        """A row with its trained tokens marked, and the last of them."""
-
-        def words(begin: int, end: int) -> str:
-            text = visible(str(self.tokenizer.decode(list(row.completion_ids[begin:end]), skip_special_tokens=False)))
-            return _short(text)
-
-        text, place = _short(visible(str(self.tokenizer.decode(list(row.prompt_ids), skip_special_tokens=False)))), 0
-        for begin, end in row.trained:
-            text += f"{words(place, begin)}⟦{words(begin, end)}⟧"
-            place = end
-        last = words(place - 1, place)
-        stops = row.completion_ids[place - 1] == self.marker.end or last in self.marker.stops
-        ending = f"turn ends with `{last}` (trained)" if stops else f"the last trained token, `{last}`, is no stop token"
-        return f"first row, trained tokens in ⟦⟧: {text} — {ending}"
+            yield f"first row, trained tokens in ⟦⟧: {shown(counts.first, self.tokenizer, self.marker)}"
 
 
 def _cut(row: Row, length: int) -> Row:
@@ -328,7 +349,3 @@ def _cut(row: Row, length: int) -> Row:
 def _bad_rows(bad: BadRows, read: int) -> str:
     reasons = "; ".join(f"{count:,} × {reason}" for reason, count in bad.reasons.most_common(5))
     return f"left out {len(bad):,} bad row{'s' * (len(bad) != 1)} of {read:,} ({reasons}), the first at {bad.first}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"

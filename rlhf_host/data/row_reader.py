@@ -138,6 +138,7 @@ class BadRows:
     where: Callable[[int], str]
     stops: bool
     first: str = ""
+    first_index: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
@@ -148,7 +149,8 @@ class BadRows:
         place = f"{self.where(index)}: {fault}"
         if self.stops or fault.whole:
             raise UserError(place if fault.whole else f"{place} (data.on_bad_row skip leaves such rows out)") from None
-        self.first = self.first or place
+        if not self.first or index < self.first_index:  # rows may be found out of order
+            self.first, self.first_index = place, index
         self.reasons[re.sub(r"[\d,]*\d", "N", str(fault))] += 1
 
 

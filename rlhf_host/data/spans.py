@@ -72,7 +72,8 @@ class Marker:
         self._special = {*tokenizer.all_special_tokens, *(str(token) for token in known.values() if token.special)} - {""}
         self.stops = {*tokenizer.convert_ids_to_tokens(list(stop_ids)), tokenizer.eos_token} - {None}
         self._tail = ""
-        self.end: int | None = tokenizer.eos_token_id
+        self._eos: int | None = tokenizer.eos_token_id
+        self.end = self._eos
         """The token that ends an answer."""
         if self.chat:
             self._learn_ending()
@@ -144,11 +145,11 @@ class Marker:
         """A completion put behind its prompt as it is."""
         whole = ((0, len(completion)),)
         if not example.prompt:
-            return MarkedText("", completion, whole, False, self._tokenizer.eos_token_id, columns)
+            return MarkedText("", completion, whole, False, self._eos, columns)
         template = "none" if example.own_turns and self._template is None else self._template
         chat = uses_chat_template(self._tokenizer, template)
         prompt = prompt_text(example.prompt, self._tokenizer, self._system_prompt, template, example.tools)
-        end = self.end if chat else self._tokenizer.eos_token_id
+        end = self.end if chat else self._eos
         return MarkedText(prompt, completion, whole, chat, end, columns, example.steps)
 
     def _conversation(

@@ -12,12 +12,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.units import Row, Unit
-from rlhf_host.directories import cache_directory, flush, remove_directory
-from rlhf_host.errors import UserError
+from rlhf_host.directories import cache_directory, fill_cache, hash_files
+from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.scratch import Scratch
 
 VERSION = 1
 """Part of every key: goes up with every change to how rows become units, and to what is stored."""
@@ -54,6 +55,12 @@ class StoredUnits(Sequence[Any]):
         part._numbers = numbers
         return part
 
+    def lengths(self) -> Any:
+        """``[N, R, 2]``: tokens of prompt and completion of each unit's rows."""
+        columns = [[np.diff(batch.column(name).offsets) for name in ("prompt", "completion")] for batch in self._batches]
+        rows = [np.stack(pair, -1) for pair in columns] or [np.zeros((0, 2), np.int32)]
+        return np.concatenate(rows).reshape(-1, self._size, 2)[self._numbers]
+
     def _row(self, number: int) -> Row:
         which = bisect.bisect_right(self._ends, number)
         batch = self._batches[which]
@@ -75,6 +82,13 @@ class StoredUnits(Sequence[Any]):
         of_tokens = {name: values for name in TOKEN_COLUMNS if (values := numbers(name, "f")) is not None}
         spans = tuple(zip(edges[::2], edges[1::2], strict=True))
         return Row(numbers("prompt", "i") or (), numbers("completion", "i") or (), spans, columns, of_tokens)
+
+
+def unit_lengths(units: Sequence[Unit]) -> Any:
+    """``[N, R, 2]``: tokens of prompt and completion of each unit's rows, of which all have equally many."""
+    if isinstance(units, StoredUnits):
+        return units.lengths()
+    return np.array([[(len(row.prompt_ids), len(row.completion_ids)) for row in unit.rows] for unit in units])
 
 
 def find_units(key: str) -> tuple[StoredUnits, dict[str, Any]] | None:
@@ -110,38 +124,13 @@ def _root() -> Path:
 def _store(
     key: str, batches: Iterator[Sequence[Unit]], rows_per_unit: int, about: Callable[[], Mapping[str, Any]]
 ) -> StoredUnits:
-    root = _root()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with Scratch(f".{key}-", root) as aside:
-            _write(aside / "rows.arrow", _counted(batches))
-            text = json.dumps({**about(), "rows_per_unit": rows_per_unit}, indent=2)
-            (aside / "about.json").write_text(text, encoding="utf-8")
-            for path in (*aside.iterdir(), aside):
-                flush(path)
-            try:
-                aside.rename(root / key)
-            except OSError:
-                if find_units(key) is None:  # damaged; otherwise another process was first
-                    remove_directory(root / key)
-                    aside.rename(root / key)
-    except OSError as error:
-        reason = f"{root} cannot be written: {error.strerror}"
-        raise UserError(f"{reason}; set RLHF_CACHE to a directory that can be written and has space for the tokens") from error
-    return StoredUnits(root / key, rows_per_unit)
+    def fill(directory: Path) -> None:
+        _write(directory / "rows.arrow", counted(batches, "tokenising: {task.completed:,.0f} units", len))
+        text = json.dumps({**about(), "rows_per_unit": rows_per_unit}, indent=2)
+        (directory / "about.json").write_text(text, encoding="utf-8")
 
-
-def _counted(batches: Iterator[Sequence[Unit]]) -> Iterator[Sequence[Unit]]:
-    """The batches, with a line on standard error that says how many units there are already."""
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("tokenising: {task.completed:,.0f} units"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        for batch in batches:
-            yield batch
-            bar.advance(task, len(batch))
+    fill_cache(_root() / key, fill, lambda: find_units(key) is not None)
+    return StoredUnits(_root() / key, rows_per_unit)
 
 
 def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
@@ -210,10 +199,4 @@ def _content(path: Path, rows: Rows) -> str | None:
         known = getattr(rows.rows, "_fingerprint", None)
         return known if isinstance(known, str) else None
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for each in files:
-        digest.update(f"{each.relative_to(path)}\0{each.stat().st_size}\0".encode())
-        with each.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    return hash_files(files, path)

@@ -49,6 +49,7 @@ class Vllm:
             largest_batch=options.max_num_seqs,
             devices=options.tensor_parallel_size * options.pipeline_parallel_size,
             sleeps=options.sleep,
+            adapters=True,
         )
 
     def start(self, start: EngineStart) -> Engine:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from rlhf_host.engines.vllm_startup import (
     start_vllm,
 )
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.adapter_files import write_for_engine
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
@@ -67,6 +69,9 @@ class VLLMEngine:
         self._closed = False
         self._step_began: float | None = None
         self._parameters: set[str] | None = None
+        self._adapter_rank = start.adapter_rank
+        self._adapter: Any = None
+        """vLLM's ``LoRARequest`` of the adapter that came last, where adapters come in place of weights."""
         self._threads = Threads(4)
         self._shared: set[Path] = set()
         self._scratch = Scratch("rlhf-vllm-", memory_directory())
@@ -202,7 +207,9 @@ class VLLMEngine:
         from vllm.inputs.engine import tokens_input
 
         path = str(start.model)
-        self.llm, device = start_vllm(self.options, path, start.tokenizer, start.version, self._scratch.path)
+        self.llm, device = start_vllm(
+            self.options, path, start.tokenizer, start.version, self._scratch.path, self._adapter_rank
+        )
         if self.multiprocess:
             self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
         settings = self.llm.vllm_config.model_config
@@ -232,7 +239,7 @@ class VLLMEngine:
             self._check_ready()  # a sync may have failed since
             number = str(next(self._numbers))
             parameters = sampling_params(call.request, self._ends, self.context_length)
-            self.llm.add_request(number, self._prompt(list(call.request.token_ids)), parameters)
+            self.llm.add_request(number, self._prompt(list(call.request.token_ids)), parameters, lora_request=self._adapter)
         except Exception as error:
             ours = isinstance(error, RunError | UserError)
             answer([(call, error if ours else UserError(f"engine vllm: {first_line(error)}"))])
@@ -263,24 +270,53 @@ class VLLMEngine:
         if self.asleep:
             raise RunError("engine vllm is asleep: wake() it before weights come")
         self.version = NO_WEIGHTS
-        names: set[str] = set()
         with self._paused():
             try:
-                self.llm.collective_rpc("begin_weights")
-                try:
-                    for bucket in buckets:
-                        names.update(name for name, _ in bucket)
-                        if bucket:
-                            self._send(bucket)
-                finally:
-                    self.llm.collective_rpc("end_weights")
-                self._check_complete(names)
+                again = self._load_adapter(buckets) if self._adapter_rank else self._load_weights(buckets)
             except Exception as error:
                 reason = f"engine vllm has no usable weights: loading version {version} failed ({first_line(error)})"
                 self.llm.abort_request(list(self._running))
                 self._fail_running(RunError(reason))
                 raise RunError(reason) from error
             self._take_version(version)
+            for call in again:
+                self._add(call)
+
+    def _load_weights(self, buckets: Buckets) -> Sequence[Call]:
+        names: set[str] = set()
+        self.llm.collective_rpc("begin_weights")
+        try:
+            for bucket in buckets:
+                names.update(name for name, _ in bucket)
+                if bucket:
+                    self._send(bucket)
+        finally:
+            self.llm.collective_rpc("end_weights")
+        self._check_complete(names)
+        return ()
+
+    def _load_adapter(self, buckets: Buckets) -> Sequence[Call]:
+        """A new adapter under a new name: under the same one vLLM would go on with what it has cached.
+
+        Returns:
+            Requests in flight, to be begun anew: they would keep the adapter that they began with.
+        """
+        from vllm.lora.request import LoRARequest
+
+        weights = {name: tensor.detach().cpu().clone() for bucket in buckets for name, tensor in bucket}
+        number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
+        path = self._scratch.path / f"adapter-{number}"
+        write_for_engine(weights, path)
+        running = list(self._running.values())
+        self.llm.abort_request(list(self._running))
+        self._running.clear()
+        old, self._adapter = self._adapter, LoRARequest(path.name, number, str(path))
+        if not self.llm.add_lora(self._adapter):
+            raise RunError("vLLM does not take the adapter")
+        if old is not None:
+            self.llm.remove_lora(old.lora_int_id)
+            shutil.rmtree(old.lora_path, ignore_errors=True)
+        return running
 
     def _send(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
         if not self.multiprocess:

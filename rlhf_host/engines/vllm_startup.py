@@ -26,6 +26,8 @@ from rlhf_host.protocols import NO_WEIGHTS
 log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 1 << 29
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that vLLM can be told."""
 
 
 def memory_directory() -> str:
@@ -33,8 +35,13 @@ def memory_directory() -> str:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
-def start_vllm(options: Vllm.Options, path: str, tokenizer: Any, version: int, scratch: Path) -> tuple[Any, torch.device]:
+def start_vllm(
+    options: Vllm.Options, path: str, tokenizer: Any, version: int, scratch: Path, adapter_rank: int = 0
+) -> tuple[Any, torch.device]:
     """vLLM's ``LLMEngine`` for the model directory ``path``, and where it takes weights.
+
+    Args:
+        adapter_rank: as in ``EngineStart``.
 
     Raises:
         UserError: vLLM cannot serve the model as configured.
@@ -49,7 +56,7 @@ def start_vllm(options: Vllm.Options, path: str, tokenizer: Any, version: int, s
         on_cpu = current_platform.is_cpu()
         if on_cpu and options.pipeline_parallel_size > 1:
             raise UserError("engine vllm: pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs")
-        arguments = _arguments(options, version, on_cpu)
+        arguments = _arguments(options, version, on_cpu) | _adapter_arguments(adapter_rank)
         arguments |= {"model": path, "tokenizer": _tokenizer_path(path, tokenizer, scratch)}
         try:
             llm: Any = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=multiprocess)
@@ -108,6 +115,16 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
     if on_cpu:
         defaults["block_size"] = 32
     return defaults | options.extra | own
+
+
+def _adapter_arguments(rank: int) -> dict[str, Any]:
+    """Room for one adapter beside the weights of the base, which are read then."""
+    if not rank:
+        return {}
+    largest = next((known for known in RANKS if known >= rank), None)
+    if largest is None:
+        raise UserError(f"engine vllm takes adapters up to rank {RANKS[-1]}, not {rank}: leave --sync.adapter out")
+    return {"load_format": "auto", "enable_lora": True, "max_loras": 1, "max_lora_rank": largest}
 
 
 def _tokenizer_path(path: str, tokenizer: Any, scratch: Path) -> str:

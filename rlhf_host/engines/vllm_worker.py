@@ -27,7 +27,7 @@ class WeightLoading:
         """The files by which vLLM's processes share memory, as far as this one has them mapped."""
         lines = Path("/proc/self/maps").read_text().splitlines()
         paths = {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
-        return [path for path in paths if path.startswith("/dev/shm/psm_") or path.endswith("-cpushm")]
+        return [path for path in paths if path.startswith("/dev/shm/psm_") or "-cpushm" in path]
 
     def begin_weights(self) -> None:
         model = self.model_runner.get_model()

@@ -48,6 +48,28 @@ class Layout:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Rows as a model gets them: one layout, or one for each row."""
+
+    compute: Any
+    layouts: Sequence[Layout]
+    predicts: Tensor
+    """``[C]``: where the state is that predicts each completion token."""
+    last: Tensor
+    """``[B]``: where each row's last token is."""
+    scored: Tensor
+    """``[B]``: where each row's score is read."""
+    own: Tensor
+    """``[C]``: where each completion token is, of a model with a scalar head."""
+    mask: Tensor
+    """``[B, T]`` bool."""
+    targets: Tensor
+    """``[C]``: the completion tokens."""
+    exact: bool = False
+    """Computed in 32 bits, for a trial."""
+
+
 def padded_layout(prompt_ids: Sequence[Sequence[int]], completions: Tensor, lengths: Sequence[int]) -> Layout:
     """One right-padded row per completion.
 
@@ -140,6 +162,20 @@ def all_places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
     starts = itertools.accumulate((layout.input_ids.numel() for layout in layouts), initial=0)
     places = [(layout.predicts + start, layout.last + start) for layout, start in zip(layouts, starts, strict=False)]
     return torch.cat([predicts for predicts, _ in places]), torch.cat([last for _, last in places])
+
+
+def own_places(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor:
+    """``[C]``: where each completion token itself is: there the next one is predicted, and after the last one nothing.
+
+    Args:
+        predicts: ``[C]``, of layouts with all tokens.
+        last: ``[B]``.
+        lengths: per row, its completion tokens.
+    """
+    sizes = torch.tensor(lengths, device=predicts.device)
+    own, some = predicts.roll(-1), sizes > 0
+    own[sizes.cumsum(0)[some] - 1] = last[some]
+    return own
 
 
 def score_places(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: int | None) -> Tensor:

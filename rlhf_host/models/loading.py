@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import os
-import socket
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlparse
 
 import torch
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -32,20 +28,13 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import UserError, near_matches
+from rlhf_host.errors import UserError
+from rlhf_host.models import adapter_files, adapters
+from rlhf_host.models.freezing import freeze
 from rlhf_host.models.heads import scalar_head
-from rlhf_host.models.quickstart import quickstart_model_dir
+from rlhf_host.models.places import Source, find_model, hub_answers, with_base
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model is: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
-
-    path: str
-    local: bool
-    gguf: str | None = None
 
 
 def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
@@ -55,18 +44,26 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
     a plain language model a trainable role gets a new head of zeros. Trainable weights are float32. What ``save_pretrained``
     writes loads again, for GGUF too (dequantized).
 
+    A trainable role may train a part of the weights (``role.freeze``, ``role.train_only``), or a LoRA adapter (``role.adapter``,
+    ``role.lora``): then the model's own weights are frozen, and may be of any type. In a frozen role, an adapter is merged into
+    the weights.
+
     Raises:
-        UserError: no such model, incomplete or pickled weights, or an unusable dtype, device or attention kernel.
+        UserError: no such model, incomplete or pickled weights, or an unusable dtype, device, attention kernel or adapter.
     """
+    role = with_base(role)
     source = find_model(role.model)
     device = choose_device(role.device)
-    if trainable and role.dtype not in ("auto", "float32"):
+    adapts = trainable and bool(role.adapter or role.lora.rank)
+    if trainable and not adapts and role.dtype not in ("auto", "float32"):
         raise UserError(
             f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
             " swallow small updates; leave dtype at auto and set train.autocast to bfloat16"
         )
+    load = _load_gguf if source.gguf else _load_safetensors
     with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
-        model = _load_gguf(source, role, head, trainable) if source.gguf else _load_safetensors(source, role, head, trainable)
+        brings_head = role.adapter is not None and adapter_files.is_scalar(role.adapter)
+        model = load(source, role, head, trainable, new_head=trainable or brings_head)
     remove_dropout(model)
     if role.gradient_checkpointing and trainable:
         if not model.supports_gradient_checkpointing:
@@ -75,10 +72,43 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.requires_grad_(trainable)
+    if trainable and (role.freeze or role.train_only):
+        freeze(model, role.freeze, role.train_only)
     placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
+    with quiet_transformers():
+        if role.adapter is not None:
+            adapter_files.load_adapter(placed, role.adapter)
+            if not trainable:
+                adapters.fold(placed)
+        elif adapts:
+            adapters.attach(placed, role.lora, source.name, None if source.local else role.revision)
     if trainable:
         _align(placed)
     return placed
+
+
+def weight_files(role: RoleConfig) -> list[Path]:
+    """The files of the role's weights, without its adapter."""
+    source = find_model(role.model)
+    if source.gguf:
+        return [Path(source.path, source.gguf)]
+    directory = Path(source.path) if source.local else model_directory(role.model_copy(update={"adapter": None}))
+    assert directory is not None
+    return sorted(directory.glob("*.safetensors"))
+
+
+def save_model(model: PreTrainedModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write the model in Hugging Face format, or its adapter in peft's where it has one.
+
+    Args:
+        weights: by name, where the model's own are not whole.
+    """
+    if not adapters.has_adapters(model):
+        model.save_pretrained(directory, state_dict=weights)
+        return
+    config: Any = model.peft_config[adapters.TRAINED]
+    base = RoleConfig(model=config.base_model_name_or_path, revision=config.revision)
+    adapter_files.save_adapter(model, directory, weight_files(base))
 
 
 def context_length(model: Any) -> int:
@@ -93,7 +123,11 @@ def _positions(config: PreTrainedConfig) -> int:
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """The role's tokenizer, from ``tokenizer`` or else from beside the model. Where no token pads, eos does."""
-    source = find_model(role.tokenizer or role.model, weights=False)
+    name = role.tokenizer or role.model
+    if adapter_files.is_adapter(name) and (Path(str(name)).expanduser() / "tokenizer_config.json").is_file():
+        source = Source(str(Path(str(name)).expanduser()), local=True)
+    else:
+        source = find_model(name, weights=False)
     options = _options(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
     if role.tokenizer:
         del options["revision"]  # is the model's
@@ -104,34 +138,12 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def find_model(name: str | None, *, weights: bool = True) -> Source:
-    """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
-    if not name:
-        raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
-    if name == "quickstart":
-        return Source(str(quickstart_model_dir()), local=True)
-    path = Path(name).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise UserError(f"{name} is a file, but not a GGUF file: give the model's directory")
-        if importlib.util.find_spec("gguf") is None:
-            raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'")
-        return Source(str(path.parent), local=True, gguf=path.name)
-    if path.is_dir():
-        _check_directory(path, weights)
-        return Source(str(path), local=True)
-    siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    match = near_matches(str(path), siblings)
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
-        raise UserError(f"no model at {name}{match or ': no such file or directory'}")
-    if not _cached(name) and (match or not _hub_answers()):
-        hub = "" if match else "; as a hub name it is not in the local cache, and the hub cannot be reached from here"
-        raise UserError(f"no model {name!r}: no such directory{match}{hub}")
-    return Source(name, local=False)
-
-
 def model_directory(role: RoleConfig) -> Path | None:
-    """The role's model as a directory, fetched from the hub where it is one of the hub's; ``None`` for a GGUF file."""
+    """The role's model as a directory, fetched from the hub where it is one of the hub's; ``None`` for a GGUF file or where an
+    adapter changes the model."""
+    role = with_base(role)
+    if role.adapter is not None:
+        return None
     source = find_model(role.model)
     if source.local:
         return None if source.gguf else Path(source.path)
@@ -139,7 +151,7 @@ def model_directory(role: RoleConfig) -> Path | None:
 
     files = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
     with quiet_transformers(), _as_user_error(f"cannot fetch the model {role.model!r}"):
-        offline = not _hub_answers()
+        offline = not hub_answers()
         return Path(snapshot_download(source.path, revision=role.revision, allow_patterns=files, local_files_only=offline))
 
 
@@ -199,11 +211,11 @@ def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
     return {
         "revision": None if source.local else role.revision,
         "trust_remote_code": role.trust_remote_code,
-        "local_files_only": source.local or not _hub_answers(),
+        "local_files_only": source.local or not hub_answers(),
     }
 
 
-def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
+def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     options = _options(source, role)
     config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
     if head == "scalar":
@@ -222,7 +234,7 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
     )
     missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if head == "scalar" and "score.weight" in missing:
-        _new_head(model, role, trainable)
+        _new_head(model, role, new_head)
         missing.remove("score.weight")
     if missing:
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
@@ -231,7 +243,7 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
     return model
 
 
-def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> PreTrainedModel:
+def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     quantized = AutoModelForCausalLM.from_pretrained(
         source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True
     )
@@ -245,7 +257,7 @@ def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool) -> 
     model = from_config(config, attn_implementation=_attention(role, config))
     model.load_state_dict(quantized.state_dict(), strict=head == "lm")
     if head == "scalar":
-        _new_head(model, role, trainable)
+        _new_head(model, role, new_head)
     else:
         model.generation_config = quantized.generation_config
     return model.to(torch.float32 if dtype == "auto" else dtype)
@@ -275,8 +287,8 @@ def _scalar_class(causal: Any) -> Any:
     return type(name, (GenericForSequenceClassification, base), named)
 
 
-def _new_head(model: PreTrainedModel, role: RoleConfig, trainable: bool) -> None:
-    if not trainable:
+def _new_head(model: PreTrainedModel, role: RoleConfig, wanted: bool) -> None:
+    if not wanted:
         raise UserError(
             f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
         )
@@ -294,43 +306,6 @@ def _dtype(role: RoleConfig, trainable: bool) -> Any:
     if role.dtype == "auto":
         return torch.float32 if trainable else "auto"
     return DTYPES[role.dtype]
-
-
-def _check_directory(path: Path, weights: bool) -> None:
-    files = {entry.name for entry in path.iterdir()}
-    gguf = sorted(name for name in files if name.endswith(".gguf"))
-    if "config.json" not in files:
-        hint = f"give the GGUF file itself: {path / gguf[0]}" if gguf else "a model directory is what save_pretrained writes"
-        raise UserError(f"{path} has no config.json: {hint}")
-    if weights and not any(name.endswith(".safetensors") for name in files):
-        pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in files)
-        problem = "only pickled weights, which can run code when loaded: convert them to" if pickled else "no weights: it needs"
-        raise UserError(f"{path} has {problem} .safetensors files")
-
-
-def _cached(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError as error:
-        raise UserError(f"no model {name!r}: no such directory, and not a hub name") from error
-
-
-def _hub_answers() -> bool:
-    """Whether the hub's name resolves. Without this, transformers retries for most of a minute before it gives up."""
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode():
-        return False
-    if "https" in urllib.request.getproxies():
-        return True
-    try:
-        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,10 +17,14 @@ from torch import Tensor, nn
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
+from rlhf_host.models.adapters import using
+from rlhf_host.models.balance import Balance
 from rlhf_host.models.heads import Head, decoder_of, find_head, scalar_head
 from rlhf_host.models.layouts import (
     Layout,
+    Line,
     all_places,
+    own_places,
     padded_layout,
     padded_tokens,
     score_places,
@@ -32,32 +38,12 @@ from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_lo
 from rlhf_host.models.modes import evaluation, in_32_bits
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
-from rlhf_host.records.tensors import OF_ROWS, Distribution, Outputs, TopK
+from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
 
 WORTHWHILE = 0.95
 """``auto`` shares prompts when that leaves fewer than this part of the padded tokens; gathering rows costs something too."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Rows as a model gets them: one layout, or one for each row."""
-
-    compute: Any
-    layouts: Sequence[Layout]
-    predicts: Tensor
-    """``[C]``: where the state is that predicts each completion token."""
-    last: Tensor
-    """``[B]``: where each row's last token is."""
-    scored: Tensor
-    """``[B]``: where each row's score is read."""
-    mask: Tensor
-    """``[B, T]`` bool."""
-    targets: Tensor
-    """``[C]``: the completion tokens."""
-    exact: bool = False
-    """Computed in 32 bits, for a trial."""
 
 
 class Passes:
@@ -72,6 +58,7 @@ class Passes:
         shared_prefix: ``on`` and ``off`` fix the layout; ``auto`` picks the one with less to compute.
         autocast: of matrix products; the log-softmax is in float32 whatever it is.
         even_passes: as in ``BackendTraits``.
+        balance: passes with gradients give ``router_loss`` too.
     """
 
     def __init__(
@@ -82,16 +69,24 @@ class Passes:
         shared_prefix: SharedPrefix = "auto",
         autocast: torch.dtype | None = None,
         even_passes: bool = False,
+        balance: Balance | None = None,
     ):
         attention.enable()
-        self.model = model
+        self.model, self.balance = model, balance
         self.shared_prefix = shared_prefix
         self.autocast = autocast
         self._kernels = kernels
         self._even_passes = even_passes
         self._backend: Backend | None = None
         self._ranks: Ranks | None = None
+        self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._examine()
+
+    def under(self, adapter: str | None) -> Passes:
+        """The same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
+        passes = copy(self)
+        passes._adapter = partial(using, self.model, adapter)
+        return passes
 
     def _examine(self) -> None:
         """What the model is made of; its weights must be whole now."""
@@ -199,7 +194,8 @@ class Passes:
         others: Mapping[str, TopK] | None = None,
     ) -> Outputs:
         """What ``outputs`` names, of what the model's head can give: ``logprobs``, ``entropy`` and ``logits`` for a language model,
-        ``values``, ``scores`` and ``bootstrap`` for a scalar one. The rest stays ``None``. With gradients where they are enabled.
+        ``values``, ``scores``, ``token_scores`` and ``bootstrap`` for a scalar one; the rest is ``None``. With gradients where
+        they are enabled.
 
         Only positions that predict completion tokens reach the head. ``logits`` are the model's own, before the temperature.
 
@@ -224,12 +220,13 @@ class Passes:
             raise UserError(
                 f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
             )
-        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, not outputs.isdisjoint(OF_ROWS))
+        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, not outputs.isdisjoint(AT_TOKENS))
         if line is None:
             return self._nothing(outputs, completion_ids.shape)
         read = partial(self._outputs, line, temperature, outputs, entropy_grad, others)
         results = read(self._states(line)) if self._backend is None else self._through(line, read)
-        results = {name: value if name in OF_ROWS else _spread(value, line.mask) for name, value in results.items()}
+        whole = (*OF_ROWS, "router_loss")
+        results = {name: value if name in whole else _spread(value, line.mask) for name, value in results.items()}
         distributions = {
             role: Distribution(topk.logprobs, results.pop(f"of {role}"), topk.ids) for role, topk in others.items()
         }
@@ -237,7 +234,7 @@ class Passes:
 
     def _outputs(
         self,
-        line: _Line,
+        line: Line,
         temperature: float,
         outputs: frozenset[str],
         entropy_grad: bool,
@@ -247,7 +244,7 @@ class Passes:
         """``[C, ...]`` of completion tokens, and ``[B]`` of rows, from hidden states, or from logits where no head is known."""
         if self.scalar is not None:
             score = Head(self.scalar)
-            places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last}
+            places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last, "token_scores": line.own}
             wanted = {name: states.index_select(0, at) for name, at in places.items() if name in outputs}
             return {name: score(hidden, torch.float32).squeeze(-1) for name, hidden in wanted.items()}
         hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
@@ -269,6 +266,8 @@ class Passes:
             results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
         if "logits" in outputs:
             results["logits"] = hidden.float() if self.head is None else self.head(hidden, self.autocast)
+        if self.balance is not None and torch.is_grad_enabled():
+            results["router_loss"] = self.balance.loss()
         return results
 
     def topk(
@@ -310,8 +309,8 @@ class Passes:
         group_id: Tensor | None,
         temperature: float,
         whole: bool,
-    ) -> _Line | None:
-        """The rows in the layout that computes least; ``None`` without rows. ``whole``: each row's last token and score too."""
+    ) -> Line | None:
+        """The rows in the layout that computes least; ``None`` without rows. ``whole``: with each row's last token."""
         if temperature <= 0:
             raise UserError(
                 f"temperature {temperature:g} has no log-probabilities to train on: set rollout.temperature above 0"
@@ -342,19 +341,23 @@ class Passes:
             layouts = [to_device(layout, self.device) for layout in layouts]
         mask, completions = mask.to(self.device), completions.to(self.device)
         predicts, last = all_places(layouts)
-        scored = last
+        scored, own = last, predicts
         if with_scores:
+            own = own_places(predicts, last, lengths)
             pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
             scored = score_places(layouts, ([*ids, *part.tolist()] for ids, part in zip(prompt_ids, parts, strict=True)), pad)
-        return _Line(compute or self.model, layouts, predicts, last, scored, mask, completions)
+        return Line(compute or self.model, layouts, predicts, last, scored, own, mask, completions)
 
-    def _states(self, line: _Line) -> Tensor:
+    def _states(self, line: Line) -> Tensor:
         """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
         bare, autocast = self.scalar is None and self.head is None, None if line.exact else self.autocast
-        with evaluation(line.compute), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+        routed = self.balance if torch.is_grad_enabled() else None
+        asked = {} if routed is None else {"output_router_logits": True}
+        precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
+        with evaluation(line.compute), self._adapter(), precision:
             model = line.compute if bare else decoder_of(line.compute)
             try:
-                passes = [model(**layout.inputs(), use_cache=False) for layout in line.layouts]
+                passes = [model(**layout.inputs(), use_cache=False, **asked) for layout in line.layouts]
             except Exception as error:
                 if line.compute is self.model or isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -362,10 +365,12 @@ class Passes:
                     f"kernels failed in a pass after they had passed the trial: {type(error).__name__}: {error};"
                     " continue without them: rlhf train --resume with --kernels none"
                 ) from error
+        if routed is not None:
+            routed.take(passes, line.layouts)
         states = [(output.logits if bare else output.last_hidden_state).flatten(0, 1) for output in passes]
         return torch.cat(states) if len(states) > 1 else states[0]
 
-    def _through(self, line: _Line, read: Callable[[Tensor], Tensors]) -> Tensors:
+    def _through(self, line: Line, read: Callable[[Tensor], Tensors]) -> Tensors:
         """``read`` of the hidden states, where weights may be whole only inside the backend's pass."""
         if (backend := self._backend) is None:
             return read(self._states(line))
@@ -375,7 +380,7 @@ class Passes:
         """``_states`` at the places that predict, then at the last ones, for trials."""
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
-        line = _Line(compute, [at], at.predicts, at.last, at.last, at.predicts, at.predicts, exact)
+        line = Line(compute, [at], at.predicts, at.last, at.last, at.predicts, at.predicts, at.predicts, exact)
         # A backend that runs passes keeps the weights in pieces, which nothing may widen.
         with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():
             return self._through(line, lambda states: {"states": states[places]})["states"]
@@ -383,7 +388,7 @@ class Passes:
     def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
         zeros = torch.zeros(tuple(shape), device=self.device)
         if self.scalar is not None:
-            asked = outputs & {"values", *OF_ROWS}
+            asked = outputs & {"values", *AT_TOKENS}
             empty: dict[str, Any] = {name: zeros.sum(-1) if name in OF_ROWS else zeros for name in asked}
             return Outputs(**empty)
         return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)

@@ -8,13 +8,18 @@ PIP = "pip install --find-links dist"
 CATALOGUE: dict[str, dict[str, str]] = {
     "algo": {
         "cdpo": "rlhf-plugin-dpo",
+        "distill": "rlhf-plugin-distill",
         "dpo": "rlhf-plugin-dpo",
         "dr_grpo": "rlhf-plugin-grpo",
         "gdpo": "rlhf-plugin-grpo",
         "grpo": "rlhf-plugin-grpo",
         "ipo": "rlhf-plugin-dpo",
         "kto": "rlhf-plugin-kto",
+        "on_policy_distill": "rlhf-plugin-distill",
+        "online_dpo": "rlhf-plugin-online-dpo",
         "ppo": "rlhf-plugin-ppo",
+        "prm": "rlhf-plugin-reward-model-training",
+        "raft": "rlhf-plugin-raft",
         "reinforce_pp": "rlhf-plugin-reinforce-pp",
         "reinforce_pp_baseline": "rlhf-plugin-reinforce-pp",
         "rloo": "rlhf-plugin-rloo",

@@ -9,8 +9,8 @@ from typing import Any
 from importlib_metadata import PackageNotFoundError, requires
 from packaging.requirements import InvalidRequirement, Requirement
 
-from rlhf_host.errors import PluginError
-from rlhf_host.plugins.discovery import PluginInfo, normalised
+from rlhf_host.errors import PluginError, UserError
+from rlhf_host.plugins.discovery import HOST, PluginInfo, normalised
 from rlhf_host.protocols import Traits
 
 
@@ -35,6 +35,16 @@ def missing_library(info: PluginInfo, libraries: Iterable[str]) -> tuple[str, st
     """The first of a plugin's libraries that is not installed, and what to install for it."""
     library = next((library for library in libraries if not _is_there(library)), None)
     return None if library is None else (library, _what_brings(library, info.distribution))
+
+
+def require_library(library: str, what: str) -> None:
+    """Raises ``UserError`` where a library of one of the host's extras, which has its name, is not installed.
+
+    Args:
+        what: needs it, in the plural.
+    """
+    if not _is_there(library):
+        raise UserError(f"{what} need {library}: pip install '{HOST}[{library}]'")
 
 
 def _is_there(library: str) -> bool:

@@ -15,7 +15,7 @@ from rlhf_host.errors import PluginError, near_matches
 
 RESERVED = {
     "": ("name", "weight"),
-    "weight_sync": ("verify",),
+    "weight_sync": ("verify", "adapter"),
     "tasks": ("path", "subset", "split", "prompt_key", "label_key", "max_samples"),
 }
 """Kind (empty: any) → keys that the configuration has for itself, beside a plugin's options."""

@@ -29,6 +29,8 @@ class EngineTraits(Traits):
     """``sleep`` releases device memory."""
     syncs: tuple[str, ...] = ()
     """Names of the weight syncs that work with it, the best one first; empty: all."""
+    adapters: bool = False
+    """It can hold the base of a LoRA run and take adapters in place of weights (``EngineStart.adapter_rank``)."""
 
 
 class Generator(Protocol):
@@ -117,6 +119,9 @@ class EngineStart:
     """The thread for everything that models compute, ``kernels.decoder`` included."""
     kernels: Kernels
     """For engines that sample with modules of transformers."""
+    adapter_rank: int = 0
+    """Above 0: ``model`` has the weights of the base, and syncs bring an adapter of this rank: ``A`` and ``alpha / rank · B`` in
+    float32, by their names in peft's files."""
 
 
 class EnginePlugin(Protocol):

@@ -90,6 +90,8 @@ class RuntimeStart:
     placement: tuple[str, ...]
     """As typed; only for runtimes with ``places``."""
     debug: bool
+    adapter_rank: int = 0
+    """As in ``EngineStart``."""
 
 
 class Runtime(Protocol):

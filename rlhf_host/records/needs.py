@@ -26,8 +26,8 @@ class RoleNeed:
     """Number of first steps in which no loss trains it; its learning rate's schedule begins after them."""
 
 
-What: TypeAlias = Literal["logprobs", "values", "scores", "bootstrap", "entropy", "logits", "distribution"]
-_OWN = ("logprobs", "values", "scores", "entropy", "logits")
+What: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy", "logits", "distribution"]
+_OWN = ("logprobs", "values", "scores", "token_scores", "entropy", "logits")
 _OF_ROLES = ("logprobs", "values", "bootstrap", "distribution")
 
 
@@ -35,10 +35,11 @@ _OF_ROLES = ("logprobs", "values", "bootstrap", "distribution")
 class Output:
     """A quantity that the host must compute for a plugin.
 
-    Without a role, it belongs to the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values`` or
-    ``scores``. With a role, it is computed over the experience, before advantages: ``logprobs``, ``values`` or ``bootstrap`` (the
-    value after the last token). The ``distribution`` of a role is in ``outputs.others[role]`` of the pass. It covers the ``top``
-    likeliest tokens, or the whole vocabulary; then the role must be in the same place as the actor.
+    Without a role, it belongs to the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values``,
+    ``scores`` or ``token_scores``. With a role, it is computed over the experience, before advantages: ``logprobs``,
+    ``values`` or ``bootstrap`` (the value after the last token). The ``distribution`` of a role is in ``outputs.others[role]``
+    of the pass. It covers the ``top`` likeliest tokens, or the whole vocabulary; then the role must be in the same place as the
+    actor.
 
     Raises ``ValueError`` for an unknown combination.
     """
@@ -92,6 +93,8 @@ class Needs:
     """For a weight sync. True: engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
     unit_rows: bool = False
     """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
+    separator: str | None = None
+    """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
 
     @property
     def samples(self) -> bool:

@@ -232,10 +232,12 @@ class Distribution:
     """``[B, T, k]`` int64: which tokens; ``None``: the whole vocabulary, in order."""
 
 
-RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "bootstrap"]
+RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap"]
 """What a role can be asked for over a batch."""
 OF_ROWS = ("scores", "bootstrap")
 """Those of them that are ``[B]``; the others are ``[B, T]``."""
+AT_TOKENS = ("token_scores", *OF_ROWS)
+"""Those of them that are read at a token itself, the last one too; the others are read where a token is predicted."""
 
 
 @dataclass(slots=True)
@@ -257,6 +259,10 @@ class Outputs:
     """role → its distribution and this model's, if a plugin needs ``Output("distribution", role=...)``."""
     bootstrap: Tensor | None = None
     """``[B]`` fp32: scalar head at the last token, whatever it is."""
+    token_scores: Tensor | None = None
+    """``[B, T]`` fp32: scalar head at token t itself, which ``values`` has one place later; 0 at padding."""
+    router_loss: Tensor | None = None
+    """Scalar: what keeps a model's experts evenly used, of the rows' tokens, where the role has ``router_aux_loss_coef``."""
 
 
 @dataclass(slots=True)

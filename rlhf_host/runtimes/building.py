@@ -5,9 +5,11 @@ Public, for runtimes of other distributions too. Importing it loads no torch, so
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ from rlhf_host.plugins.specs import PluginSpec, check_host
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.scratch import Scratch
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from rlhf_host.backends.ranks import Ranks
@@ -37,6 +41,8 @@ class RolesSetup:
     kernels: Sequence[PluginSpec]
     train: TrainConfig
     total_updates: int
+    adapter_rank: int = 0
+    """As in ``EngineStart``."""
     host_version: str = __version__
 
     @classmethod
@@ -59,7 +65,33 @@ class RolesSetup:
             kernels=start.kernels,
             train=start.train,
             total_updates=start.total_updates,
+            adapter_rank=start.adapter_rank,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterView:
+    """A frozen role that needs no model of its own: it differs from ``source``, which trains an adapter, by its adapter alone."""
+
+    source: str
+    adapter: str
+    """Its name inside the model."""
+    start: str | None
+    """The directory of the adapter; ``None``: it has none."""
+
+
+def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, AdapterView]:
+    """By the role's name. What is left at ``auto`` is as in the other role."""
+    trained = {need.name: (need, own) for need, own in roles if need.trainable and (own.adapter or own.lora.rank)}
+    views = {}
+    for need, own in roles:
+        source, other = trained.get(need.source or "", (None, None))
+        if source is None or other is None or need.trainable or need.head != source.head:
+            continue
+        same = ("model", "revision", "dtype", "attn_implementation", "device")
+        if all(getattr(own, name) in ("auto", getattr(other, name)) for name in same):
+            views[need.name] = AdapterView(source.name, f"of_{need.name}".replace(".", "_"), own.adapter)
+    return views
 
 
 class Roles:
@@ -76,6 +108,8 @@ class Roles:
 
     def __init__(self, setup: RolesSetup, ranks: Ranks | None = None):
         from rlhf_host.backends.ranks import Ranks
+        from rlhf_host.backends.weights import adapter_buckets
+        from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
         from rlhf_host.training.role import Role
         from rlhf_host.training.worker import Worker
@@ -85,10 +119,20 @@ class Roles:
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
         backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
         self.kernels = tried_kernels(setup.kernels)
+        views, models = adapter_views(setup.roles), {}
+        for need, settings in setup.roles:
+            if need.name in views:
+                continue
+            models[need.name] = load_model(settings, head=need.head, trainable=need.trainable)
+            if need.trainable and ranks.rank == 0:
+                _report_frozen(need.name, models[need.name])
+        for view in views.values():
+            if view.start is not None:
+                load_adapter(models[view.source], view.start, view.adapter)
         roles = {
             need.name: Role.of(
                 need.name,
-                load_model(settings, head=need.head, trainable=need.trainable),
+                models[need.name],
                 setup.train,
                 kernels=self.kernels,
                 backend=backend if need.trainable else None,
@@ -98,7 +142,9 @@ class Roles:
                 trainer=f"backend {setup.backend.name}",
             )
             for need, settings in setup.roles
+            if need.name not in views
         }
+        roles |= {name: roles[view.source].under(name, view.start and view.adapter) for name, view in views.items()}
         self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks)
         self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
         self.models = {name: role.passes.model for name, role in roles.items()}
@@ -109,6 +155,8 @@ class Roles:
         self.weights: LocalWeights | None = None
         if (actor := self.models.get("actor")) is not None:
             weights = self.backends["actor"].weights if "actor" in self.backends else None
+            if setup.adapter_rank:
+                weights = partial(adapter_buckets, actor)
             self.weights = LocalWeights(actor, weights, rank=ranks.rank * ranks.parts + ranks.part, size=ranks.processes)
 
     def run(self, function: str, arguments: Mapping[str, Any]) -> Any:
@@ -138,6 +186,14 @@ class Roles:
                 backend.load(Path(directory, name))
 
 
+def _report_frozen(name: str, model: Any) -> None:
+    """Say how much is trained, where it is not everything."""
+    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
+    whole, trained = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    if trained < whole:
+        log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
+
+
 def check_state(directory: Path, needs: Needs) -> None:
     """Raises ``UserError`` when a checkpoint's roles are not those this run trains."""
     saved, trained = (
@@ -158,13 +214,19 @@ class EngineSetup:
     role: RoleConfig
     version: int
     """Of the weights in ``role.model``; -1: a sync will bring others."""
+    adapter_rank: int = 0
+    """As in ``EngineStart``."""
     host_version: str = __version__
 
     @classmethod
     def of(cls, start: RuntimeStart) -> EngineSetup:
         assert start.engine is not None
         version = NO_WEIGHTS if start.total_updates else 0
-        return cls(engine=start.engine, kernels=start.kernels, role=located(start.roles["actor"]), version=version)
+        role = located(start.roles["actor"])
+        if version == NO_WEIGHTS:  # a sync brings weights with the adapter merged
+            role = role.model_copy(update={"adapter": None})
+        rank = start.adapter_rank
+        return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=rank)
 
 
 def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
@@ -179,12 +241,12 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
             # Trained weights are float32, and so must be what they are copied into.
             model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
         elif (model := model_directory(role)) is None:
-            model = save_for_engine(load_model(role), tokenizer, directory, with_weights=setup.version >= 0)
+            with_weights = setup.version >= 0 or setup.adapter_rank > 0
+            model = save_for_engine(load_model(role), tokenizer, directory, with_weights=with_weights)
         kernels = tried_kernels(setup.kernels)
         with told_of(f"engine {setup.engine.name}", "start"):
-            return plugin.start(
-                EngineStart(model=model, tokenizer=tokenizer, version=setup.version, compute=compute, kernels=kernels)
-            )
+            settings: dict[str, Any] = {"version": setup.version, "adapter_rank": setup.adapter_rank}
+            return plugin.start(EngineStart(model=model, tokenizer=tokenizer, compute=compute, kernels=kernels, **settings))
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
@@ -210,8 +272,11 @@ def tried_kernels(specs: Sequence[PluginSpec]) -> TriedKernels:
 
 def located(role: RoleConfig) -> RoleConfig:
     """With the model's own directory, so that no process needs this working directory, or to build the quickstart model."""
-    from rlhf_host.models.loading import find_model
+    from rlhf_host.models.places import find_model, with_base
 
+    role = with_base(role)
+    if role.adapter is not None:
+        role = role.model_copy(update={"adapter": str(Path(role.adapter).expanduser().absolute())})
     source = find_model(role.model)
     if not source.local:
         return role

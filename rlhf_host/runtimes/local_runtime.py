@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_host.errors import told_of
+from rlhf_host.models.loading import load_model, model_directory
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
@@ -73,7 +74,12 @@ class LocalRuntime:
         model: Any = roles.models["actor"]
         in_place, trained = engine.traits.takes == "module", "actor" in roles.backends
         with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
-            if not in_place:
+            if start.adapter_rank:
+                base = start.roles["actor"].model_copy(update={"adapter": None})
+                model = model_directory(base) or save_for_engine(
+                    load_model(base), start.tokenizer, directory, with_weights=True
+                )
+            elif not in_place:
                 # To an actor that is not trained nothing is synced.
                 model = save_for_engine(model, start.tokenizer, directory, with_weights=not trained)
             setup = EngineStart(
@@ -82,6 +88,7 @@ class LocalRuntime:
                 version=0 if in_place or not trained else NO_WEIGHTS,
                 compute=self._compute,
                 kernels=roles.kernels,
+                adapter_rank=start.adapter_rank,
             )
             with told_of(self._engine_name, "start"):
                 self.engine = engine.start(setup)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, RuntimeStart, SyncTarget
-from rlhf_host.runtimes.building import EngineSetup, RolesSetup, check_state
+from rlhf_host.runtimes.building import EngineSetup, RolesSetup, adapter_views, check_state
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.heartbeat import Heartbeat, Process
@@ -70,7 +70,8 @@ class RayRuntime:
             if place.roles:
                 setup = RolesSetup.of(start, place.roles)
                 actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
-                trainable = tuple(need.name for need, _ in setup.roles if need.trainable)
+                views = adapter_views(setup.roles)  # compute with a trained role's module
+                trainable = tuple(need.name for need, _ in setup.roles if need.trainable or need.name in views)
                 group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts if trainable else 1)
                 looks = group.call("look")
                 groups.append((group, setup, looks, gpu))

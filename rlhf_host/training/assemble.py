@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,23 +14,33 @@ from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.data.units import UnitSet
+from rlhf_host.errors import UserError
+from rlhf_host.models.adapter_files import rank_of
 from rlhf_host.models.loading import load_tokenizer, sizes, stop_tokens
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
-from rlhf_host.records.episodes import Sampling, Task
+from rlhf_host.records.episodes import Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, RoleHandle
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.training.batching import refuse_large_units
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
+from rlhf_host.training.events import EventLoop
+from rlhf_host.training.kept_logprobs import KeptLogprobs
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
-from rlhf_host.training.row_source import RowBatches
+from rlhf_host.training.rollout_source import RolloutSource
+from rlhf_host.training.row_evaluation import RowEvaluation
+from rlhf_host.training.row_source import RowBatches, RowSource
+from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.saved_rows import check_vocabulary
+from rlhf_host.training.source import Source
+from rlhf_host.training.vocabularies import check_vocabularies
 from rlhf_host.weight_sync.bring import Bring
 
 STEPS = 100
@@ -74,6 +84,8 @@ class Started:
     handles: dict[str, RoleHandle]
     needs: Needs
     tokenizer: Any
+    kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
+    """Role that is not loaded → its log-probabilities."""
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -92,9 +104,17 @@ def runtime_start(
     Raises ``UserError`` when another role's model lies in a checkpoint and is not as it was written.
     """
     roles = {need.name: role_settings(config.roles, need, models.get(need.name), needs) for need in needs.roles}
-    for model in {role.model for name, role in roles.items() if role.model and name not in models}:
-        refuse_damaged(Path(model).expanduser())
+    for name, role in roles.items():
+        for directory in (role.model, role.adapter):
+            if directory and directory != str(models.get(name)):
+                refuse_damaged(Path(directory).expanduser())
+    rank = 0
+    if config.sync.adapter == "adapter" and total_updates:
+        rank = rank_of(roles["actor"].adapter) if roles["actor"].adapter else roles["actor"].lora.rank
+        if rank == 0:
+            raise UserError("sync.adapter is adapter, and the actor trains none: give --actor.lora.rank, or leave it out")
     return RuntimeStart(
+        adapter_rank=rank,
         roles=roles,
         needs=needs,
         engine=PluginSpec.of(find("engine", config.engine.name), config.engine.options) if needs.samples else None,
@@ -127,6 +147,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
+    check_vocabularies(config.roles, needs, tokenizer)
     phase("Reading data")
     if not needs.samples:
         actor = config.roles["actor"]
@@ -135,6 +156,10 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
         held_out_units = None
         if config.eval.data.sources:
             held_out_units = units_of(config, config.eval.data, "eval", tokenizer, needs, rows, *limits)
+        for each in (units, held_out_units) if needs.unit_rows else ():
+            if each is not None:
+                scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
+                refuse_large_units(each, config.train, scalar=scalar)
         return Inputs(tokenizer, units=units, held_out_units=held_out_units)
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
@@ -192,11 +217,18 @@ def units_of(
         rows=rows,
         needed_by=config.algo.name,
         stop_ids=stop_ids,
+        separator="\n" if needs.separator is None else needs.separator,
     )
 
 
 def row_batches(config: RunConfig, manager: PluginManager, started: Started) -> RowBatches:
-    return RowBatches(manager, started.needs, started.runtime.trainer, config.rollout.temperature, started.tokenizer)
+    trainer, temperature = started.runtime.trainer, config.rollout.temperature
+    return RowBatches(manager, started.needs, trainer, temperature, started.tokenizer, started.kept)
+
+
+def row_source(config: RunConfig, manager: PluginManager, units: UnitSet, batches: RowBatches) -> RowSource:
+    epochs = config.data.epochs if config.train.steps is None else None
+    return RowSource(units, stream_of(config, manager, units.tasks()), batches, size=config.train.batch_size, epochs=epochs)
 
 
 def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> TaskStream:
@@ -218,6 +250,33 @@ def evaluation_of(
     episodes = _episodes(config, manager, started, data, settings)
     collector = Collector(episodes, manager, config.rollout, n=settings.n, seed=settings.seed, split="eval")
     return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
+
+
+def source_of(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
+    """Where the run's batches come from."""
+    if inputs.units is not None:
+        return row_source(config, manager, inputs.units, row_batches(config, manager, started))
+    rollouts: Rollouts | None = inputs.saved
+    if rollouts is None:
+        assert inputs.tasks is not None
+        stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started)
+        rollouts = SampledRollouts(stream, collector, config.train.batch_size)
+    return RolloutSource(
+        rollouts, config, manager, started.needs, started.runtime.trainer, started.handles, events, inputs.tokenizer
+    )
+
+
+def evaluate_of(
+    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop
+) -> Callable[[int], tuple[dict[str, float], list[Trajectory]]] | None:
+    """What evaluates after a step, if there is held-out data."""
+    if inputs.held_out_units is not None:
+        batches = row_batches(config, manager, started)
+        return RowEvaluation(inputs.held_out_units, batches, started.runtime.trainer).run
+    if inputs.held_out is None:
+        return None
+    evaluation = evaluation_of(config, manager, started, inputs.held_out, config.eval.data)
+    return lambda step: events.run(evaluation.run(step))
 
 
 def _episodes(

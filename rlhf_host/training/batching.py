@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlhf_host.errors import RunError
+import numpy as np
+
+from rlhf_host.config.schema import TrainConfig
+from rlhf_host.data.unit_store import unit_lengths
+from rlhf_host.data.units import UnitSet
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.models.passes import WORTHWHILE
 
 Cost = Callable[[list[int]], int]
 """Rows → tokens the forward pass will compute for them."""
@@ -53,6 +59,31 @@ def _fill(pieces: Sequence[list[int]], budget: int, cost: Cost) -> list[list[int
         else:
             batches.append(list(piece))
     return batches
+
+
+def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> None:
+    """Raises ``UserError`` for rows that must stay together and cost more than a micro-batch may, in the layout that a step would
+    use for them, so that no run ends there.
+
+    Args:
+        scalar: the model has a scalar head, so that the last token is computed too.
+    """
+    for name, source in units.sources.items():
+        lengths = unit_lengths(source).astype(np.int64)
+        prompts, completions = lengths[:, 0, 0], lengths[:, :, 1] - (not scalar)
+        line = prompts + completions.sum(1)
+        costs = padded = lengths.shape[1] * (prompts + completions.max(1))
+        if train.shared_prefix != "off":
+            costs = line if train.shared_prefix == "on" else np.where(line <= WORTHWHILE * padded, line, padded)
+        number = int(costs.argmax())
+        if costs[number] > train.max_tokens_per_microbatch:
+            row = source[number].rows[0]
+            raise UserError(
+                f"{name}: pair {number + 1:,} (a prompt of {len(row.prompt_ids):,} tokens, answers of"
+                f" {' and '.join(f'{length:,}' for length in lengths[number, :, 1])}) costs {costs[number]:,} tokens, and its rows"
+                f" must stay together: set --train.max-tokens-per-microbatch {costs[number]} or more"
+                f" (now {train.max_tokens_per_microbatch}), or a smaller --data.max-tokens"
+            )
 
 
 def group_rows(ids: Sequence[int]) -> list[list[int]]:

@@ -53,7 +53,8 @@ class Evaluation:
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
-    """Of judged trajectories: ``reward/mean``, ``score/mean``, ``pass@k``, ``length/mean``, ``truncated``, ``samples``."""
+    """Of judged trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
+    ``length/mean``, ``truncated``, ``samples``."""
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     if not rows:
         return {"samples": 0.0}
@@ -67,6 +68,10 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
         "truncated": mean([float(row.truncated) for row in rows]),
         "samples": float(len(rows)),
     }
+    names = {name for row in rows for name in row.rewards}
+    for name in sorted(names) if len(names) > 1 else ():
+        if totals := [reward.total for row in rows if (reward := row.rewards.get(name)) is not None]:
+            values[f"reward/{name}"] = mean(totals)
     scores = [row.score for row in rows if row.score is not None]
     if scores:
         values["score/mean"] = mean(scores)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import told_of
+from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
 from rlhf_host.records.tensors import Batch, Outputs
@@ -52,7 +53,16 @@ class Role:
         autocast = torch.bfloat16 if train.autocast == "bfloat16" or (train.autocast == "auto" and capable) else None
         traits = BackendTraits() if backend is None else backend.traits
         even = traits.even_passes
-        passes = Passes(model, kernels=kernels, shared_prefix=train.shared_prefix, autocast=autocast, even_passes=even)
+        # Kernels' twins need not give what routers say.
+        balance = None if backend is None or settings is None else balance_of(model, settings.router_aux_loss_coef)
+        passes = Passes(
+            model,
+            kernels=None if balance is not None else kernels,
+            shared_prefix=train.shared_prefix,
+            autocast=autocast,
+            even_passes=even,
+            balance=balance,
+        )
         if backend is None:
             return cls(name, passes)
         assert settings is not None
@@ -64,6 +74,10 @@ class Role:
         if even or traits.sharded:
             passes.go_through(started, ranks)
         return cls(name, passes, started, traits, trainer)
+
+    def under(self, name: str, adapter: str | None) -> Role:
+        """A frozen role that computes with this one's model, under another adapter of it, or under none."""
+        return Role(name, self.passes.under(adapter), traits=self.traits)
 
     @property
     def prefix(self) -> str:
@@ -84,7 +98,8 @@ def rows_of(batch: Batch) -> dict[str, Any]:
 
 def zero_loss(outputs: Outputs) -> Tensor:
     """A loss of 0 with a gradient of zeros."""
-    values = next(item for item in (outputs.logprobs, outputs.values, outputs.scores, outputs.bootstrap) if item is not None)
+    every = (outputs.logprobs, outputs.values, outputs.scores, outputs.bootstrap, outputs.token_scores)
+    values = next(item for item in every if item is not None)
     return torch.where(torch.isfinite(values), values, 0.0).sum() * 0.0
 
 

@@ -8,12 +8,18 @@ from typing import Any
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
+from rlhf_host.models.adapter_files import is_adapter, refuse_other_base
+from rlhf_host.models.loading import weight_files
+from rlhf_host.models.places import with_base
 from rlhf_host.records.needs import Needs, RoleNeed
+
+ADAPTER_RATE = 10
+"""The default learning rate of adapters, as a multiple of that of all weights (https://thinkingmachines.ai/blog/lora)."""
 
 
 def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Path | None, needs: Needs) -> RoleConfig:
     """The role's own settings, with the model of ``need.source`` (a role's name, or a path) where it names none, and the
-    learning rate of ``need`` where it sets none.
+    learning rate of ``need`` where it sets none. A model that is an adapter becomes its base and the adapter.
 
     Args:
         roles: as configured.
@@ -21,21 +27,36 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
         needs: of the whole run: the role that ``need.source`` names may have its model from its own source.
 
     Raises:
-        UserError: when no model is named anywhere.
+        UserError: when no model is named anywhere, or an adapter was trained on another one.
     """
     settings = roles.get(need.name) or RoleConfig()
-    if settings.lr is None:
-        settings = settings.model_copy(update={"lr": need.lr})
     if settings.model is None and need.source is not None:
         needed = next((other for other in needs.roles if other.name == need.source), None)
         origin = roles.get(need.source) if needed is None else role_settings(roles, needed, None, needs)
         inherited: dict[str, Any] = {"model": origin.model if origin else need.source}
         if origin:
             trusted = settings.trust_remote_code or origin.trust_remote_code
-            inherited |= {"revision": origin.revision, "trust_remote_code": trusted}
+            adapter = settings.adapter or origin.adapter
+            inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter}
         settings = settings.model_copy(update=inherited)
+    settings = with_base(settings)
     if override is not None:
-        settings = settings.model_copy(update={"model": str(override)})
+        settings = settings.model_copy(update={"adapter" if is_adapter(override) else "model": str(override)})
+    elif need.trainable and settings.adapter and settings.lora.rank:
+        raise UserError(
+            f"the role {need.name} continues to train the adapter {settings.adapter}, so it cannot get a new one: leave lora.rank"
+            f" out, or merge the adapter first (rlhf merge-lora {settings.adapter})"
+        )
+    if need.trainable and settings.adapter and (settings.freeze or settings.train_only):
+        raise UserError(
+            f"the role {need.name} trains an adapter, and all its other weights are frozen: leave freeze and train_only out"
+        )
+    if settings.lr is None:
+        adapts = settings.adapter or settings.lora.rank
+        rate = ADAPTER_RATE * (need.lr or settings.peak_lr) if need.trainable and adapts else need.lr
+        settings = settings.model_copy(update={"lr": rate})
     if settings.model is None:
         raise UserError(f"the role {need.name} has no model; give --{need.name}.model DIRECTORY|HUB_NAME|FILE.gguf")
+    if settings.adapter is not None:
+        refuse_other_base(settings.adapter, settings.model, weight_files(settings))
     return settings

@@ -1,9 +1,11 @@
-"""Batches of sampled or saved rollouts: groups become tensors, then log-probabilities, advantages and what plugins prepare."""
+"""Batches of sampled or saved rollouts: groups become tensors, then log-probabilities, advantages and what plugins prepare. With
+``make_rows`` only the rows that it chooses are trained on, without advantages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +16,13 @@ from rlhf_host.errors import RunError, told_of
 from rlhf_host.functional.statistics import Episodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
+from rlhf_host.records.episodes import Group
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import apply_rewards, joined, make_experience, reward_metrics
+from rlhf_host.rollouts.collect import Collected
+from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics
 from rlhf_host.training.events import EventLoop
+from rlhf_host.training.made_rows import chosen_rows
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.source import Drawn, timed
@@ -52,27 +57,49 @@ class RolloutSource:
         with timed(times, "rollout"):
             collected = self.loop.run(self.rollouts.next_rollouts(context))
         rollout = self.config.rollout
-        experience = make_experience(
-            collected.groups,
-            self.rollouts.weights,
+        make = partial(
+            make_experience,
             step=step,
             max_new_tokens=rollout.max_new_tokens,
             temperature=rollout.temperature,
             version=version,
         )
+        experience = batch = make(collected.groups, self.rollouts.weights)
+        if self.manager.has("make_rows"):
+            with timed(times, "rows"):
+                batch = make(self._chosen(experience, collected.groups), self.rollouts.weights)
+                apply_masks(batch, self.manager)
         with timed(times, "logprobs"):
-            add_outputs(experience, self.trainer, self.needs, self.config.train.old_logprobs_mode)
+            add_outputs(batch, self.trainer, self.needs, self.config.train.old_logprobs_mode)
         with timed(times, "advantages"):
-            of_advantages = add_advantages(experience, self.manager, self.needs)
-            add_extra(experience, self.manager, self.trainer, self.needs)
-        metrics = joined(collected.metrics(), reward_metrics(experience), of_advantages)
-        return Drawn(experience, collected.trajectories_in_order(), True, self.rollouts.epoch, metrics, times)
+            own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
+            add_extra(batch, self.manager, self.trainer, self.needs)
+        metrics = joined(collected.metrics(), reward_metrics(experience), own)
+        return Drawn(batch, collected.trajectories_in_order(), True, self.rollouts.epoch, metrics, times)
+
+    def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
+        """The rows to train on, of groups whose rewards are transformed and shaped first."""
+        if self.manager.has("shape_rewards"):  # it may look at log-probabilities
+            add_outputs(experience, self.trainer, self.needs, "fused")
+        apply_rewards(experience, self.manager)
+        return chosen_rows(groups, experience, self.manager)
+
+
+def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float]:
+    """Of what ``make_rows`` chose."""
+    groups = len(set(batch.group_id.tolist()))
+    return {
+        "rows/count": float(len(batch)),
+        "rows/reward": float(batch.rewards.double().mean()),
+        "rows/groups_left_out": float(len(collected.groups) - groups),
+    }
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
-    """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place."""
+    """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place; but for
+    log-probabilities that are there."""
     for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
-        if quantity == "logprobs":
+        if quantity == "logprobs" and role not in experience.logprobs:
             experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
         elif quantity == "values":
             experience.values[role] = trainer.outputs(role, "values", experience)

@@ -37,7 +37,7 @@ class RowEvaluation:
         metrics: dict[str, float] = {}
         for source in self.units.sources:
             own = Metrics()
-            for groups in self._chunks(source):
+            for groups in chunks(self.units, source, self.batches):
                 own.join(self.trainer.evaluate(self.batches.batch(groups, step, 0, {})))
                 room = max(0, SHOWN - len(shown))
                 shown += [row for group in groups for row in group.trajectories][:room]
@@ -47,13 +47,14 @@ class RowEvaluation:
         metrics |= {f"eval/{name}": value for name, value in _result(whole).items()}
         return metrics | {"time/eval": time.perf_counter() - started}, shown
 
-    def _chunks(self, source: str) -> Iterator[Sequence[Group]]:
-        """Units of like lengths together: a batch is as wide as its longest row."""
-        tasks, units = self.units.tasks().sources[source], self.units.sources[source]
-        assert isinstance(tasks, Sequence)
-        order = sorted(range(len(units)), key=lambda i: -max(len(row.completion_ids) for row in units[i].rows))
-        for begin in range(0, len(order), UNITS):
-            yield [self.batches.group(units[i], tasks[i], 0) for i in order[begin : begin + UNITS]]
+
+def chunks(unit_set: UnitSet, source: str, batches: RowBatches) -> Iterator[Sequence[Group]]:
+    """All units of a source. Those of like lengths are together: a batch is as wide as its longest row."""
+    tasks, units = unit_set.tasks().sources[source], unit_set.sources[source]
+    assert isinstance(tasks, Sequence)
+    order = sorted(range(len(units)), key=lambda i: -max(len(row.completion_ids) for row in units[i].rows))
+    for begin in range(0, len(order), UNITS):
+        yield [batches.group(units[i], tasks[i], 0) for i in order[begin : begin + UNITS]]
 
 
 def _result(metrics: Metrics) -> dict[str, float]:

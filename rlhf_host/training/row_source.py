@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.data.stream import Draw, TaskStream
 from rlhf_host.data.units import Row, Unit, UnitSet
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import apply_masks, make_experience
+from rlhf_host.training.kept_logprobs import KeptLogprobs
+from rlhf_host.training.made_rows import regrouped
 from rlhf_host.training.rollout_source import add_extra, add_outputs
 from rlhf_host.training.saved_rows import decoder
 from rlhf_host.training.source import Drawn, timed
@@ -27,20 +29,30 @@ class RowBatches:
 
     manager: PluginManager
     needs: Needs
-    trainer: Trainer
+    trainer: Trainer | None
+    """``None``: only ``rows`` are wanted."""
     temperature: float
     tokenizer: Any
+    kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
+    """Role → its log-probabilities, where they were computed before the run."""
 
     def batch(self, groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
         """The groups as tensors, with the log-probabilities of other roles and what plugins prepare."""
+        assert self.trainer is not None
         with timed(times, "rows"):
-            if self.manager.has("make_rows"):
-                groups = regrouped(self.manager.one("make_rows", groups=groups), groups)
-            experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
-            apply_masks(experience, self.manager)
+            experience = self.rows(groups, step, version)
         with timed(times, "logprobs"):
+            experience.logprobs = {role: kept.of(experience) for role, kept in self.kept.items()}
             add_outputs(experience, self.trainer, self.needs, "fused")
             add_extra(experience, self.manager, self.trainer, self.needs)
+        return experience
+
+    def rows(self, groups: Sequence[Group], step: int, version: int) -> Experience:
+        """The groups, or the rows that a plugin makes of them, as tensors."""
+        if self.manager.has("make_rows"):
+            groups = regrouped(self.manager.one("make_rows", groups=groups), groups)
+        experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
+        apply_masks(experience, self.manager)
         return experience
 
     def group(self, unit: Unit, task: Task, epoch: int) -> Group:
@@ -60,18 +72,6 @@ class RowBatches:
             for number, row in enumerate(unit.rows)
         ]
         return Group(name, task, rows)
-
-
-def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group]) -> list[Group]:
-    """What ``make_rows`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
-    known = {group.group_id: Group(group.group_id, group.task, []) for group in groups}
-    for row in rows:
-        if row.group_id not in known:
-            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which it was not given")
-        known[row.group_id].trajectories.append(row)
-    if not rows:
-        raise RunError("make_rows gave no rows to train on")
-    return [group for group in known.values() if group.trajectories]
 
 
 def _segments(row: Row) -> Iterator[Segment]:
@@ -110,12 +110,17 @@ class RowSource:
 
     def draw(self, step: int, version: int) -> Drawn:
         times: dict[str, float] = {}
-        count = self._size if self._all is None else min(self._size, self._all - (step - 1) * self._size)
-        groups = [self._group(draw) for draw in self._stream.draw(count, step)]
+        groups = self.groups(step)
         experience = self._batches.batch(groups, step, version, times)
-        lengths = experience.lengths.double()
-        metrics = {"units": float(count), "length/mean": float(lengths.mean()), "length/max": float(lengths.max())}
+        trained = experience.loss_mask.any(-1)  # other rows are there for statistics
+        lengths = (experience.lengths[trained] if trained.any() else experience.lengths).double()
+        metrics = {"units": float(len(groups)), "length/mean": float(lengths.mean()), "length/max": float(lengths.max())}
         return Drawn(experience, experience.trajectories, False, self._stream.epoch, metrics, times)
+
+    def groups(self, step: int) -> list[Group]:
+        """The units of a step, the next of the stream."""
+        count = self._size if self._all is None else min(self._size, self._all - (step - 1) * self._size)
+        return [self._group(draw) for draw in self._stream.draw(count, step)]
 
     def _group(self, draw: Draw) -> Group:
         task = draw.task

@@ -16,13 +16,14 @@ from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.run_dir import CONFIG, locked
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
+from rlhf_host.data.stream import Draw
 from rlhf_host.directories import write_directory
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
-from rlhf_host.records.episodes import Generation, Sampling, Trajectory
+from rlhf_host.records.episodes import Generation, Sampling, Task
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunContext, ScoreContext
 from rlhf_host.rollouts.collect import Collected
 from rlhf_host.training import assemble
@@ -30,12 +31,8 @@ from rlhf_host.training.assemble import Inputs, Started
 from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_checkpoint
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.loop import Loop
-from rlhf_host.training.rollout_source import RolloutSource
-from rlhf_host.training.row_evaluation import RowEvaluation
-from rlhf_host.training.row_source import RowSource
+from rlhf_host.training.precompute import precomputed, without
 from rlhf_host.training.run_files import write_start
-from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
-from rlhf_host.training.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +65,10 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
             _refuse_finished(config, checkpoint, run_dir, inputs)
         updates = inputs.steps(config) * config.train.updates_per_batch
         models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
-        start = assemble.runtime_start(config, manager, needs, inputs.tokenizer, updates, models)
+        kept = precomputed(config, manager, needs, inputs)
+        start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
         started = assemble.start_runtime(config, start)
+        started.kept = kept
         with event_loop(config.debug) as events:
             try:
                 write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
@@ -137,6 +136,35 @@ def rollout_only(
             outcome.step = step
 
 
+def answer_all(
+    config: RunConfig,
+    manager: PluginManager,
+    begin: Callable[[Sequence[Task]], int],
+    each: Callable[[int, int, Collected], None],
+) -> None:
+    """Sample and score answers to every prompt once, in the data's order, a batch of ``train.batch_size`` prompts after the other.
+
+    Args:
+        begin: told of all tasks, says how many of the first to leave out.
+        each: told of every batch as it finishes: its prompts, all prompts, what was collected.
+
+    Raises:
+        KeyboardInterrupt: when asked to stop; the batches that ``each`` was told of are whole.
+    """
+    tokenizer = load_tokenizer(config.roles["actor"])
+    tasks = assemble.tasks_of(config, config.data, "train", tokenizer, config.seed, NO_ROWS, manager).tasks
+    if not tasks:
+        raise UserError("the data has no prompts that can be counted: give a file or a hub name")
+    done, size = begin(tasks), config.train.batch_size
+    with _without_training(config, manager, tokenizer) as (started, events, outcome):
+        collector = assemble.collector_of(config, manager, started)
+        for first in range(done, len(tasks), size):
+            draws, collected, step = [Draw(task, 0) for task in tasks[first : first + size]], Collected(), first // size + 1
+            events.run(collector.run(draws, ScoreContext("train", step, started.handles, tokenizer), collected))
+            each(len(draws), len(tasks), collected)
+            outcome.step = step
+
+
 def generate_only(
     config: RunConfig, tokenizer: Any, prompt_ids: Sequence[Sequence[int]], sampling: Sampling, *, n: int, seed: int
 ) -> list[list[Generation]]:
@@ -199,41 +227,13 @@ def _loop(
         needs=started.needs,
         runtime=started.runtime,
         handles=started.handles,
-        source=_source(config, manager, started, inputs, events),
-        evaluate=_evaluate(config, manager, started, inputs, events),
+        source=assemble.source_of(config, manager, started, inputs, events),
+        evaluate=assemble.evaluate_of(config, manager, started, inputs, events),
         loop=events,
         run_dir=run_dir,
         planned=inputs.steps(config),
         tokenizer=inputs.tokenizer,
     )
-
-
-def _source(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
-    if inputs.units is not None:
-        stream = assemble.stream_of(config, manager, inputs.units.tasks())
-        batches = assemble.row_batches(config, manager, started)
-        epochs = config.data.epochs if config.train.steps is None else None
-        return RowSource(inputs.units, stream, batches, size=config.train.batch_size, epochs=epochs)
-    rollouts: Rollouts | None = inputs.saved
-    if rollouts is None:
-        assert inputs.tasks is not None
-        stream, collector = assemble.stream_of(config, manager, inputs.tasks), assemble.collector_of(config, manager, started)
-        rollouts = SampledRollouts(stream, collector, config.train.batch_size)
-    return RolloutSource(
-        rollouts, config, manager, started.needs, started.runtime.trainer, started.handles, events, inputs.tokenizer
-    )
-
-
-def _evaluate(
-    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop
-) -> Callable[[int], tuple[dict[str, float], list[Trajectory]]] | None:
-    if inputs.held_out_units is not None:
-        batches = assemble.row_batches(config, manager, started)
-        return RowEvaluation(inputs.held_out_units, batches, started.runtime.trainer).run
-    if inputs.held_out is None:
-        return None
-    evaluation = assemble.evaluation_of(config, manager, started, inputs.held_out, config.eval.data)
-    return lambda step: events.run(evaluation.run(step))
 
 
 def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> Outcome:

@@ -140,11 +140,22 @@ class Accumulation:
             result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
             loss = reduced if loss is None else loss + reduced
             result.terms += 1
+        if outputs.router_loss is not None and self.backend is not None and loss is not None:
+            loss = loss + self._router_term(outputs.router_loss, part, places, result)
         if self.role.name == "actor" and outputs.logprobs is not None:
             result.metrics.add(
                 actor_metrics(outputs, part, corrections, sampled_now=self.sampled_now, against_sampler=self.against_sampler)
             )
         return loss
+
+    def _router_term(self, router_loss: Tensor, part: Batch, places: list[int], result: PassResult) -> Tensor:
+        """The routers' loss, weighed by the micro-batch's share of the tokens in the loss. It is the one term that depends on how
+        a batch is split: a mean of products of means."""
+        assert self.role.passes.balance is not None
+        values = router_loss.expand(part.loss_mask.shape)
+        reduced = self.reducer.reduce(LossTerm("router", values, coefficient=self.role.passes.balance.coef), places, None)
+        result.metrics.add([Metric("loss/router", reduced.detach(), reduce="sum")])
+        return reduced
 
 
 def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) -> Distribution:

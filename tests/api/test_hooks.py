@@ -20,6 +20,7 @@ selecting = rlhf_recorder:Selecting
 recorder = rlhf_recorder:Judge
 [rlhf.extensions]
 recorder = rlhf_recorder:Extension
+rewarding = rlhf_recorder:Rewarding
 chooser = rlhf_recorder:Chooser
 [rlhf.agents]
 recorder = rlhf_recorder:Agent
@@ -274,10 +275,30 @@ def test_hook_prepare_batch_is_what_its_own_worker_hooks_see(run):
     assert sorted(rows) == [0, 0, 1, 1], "sliced with the batch"
 
 
-def test_hook_make_rows_is_part_of_the_contract_and_of_no_loop_yet(run):
-    refused = run(code=2, plugins=["--algo", "selecting", "--reward", "recorder", "--data", "recorder"])
-    assert "compute_advantages" in refused.output
-    assert "'selecting' is incomplete" in refused.output
+SELECTING = ["--algo", "selecting", "--reward", "recorder", "--data", "recorder"]
+
+
+def test_hook_make_rows_chooses_what_is_trained_on_in_place_of_advantages(run):
+    record = run("--with", "rewarding", plugins=SELECTING)
+    (call,) = record.of("make_rows")
+    rows = [row for group in call["groups"] for row in group.trajectories]
+    shaped = [0.5 * row.action_length for row in rows]
+    assert [row.reward for row in rows] == [value + part for value, part in zip([0.0, -2.0] * 2, shaped, strict=True)]
+    assert "compute_advantages" not in record.order
+    row = record.metrics[-1]
+    assert (row["rows/count"], row["rows/groups_left_out"], row["reward/mean"]) == (2, 0, -1.0)
+    assert row["rows/reward"] == pytest.approx(sum(shaped[::2]) / 2)
+    assert not [name for name in row if name.startswith("advantages/")]
+    (prepared,) = record.of("prepare_batch")
+    assert prepared["experience"].advantages is None
+    assert [row.sample for row in prepared["experience"].trajectories] == [0, 0]
+
+
+def test_rows_in_place_of_advantages_are_refused_beside_what_needs_advantages(run):
+    refused = run("--with", "recorder", code=2, plugins=SELECTING)
+    assert (
+        "extension:recorder gives importance_weights, and algo:selecting trains on the rows that it chooses" in refused.output
+    )
     assert "make_rows" not in refused.order
 
 

@@ -382,9 +382,11 @@ def infer(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict
 
 
 class Group:
-    """Ranks that run this file's functions: ``group(function, ...)`` gives what each returned."""
+    """Ranks that run a program's functions: ``group(function, ...)`` gives what each returned."""
 
-    def __init__(self, fork: Any, environment: dict[str, str], directory: Path, size: int, parts: int = 1):
+    def __init__(
+        self, fork: Any, environment: dict[str, str], directory: Path, size: int, parts: int = 1, program: str = __file__
+    ):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -393,7 +395,7 @@ class Group:
         for rank, log in enumerate(self.logs):
             arguments = [str(part) for part in (rank, size, port, parts)]
             with log.open("wb") as errors:
-                self.processes.append(fork(arguments, environment, program=__file__, stderr=errors, text=False))
+                self.processes.append(fork(arguments, environment, program=program, stderr=errors, text=False))
 
     def __call__(self, function: Any, *arguments: Any) -> list[Any]:
         for process in self.processes:
@@ -421,7 +423,7 @@ class Group:
                 process.wait()
 
 
-def serve(rank: int, size: int, port: int, parts: int) -> None:
+def serve(rank: int, size: int, port: int, parts: int, functions: dict[str, Any]) -> None:
     import cpuinfo
 
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # a process of its own, for every Adam of DeepSpeed
@@ -434,7 +436,7 @@ def serve(rank: int, size: int, port: int, parts: int) -> None:
             while True:
                 name, arguments = pickle.load(sys.stdin.buffer)
                 try:
-                    answer = (True, globals()[name](ranks, *arguments))
+                    answer = (True, functions[name](ranks, *arguments))
                 except Exception:
                     answer = (False, traceback.format_exc())
                 pickle.dump(answer, answers)
@@ -767,4 +769,4 @@ def test_stage_3_gathers_no_more_than_a_bucket_at_a_time(pair, tiny_model):
 
 
 if __name__ == "__main__":
-    serve(*map(int, sys.argv[1:]))
+    serve(*map(int, sys.argv[1:]), functions=globals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,11 +64,14 @@ def test_a_reward_model_scores_the_same_in_both_classes_of_transformers(rlhf_her
     assert torch.allclose(score, each[last], atol=1e-6)
 
 
-def test_two_ranks_under_ray_train_as_one_process_does(rlhf, flags, tmp_path, tiny_model):
+@pytest.mark.parametrize("more", [(), ("--reference.precompute", "true")], ids=["loaded", "precomputed"])
+def test_two_ranks_under_ray_train_as_one_process_does(rlhf, flags, tmp_path, environment, more):
+    rlhf = replace(rlhf, environment={**environment, "RLHF_CACHE": str(tmp_path / "cache")})
     one = rlhf.run(*flags("kto", "--kernels", "none"))
     alone = curve(tmp_path)
     (tmp_path / "run").rename(tmp_path / "alone")
-    rlhf.run(*flags("kto", "--kernels", "none", "--runtime", "ray", "--placement", "actor+reference=2"))
+    two = rlhf.run(*flags("kto", "--kernels", "none", "--runtime", "ray", "--placement", "actor+reference=2", *more))
+    assert ("Loading actor, reference ..." in two.stderr) != bool(more)
     together = curve(tmp_path)
     assert len(together) == len(alone) == 9
     for here, there in zip(alone, together, strict=True):

@@ -6,16 +6,23 @@ import json
 
 from rlhf_host.cli.main import COMMANDS
 
-ELSEWHERE = {"train": "training/test_resume.py", "rollout": "cli/test_rollout.py", "doctor": "cli/test_doctor.py"}
+ELSEWHERE = {
+    "train": "training/test_resume.py",
+    "rollout": "cli/test_rollout.py",
+    "generate": "cli/test_generate.py",
+    "merge-lora": "cli/test_merge_lora.py",
+    "doctor": "cli/test_doctor.py",
+}
 """Commands that these files start with ``rlhf_process``."""
 
 
-def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, prompts, tmp_path):
+def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, tiny_model, prompts, tmp_path):
     run_dir, replayed = tmp_path / "run", tmp_path / "replayed.jsonl"
     rlhf.run(*small_run, "--train.steps", "1", "--trajectories.tokens", "--run-dir", run_dir)
     flags = {
         "eval": ["--checkpoint", run_dir, "--eval.data", prompts, "--json"],
         "replay": [run_dir, "--reward", "vowels", "--algo", "rloo", "--output", replayed],
+        "data": ["show", prompts, "--actor.model", tiny_model],
         "plugins": ["--json"],
         "completion": ["bash"],
     }
@@ -23,6 +30,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, p
     done = {command: rlhf_process.run(command, *flags[command]) for command in flags}
     assert "Traceback" not in "".join(each.stdout + each.stderr for each in done.values())
     assert "eval/pass@1" in json.loads(done["eval"].stdout)
+    assert "1: 0+0= — label 0" in done["data"].stdout
     assert replayed.read_text().count("\n") == 16
     assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
     assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout

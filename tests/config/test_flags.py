@@ -193,7 +193,11 @@ def test_eval_rewards_are_their_own():
             "unexpected argument 'algorithm.adv_estimator=grpo': flags look like --rollout.n 8;"
             " verl's algorithm.adv_estimator grpo is --algo grpo here",
         ),
-        (["--lora_rank", "8"], "--lora_rank: no such flag; LoRA adapters: not implemented yet"),
+        (
+            ["--lora_rank", "8"],
+            "--lora_rank: no such flag; OpenRLHF's --lora_rank is --actor.lora.rank here (alpha is twice the rank by default)",
+        ),
+        (["--actor.lora.dropout", "0.1"], "--actor.lora.dropout: no such flag"),
         (
             ["--advantage_estimator", "gae"],
             "--advantage_estimator: no such flag; OpenRLHF's --advantage_estimator gae is --algo ppo here",

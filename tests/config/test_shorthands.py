@@ -91,7 +91,7 @@ def test_the_printed_form_is_the_canonical_one(rlhf):
         "with:\n  kl:\n    name: kl\n    coef: 0.01\n",
         "tracker:\n  console:\n    name: console\n",
         "runtime:\n  name: ray\n  address: null\n  temp_dir: null\n  num_cpus: 4\n",
-        "sync:\n  name: broadcast\n  verify: off\n  dtype: auto\n",
+        "sync:\n  name: broadcast\n  verify: off\n  adapter: merged\n  dtype: auto\n",
     ):
         assert part in printed.stdout
     assert not {"plugin:", "options:", "extensions:"} & set(printed.stdout.split())

@@ -490,7 +490,7 @@ def test_a_resume_without_a_plugin_that_was_uninstalled_names_its_distribution(r
 # --- dry runs -----------------------------------------------------------------------------------
 
 
-def test_a_dry_run_looks_at_everything_and_writes_nothing(rlhf, tmp_path):
+def test_a_dry_run_says_what_it_looked_at_and_what_not_and_writes_nothing(rlhf, tmp_path):
     rows = [{"question": f"What is {i}?", "answer": str(i)} for i in range(20)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     before = sorted(tmp_path.rglob("*"))
@@ -500,6 +500,9 @@ def test_a_dry_run_looks_at_everything_and_writes_nothing(rlhf, tmp_path):
     assert "train data: rows: 8 tasks from rows.jsonl" in result.stdout
     assert "eval data: sums: 8 tasks from" in result.stdout
     assert "100 steps of 32 prompts × 8 samples, updates per step: 1, old log-probabilities fused" in result.stdout
+    assert "rows.jsonl (prompt 'question', label 'answer')" in result.stdout
+    assert result.stdout.count("later rows are not checked") == 2
+    assert "Not checked: weights, memory and devices, rewards and trackers at work." in result.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -144,6 +144,16 @@ def test_every_format_is_in_the_table_and_among_the_settings():
     assert {kind for each in FORMATS for kind in each.kinds} == {"prompt_completion", "preference", "unpaired", "stepwise"}
 
 
+def test_a_transcript_becomes_a_conversation_where_that_is_wanted():
+    read, chat = next(each.read for each in FORMATS if each.name == "hh"), Reading(hh_chat=True)
+    example = read({"chosen": HH + " Yes.", "rejected": HH + " No.\n"}, chat)
+    said = [("user", "hi"), ("assistant", "Hey."), ("user", "more")]
+    answers = tuple([{"role": "assistant", "content": text}] for text in ("Yes.", "No."))
+    assert example == Example([{"role": role, "content": text} for role, text in said], answers, PAIR)
+    with pytest.raises(Malformed, match="turn 1 of the transcript is empty"):
+        read({key: "\n\nHuman: \n\nAssistant: " + text for key, text in (("chosen", "a"), ("rejected", "b"))}, chat)
+
+
 def test_alpaca_without_a_chat_template_is_the_text_that_alpaca_wrote():
     read, plain = next(each.read for each in FORMATS if each.name == "alpaca"), Reading(chat=False)
     row = {"instruction": "Add.", "input": "1 2", "output": "3"}

@@ -248,6 +248,18 @@ def test_a_row_of_which_the_tokenizer_makes_nothing_is_a_bad_row_too(load, write
         load(path, kind="preference", tokenizer=tiny_tokenizer())
 
 
+def test_the_first_bad_row_is_named_whatever_finds_it(load, write):
+    """Row 6 is found when it is tokenised, and row 301 before, as the next batch is read."""
+    rows = [{"prompt": f"{number}?", "completion": "c"} for number in range(600)]
+    rows[5]["completion"], rows[300]["completion"] = "É", ""
+    path = write("rows.jsonl", lines(*rows))
+    with pytest.raises(UserError, match=r"rows\.jsonl:6: the tokenizer has no token for the answer 'É'"):
+        load(path, tokenizer=tiny_tokenizer())
+    units = load(path, tokenizer=tiny_tokenizer(), on_bad_row="skip")
+    assert any(line.endswith(f"{path}:6: the tokenizer has no token for the answer 'É'") for line in units.report)
+    assert len(units) == 598
+
+
 # --- fingerprint --------------------------------------------------------------------------------
 
 
@@ -302,3 +314,39 @@ def test_dialogues_of_hh_are_split_before_the_last_answer_and_nothing_is_lost(lo
         texts = [plain.decode([*each.prompt_ids, *each.completion_ids]) for each in unit.rows]
         assert texts == [row["chosen"] + "<|im_end|>", row["rejected"] + "<|im_end|>"]
         assert all(each.trained == ((0, len(each.completion_ids)),) for each in unit.rows)
+
+
+# --- conditions ---------------------------------------------------------------------------------------
+
+SCORE = "{prompt} <rm_score>: {reward:.2f} "
+
+
+def test_a_condition_writes_the_reward_into_the_prompt(load, write, plain):
+    row = {"prompt": "1+1=", "completion": "2", "reward": 0.756}
+    path = write("best.jsonl", lines(row))
+    assert texts(load(path, condition=SCORE), plain) == [("1+1= <rm_score>: 0.76 2<|im_end|>",)]
+    (only,) = load(path, condition=SCORE).sources["best"][0].rows
+    assert only.columns == {"reward": 0.756}
+    assert texts(load(path), plain) == [("1+1=2<|im_end|>",)]
+
+
+def test_a_condition_changes_the_last_message_of_a_conversation(load, write, chatml):
+    row = {"prompt": [USER, YES, MORE], "completion": [NO], "reward": 1}
+    (only,) = texts(load(write("best.jsonl", lines(row)), condition=SCORE, tokenizer=chatml), chatml)[0]
+    assert "more <rm_score>: 1.00" in only
+    assert "hi <rm" not in only
+
+
+@pytest.mark.parametrize(
+    "condition", ["{prompt}", "{reward}", "{prompt} {reward} {score}", "{prompt} {reward", "{prompt} {reward:s}", ""]
+)
+def test_a_condition_without_its_fields_is_refused(load, write, condition):
+    path = write("best.jsonl", lines({"prompt": "1+1=", "completion": "2", "reward": 0.5}))
+    with pytest.raises(UserError, match=r"data\.condition"):
+        load(path, condition=condition)
+
+
+def test_a_condition_needs_rows_with_a_reward(load, write):
+    path = write("rows.jsonl", lines({"prompt": "1+1=", "completion": "2"}))
+    with pytest.raises(UserError, match=r"read as prompt_completion, and data\.condition is for rows with a reward"):
+        load(path, condition=SCORE)

@@ -1,9 +1,13 @@
 """Trained spans over chat templates and tokenizers: exactly what the model itself will write, and its prompt as it is online."""
 
+import random
 from itertools import product
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
+from rlhf_host.data import encoding
 from rlhf_host.data.chat import render_prompt
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example
@@ -332,3 +336,43 @@ def test_half_a_character_is_the_row_s_fault_and_no_other_s(plain):
     first, fault, last = encoder.encode(texts)
     assert str(fault) == "has half a character, '\\ud800': no tokenizer can read it"
     assert (decode(plain, first.completion_ids), decode(plain, last.completion_ids)) == ("a<|im_end|>", "b<|im_end|>")
+
+
+# --- long prompts ---------------------------------------------------------------------------------------------------------
+
+
+def trained_tokenizer(kind):
+    """Byte pairs learnt from made-up words: in words split by a pattern, in words with their space, or across all text."""
+    split = {
+        "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False),
+        "metaspace": pre_tokenizers.Metaspace(prepend_scheme="always"),
+        "anything": None,
+    }[kind]
+    inner = Tokenizer(models.BPE(unk_token="<unk>"))
+    if split is not None:
+        inner.pre_tokenizer = split
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else list("abcdefgh .?\n▁")
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=alphabet, special_tokens=["<unk>", "<e>"], show_progress=False
+    )
+    inner.train_from_iterator((words(seed, 60) for seed in range(200)), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<e>", pad_token="<e>")
+
+
+def words(seed, count):
+    draw = random.Random(seed)
+    ends = (" ", " ", " ", "  ", ". ", "?\n", "\n\n", " \n ")
+    return "".join("".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) + draw.choice(ends) for _ in range(count))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "metaspace", "anything"])
+def test_the_tokens_after_a_long_prompt_are_those_of_the_whole_text(kind, monkeypatch):
+    tokenizer = trained_tokenizer(kind)
+    texts = [Example(words(n, 20 + n % 40).rstrip(" " * (n % 2)), (words(-n, 5 + n % 9),)) for n in range(1, 120)]
+    marked = [text for example in texts for unit in Marker(tokenizer).mark(example) for text in unit]
+    short, last_words = [], encoding._last_words
+    monkeypatch.setattr(encoding, "_last_words", lambda prompt: short.append(last_words(prompt)) or short[-1])
+    fast = Encoder(tokenizer).encode(marked)
+    assert sum(begin > 0 for begin in short) > 50
+    monkeypatch.setattr(encoding, "_last_words", lambda prompt: 0)
+    assert fast == Encoder(tokenizer).encode(marked)

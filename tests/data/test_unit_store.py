@@ -8,7 +8,7 @@ import pytest
 from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.load_units import load_units
-from rlhf_host.data.unit_store import StoredUnits
+from rlhf_host.data.unit_store import StoredUnits, unit_lengths
 from rlhf_host.errors import UserError
 from rlhf_host.records.numbers import Numbers
 
@@ -70,6 +70,8 @@ def test_units_on_disk_are_those_in_memory(kind, write, cache, monkeypatch):
         assert list(map(plain_values, units)) == list(map(plain_values, memory.sources["data"]))
         assert (each.fingerprint, each.report) == (memory.fingerprint, memory.report)
         assert isinstance(units[0].rows[0].prompt_ids, Numbers)
+        assert unit_lengths(units).tolist() == unit_lengths(memory.sources["data"]).tolist()
+        assert unit_lengths(units[3:1:-1]).tolist() == unit_lengths(memory.sources["data"][3:1:-1]).tolist()
     assert plain_values(found.sources["data"][-1]) == plain_values(memory.sources["data"][-1])
 
 

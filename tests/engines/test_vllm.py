@@ -573,9 +573,13 @@ def test_an_engine_on_two_devices_in_processes_of_its_own(tmp_path):
     from transformers import AutoModelForCausalLM
 
     directory = write_model(tmp_path / "model", tied=True)
+    shared = set(Path("/dev/shm").glob("*cpushm*"))
     rig = Rig(make_engine(directory, tensor_parallel_size=2), AutoModelForCausalLM.from_pretrained(directory))
     prompts = [prompt for prompt in prompts_of(4, 140) for _ in range(4)]
     try:
+        new = set(Path("/dev/shm").glob("*cpushm*")) - shared
+        assert new
+        assert new <= rig.engine._shared, "removed even if its processes are killed"
         for version in (0, 1):
             rig.train(version)
             rig.sync(version)

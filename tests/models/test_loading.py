@@ -21,9 +21,10 @@ from transformers import (
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models import loading
-from rlhf_host.models.loading import find_model, load_model, load_tokenizer
+from rlhf_host.models import places
+from rlhf_host.models.loading import load_model, load_tokenizer
 from rlhf_host.models.passes import Passes
+from rlhf_host.models.places import find_model
 
 PROMPTS, IDS = [[5, 6, 7], [8, 9]], torch.tensor([[10, 11, 12], [13, 14, 15]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
@@ -240,7 +241,7 @@ def test_damaged_weights_are_an_error_in_one_line(tiny_model, tmp_path):
 
 
 def test_without_a_network_a_hub_name_fails_at_once(monkeypatch):
-    monkeypatch.setattr(loading, "_hub_answers", lambda: False)
+    monkeypatch.setattr(places, "hub_answers", lambda: False)
     with pytest.raises(UserError, match="not in the local cache, and the hub cannot be reached"):
         find_model("nobody/no-such-model")
     with pytest.raises(UserError, match="not a hub name"):

@@ -335,18 +335,21 @@ def test_an_unknown_head_is_noticed_and_gives_its_own_logits(shared_prefix, rows
 
 
 @pytest.mark.parametrize("shared_prefix", ["off", "on"])
-def test_scalar_models_give_values_before_each_token_and_after_the_last(shared_prefix, rows):
+def test_scalar_models_give_values_before_each_token_at_it_and_after_the_last(shared_prefix, rows):
     model = make_scalar_model()
     ids, mask = rows
-    found = forward(model, PROMPTS, ids, mask, outputs=LM | {"values", "bootstrap"}, shared_prefix=shared_prefix)
+    asked = LM | {"values", "bootstrap", "token_scores"}
+    found = forward(model, PROMPTS, ids, mask, outputs=asked, shared_prefix=shared_prefix)
     assert found.logprobs is None
     assert found.entropy is None
     for row, prompt in enumerate(PROMPTS):
         whole = [*prompt, *ids[row, mask[row]].tolist()]
         every = model.score(model.model(torch.tensor([whole])).last_hidden_state)[0, :, 0]
         torch.testing.assert_close(found.values[row, mask[row]], every[len(prompt) - 1 : -1])
+        torch.testing.assert_close(found.token_scores[row, mask[row]], every[len(prompt) :])
         torch.testing.assert_close(found.bootstrap[row], every[-1])
     assert not found.values[~mask].any()
+    assert not found.token_scores[~mask].any()
     alone = forward(model, PROMPTS, ids, mask, outputs=frozenset({"values"}), shared_prefix=shared_prefix)
     torch.testing.assert_close(alone.values, found.values)
 
@@ -412,7 +415,13 @@ def test_prompts_are_shared_where_that_saves_something():
 @pytest.mark.parametrize("shared_prefix", ["on", "off"])
 @pytest.mark.parametrize(
     ("scalar", "outputs", "last"),
-    [(False, "logprobs", False), (True, "values", False), (True, "scores", True), (True, "bootstrap", True)],
+    [
+        (False, "logprobs", False),
+        (True, "values", False),
+        (True, "scores", True),
+        (True, "bootstrap", True),
+        (True, "token_scores", True),
+    ],
 )
 def test_a_last_token_is_computed_only_where_it_is_read(rows, shared_prefix, scalar, outputs, last):
     model = make_scalar_model() if scalar else make_model("llama")

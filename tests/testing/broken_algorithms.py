@@ -110,6 +110,7 @@ TABLE = [
         "advantages_are_deterministic", "algorithm", LEVEL, LEVEL.replace("level", "level * (1 + torch.initial_seed() % 2)")
     ),
     breaks("advantages_rise_with_the_reward", "algorithm", LEVEL, LEVEL.replace("level", "-level")),
+    breaks("made_rows_are_of_the_samples", "algorithm of chosen rows", "return rows", "return rows + rows"),
     breaks("loss_items_are_well_formed", "algorithm", ".abs(), mask)", ".abs() + float('inf'), mask)"),
     breaks("loss_is_pure", "algorithm", 'LossTerm("policy", values)', 'LossTerm("policy", values * (1 + self.seen))'),
     breaks("loss_is_the_same_however_split", "algorithm", VALUES, f"        values = values * len(batch)\n{VALUES}"),

@@ -65,6 +65,27 @@ ALGO = (
 """
 )
 
+CHOSEN = (
+    HEAD
+    + """
+    @hookimpl
+    def needs(self):
+        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), min_group_size=2, weights=None)
+
+    @hookimpl
+    def make_rows(self, groups):
+        self.seen += len(groups)
+        rows = [max(group.trajectories, key=lambda row: row.reward) for group in groups]
+        return rows
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        import torch
+
+        yield LossTerm("nll", torch.where(batch.loss_mask, -outputs.logprobs, 0.0))
+"""
+)
+
 PAIRS = (
     HEAD
     + """
@@ -387,6 +408,7 @@ SEEN_FILTER = (
 
 GOOD = {
     "algorithm": ("algo", ALGO),
+    "algorithm of chosen rows": ("algo", CHOSEN),
     "algorithm of pairs": ("algo", PAIRS),
     "algorithm with a loss per row": ("algo", SEQUENCES),
     "reward": ("reward", REWARD),

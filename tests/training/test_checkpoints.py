@@ -23,6 +23,7 @@ from rlhf_host.training.checkpoints import (
     keep_checkpoints,
     load_checkpoint,
     plain_state,
+    refuse_damaged,
     save_checkpoint,
     write_directory,
 )
@@ -255,11 +256,12 @@ def test_what_a_run_began_with_stays_beside_what_it_goes_on_with(tmp_path):
 
 
 @pytest.mark.parametrize("asked", ["", "checkpoints/step-000001", "checkpoints/step-000001/model"])
-def test_a_damaged_model_is_not_evaluated(tmp_path, asked):
+def test_a_model_is_found_in_a_run_and_is_refused_once_it_is_damaged(tmp_path, asked):
     path = save_checkpoint(
         tmp_path, 1, {}, {}, {"actor": lambda path: (path / "config.json").write_text("{}")}, lambda path: None
     )
     assert model_of(tmp_path / asked) == path / "model"
+    refuse_damaged(path / "model")
     flip(path / "model/config.json")
     with pytest.raises(UserError, match=r"step-000001 is damaged: model/config.json is not as it was written"):
-        model_of(tmp_path / asked)
+        refuse_damaged(path / "model")

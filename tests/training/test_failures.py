@@ -183,7 +183,7 @@ def test_a_run_that_fails_again_after_a_resume_names_the_checkpoint_before(train
         train(extension=Fails())
 
 
-def test_no_run_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts, tmp_path):
+def test_nothing_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts, tmp_path):
     save_roles = {"actor": lambda path: shutil.copytree(tiny_model, path, dirs_exist_ok=True)}
     model = save_checkpoint(tmp_path / "old", 1, {}, {}, save_roles, lambda path: None) / "model"
     weights = model / "model.safetensors"
@@ -192,6 +192,8 @@ def test_no_run_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts,
         UserError, match=r"step-000001 is damaged: model/model.safetensors is not as it was written; take anoth"
     ):
         rlhf_host.train(algo="rloo", rewards={"length": len}, model=model, data=prompts, run_dir=tmp_path / "run")
+    with pytest.raises(UserError, match=r"step-000001 is damaged"):
+        rlhf_host.evaluate(model=tmp_path / "old", rewards={"length": len}, data=prompts)
 
 
 def test_a_closed_standard_output_does_not_end_the_run(rlhf, small_run, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_host import Group, RunError, Segment, Task, Trajectory
-from rlhf_host.training.row_source import regrouped
+from rlhf_host.training.made_rows import regrouped
 
 
 def group(name: str, *episodes: str) -> Group:

@@ -182,6 +182,24 @@ def test_a_resume_with_other_rows_is_refused(run):
         run(Sft(), units, resume=True, **{"train.steps": 4})
 
 
+@pytest.mark.parametrize(("prefix", "cost"), [("auto", 21), ("on", 21), ("off", 32)])
+def test_a_pair_too_large_for_a_micro_batch_is_refused_before_the_run(run, tmp_path, prefix, cost):
+    units = [
+        Unit(tuple(Row([5] * 3, [6] * length, [(0, length)], {"label": label}) for length, label in ((4, 1.0), (5, 0.0))))
+    ] * 3
+    units[1] = Unit(
+        tuple(Row([5] * 6, [6] * length, [(0, length)], {"label": label}) for length, label in ((11, 1.0), (6, 0.0)))
+    )
+    settings = {"train.shared_prefix": prefix, "train.batch_size": 2, "train.steps": 1}
+    with pytest.raises(
+        UserError, match=rf"made-up: pair 2 \(a prompt of 6 tokens, answers of 11 and 6\) costs {cost} tokens"
+    ) as error:
+        run(Dpo(), units, **settings, **{"train.max_tokens_per_microbatch": cost - 1})
+    assert f"--train.max-tokens-per-microbatch {cost} or more" in str(error.value)
+    assert not (tmp_path / "run").exists()
+    run(Dpo(), units, **settings, **{"train.max_tokens_per_microbatch": cost})
+
+
 def test_a_finished_run_says_how_to_go_on(run):
     run(Sft(), rows(8))
     with pytest.raises(UserError, match=r"is finished at step 2; raise --data.epochs to continue"):
@@ -238,6 +256,22 @@ REFUSED = {
 def test_what_has_no_place_in_such_a_run_is_refused(run, message):
     with pytest.raises(UserError, match=message):
         run(Sft(), rows(4), **REFUSED[message])
+
+
+def test_log_probabilities_of_rows_that_depend_on_the_run_cannot_be_computed_before(run):
+    class Chooser(Dpo):
+        @hookimpl
+        def make_rows(self, groups):
+            return [row for group in groups for row in group.trajectories]
+
+        @hookimpl
+        def draw_tasks(self, tasks, count, step):
+            return range(count)
+
+    with pytest.raises(
+        UserError, match=r"makes rows of whole batches, .* chooses these during the run, .*leave --reference.pre"
+    ):
+        run(Chooser(), rows(4, pairs=True), **{"reference.precompute": True})
 
 
 def test_epochs_of_a_run_that_samples_are_refused(run):

@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlhf_host.config.check import EVAL_METRICS
 from rlhf_host.training.evaluate import pass_at_k
 
 # fmt: off
@@ -45,9 +46,8 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     for row in rows[1:]:
         assert [name for name in ALWAYS if name not in row] == []
         assert all(value is None or math.isfinite(value) for value in row.values())
-    assert {"eval/pass@1", "eval/pass@2", "eval/reward/mean", "eval/length/mean", "eval/truncated"} <= set(rows[0]) & set(
-        rows[2]
-    )
+    of_evaluation = {f"eval/{name}" for name in (*EVAL_METRICS, "pass@1", "pass@2")}
+    assert {name for name in rows[0] if name.startswith("eval/")} == of_evaluation == rows[2].keys() & of_evaluation
     assert rows[1]["mismatch/max"] < 1e-5
     docs = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     undocumented = {name for row in rows for name in row if f"`{name}`" not in docs}

@@ -160,3 +160,18 @@ def advantages_rise_with_the_reward(subject: Subject) -> None:
             sums.append(float(_advantages(subject, batch, shaped=False)["advantages"][row].sum()))
         rises.append(sums[1] - sums[0])
     expect(min(rises) > -1e-5 and max(rises) > 1e-5, "a larger reward makes a smaller advantage; check its sign")
+
+
+@check("make_rows")
+def made_rows_are_of_the_samples(subject: Subject) -> None:
+    """``make_rows`` gives the same rows every time: samples with the tokens that they were given with, none twice."""
+    groups = make_groups(SIZES, turns=1)
+    given = {(row.group_id, row.sample): row.segments for group in groups for row in group.trajectories}
+    managers = [subject.manager(), subject.manager()]
+    first, second, fresh = (list(one.one("make_rows", groups=groups)) for one in (managers[0], *managers))
+    expect(first, "make_rows gives no row of groups whose rewards differ")
+    expect(first == second == fresh, "make_rows gives other rows the second time")
+    names = [(row.group_id, row.sample) for row in first]
+    expect(len(set(names)) == len(names), "make_rows gives a sample twice")
+    strange = [row for row, name in zip(first, names, strict=True) if given.get(name) != row.segments]
+    expect(not strange, "make_rows gives a row with other tokens than the sample's")

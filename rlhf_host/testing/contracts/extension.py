@@ -21,7 +21,7 @@ from rlhf_host.testing.contracts.batches import apart, close, in_order, is_finit
 from rlhf_host.testing.contracts.offline_batches import offline_batch
 from rlhf_host.testing.contracts.session import METRICS
 from rlhf_host.testing.contracts.subject import Subject, check, expect
-from rlhf_host.testing.contracts.training import training_batch
+from rlhf_host.testing.contracts.training import rows_of, training_batch
 from rlhf_host.training.checkpoints import plain_state
 
 SIZES = (4, 2, 3)
@@ -30,7 +30,7 @@ SIZES = (4, 2, 3)
 def _batch(subject: Subject) -> Experience:
     if subject.offline:
         return offline_batch(subject, subject.manager())
-    return make_batch(subject, make_groups(SIZES, turns=3, seed=2))
+    return make_batch(subject, rows_of(subject, subject.manager(), make_groups(SIZES, turns=3, seed=2)))
 
 
 def _expect_garbage_ignored(call: Callable[[Experience], Any], batch: Experience, hook: str) -> None:

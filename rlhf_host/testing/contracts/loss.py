@@ -14,6 +14,7 @@ from rlhf_host.testing.contracts import training
 from rlhf_host.testing.contracts.batches import close, is_finite, noise, spoil, widen
 from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
 from rlhf_host.testing.contracts.training import Updated, trainable, training_batch, update
+from rlhf_host.training.batching import group_rows
 from rlhf_host.training.reduction import Denominators, Reducer
 from rlhf_host.training.update import ask
 
@@ -81,8 +82,15 @@ def expect_pure(subject: Subject, build: Callable[[Subject, PluginManager], Expe
 def loss_is_the_same_however_split(subject: Subject) -> None:
     """Loss and gradient are the same for the whole batch at once, row by row, and in uneven parts."""
     for name, manager, role, batch in cases(subject):
-        rows = list(range(len(batch)))
-        expect_exact(subject, name, manager, role, batch, [[[row] for row in rows], [rows[5:], rows[:1], rows[1:5]]])
+        units = _units(subject, batch)
+        cut = len(units) // 2 + 1
+        uneven = [[row for unit in part for row in unit] for part in (units[cut:], units[:1], units[1:cut])]
+        expect_exact(subject, name, manager, role, batch, [units, [part for part in uneven if part]])
+
+
+def _units(subject: Subject, batch: Experience) -> list[list[int]]:
+    """The smallest micro-batches that there may be."""
+    return group_rows(batch.unit_id.tolist()) if subject.needs.unit_rows else [[row] for row in range(len(batch))]
 
 
 def expect_exact(
@@ -130,10 +138,10 @@ def loss_is_finite_at_extreme_gaps(subject: Subject) -> None:
 def loss_is_finite_when_masked_out(subject: Subject) -> None:
     """Rows without a token in the loss, and a micro-batch of nothing else, give a finite loss and gradient."""
     for name, manager, role, batch in cases(subject):
-        rows = range(len(batch))
-        for emptied in ([0, 4], list(rows)):
+        units = _units(subject, batch)
+        for emptied in ([*units[0], *units[len(units) // 2]], list(range(len(batch)))):
             batch.action_mask[emptied] = batch.loss_mask[emptied] = False
-            for split in (None, [[row] for row in rows]):
+            for split in (None, units):
                 finite = update(subject, manager, role, batch, split).finite
                 message = "fully masked rows make a loss or gradient that is not finite; divide by max(count, 1)"
                 expect(finite, f"{name}{message}")

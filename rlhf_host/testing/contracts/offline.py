@@ -132,26 +132,31 @@ def loss_of_units_is_finite_when_masked_out(subject: Subject) -> None:
 
 @check("compute_loss")
 def loss_has_the_sign_of_the_label(subject: Subject) -> None:
-    """The loss falls on the way on which log-probabilities, or scores, of chosen and unlabelled rows rise and those of rejected
-    rows fall, wherever the rows are; the reference is as the actor at the middle of the way."""
+    """The loss falls on the way on which log-probabilities, or scores, of chosen and unlabelled rows and of right steps rise and
+    those of rejected rows and wrong steps fall, wherever the rows are; the reference is as the actor at the middle of the way."""
     for name, manager, role, batch in cases(subject, offline_batch):
         if role != "actor":
             continue
-        scalar, now = trainable(subject)["actor"] == "scalar", logprobs_now(batch)
+        what, now = _what_is_read(subject, role), logprobs_now(batch)
         batch.logprobs = {other: now.clone() for other in batch.logprobs}
-        for flipped in (False, True) if "label" in batch.columns else (False,):
+        labels = [(columns, name) for columns, name in _labels(batch) if name in columns]
+        for flipped in (False, True) if labels else (False,):
             if flipped:
-                batch.columns["label"] = 1 - batch.columns["label"]
+                for columns, name in labels:
+                    columns[name] = 1 - columns[name]
                 prepare(manager, batch)
             side = 2 * batch.columns.get("label", torch.ones(len(batch))) - 1
-            step = side if scalar else -0.9 * now * side.unsqueeze(-1) * batch.loss_mask
-            start = torch.zeros(len(batch)) if scalar else now
+            if what == "token_scores":
+                side = (2 * batch.token_columns["step"] - 1).nan_to_num(0.0)
+            step = -0.9 * now * side.unsqueeze(-1) * batch.loss_mask if what == "logprobs" else side
+            start = now if what == "logprobs" else torch.zeros(side.shape)
             # Along the way, and not at one place: some losses have a region of the other sign, some have no value of their own.
             fall = sum(
                 float((_slope(subject, manager, batch, start + part * step) * step).sum()) for part in (-1, -0.5, 0, 0.5, 1)
             )
             message = "the loss must fall as chosen rows get likelier, and rise with rejected ones; check signs and labels"
-            expect(fall < 0, f"{name}{message}")
+            elsewhere = fall == 0 and any(output.what == "distribution" for output in subject.needs.outputs)
+            expect(fall < 0 or elsewhere, f"{name}{message}")
 
 
 @check("compute_loss")
@@ -197,7 +202,7 @@ def _items(
     part, head = batch.batch(), trainable(subject)[role]
     outputs = Bigram()(head, part, subject.needs.outputs)
     if values is not None:
-        setattr(outputs, "scores" if head == "scalar" else "logprobs", values)
+        setattr(outputs, _what_is_read(subject, role), values)
     with torch.no_grad():
         answers = list(ask(manager, "batch_statistics", part, role=role, outputs=outputs))
     part.stats = reduced(item for _, item in answers if isinstance(item, Metric))
@@ -205,8 +210,21 @@ def _items(
     return [item for item in items if isinstance(item, LossTerm)], [item for item in items if isinstance(item, Metric)]
 
 
+def _what_is_read(subject: Subject, role: str) -> str:
+    """The output that the role's loss is made of."""
+    if trainable(subject)[role] != "scalar":
+        return "logprobs"
+    return "token_scores" if Output("token_scores") in subject.needs.outputs else "scores"
+
+
+def _labels(batch: Experience) -> list[tuple[dict[str, Tensor], str]]:
+    """Where 1 is good and 0 is bad."""
+    return [(batch.columns, "label"), (batch.token_columns, "step")]
+
+
 def _slope(subject: Subject, manager: PluginManager, batch: Experience, values: Tensor) -> Tensor:
-    """The loss's derivative by each log-probability ``[B, T]`` of the actor, or by each score ``[B]``, at ``values``."""
+    """The loss's derivative by each log-probability ``[B, T]`` of the actor, or by each score ``[B]`` or ``[B, T]``, at
+    ``values``."""
     values = values.clone().requires_grad_()
     terms, _ = _items(subject, manager, "actor", batch, values)
     return slope(terms, values, batch, subject.info.name)

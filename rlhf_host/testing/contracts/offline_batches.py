@@ -14,9 +14,8 @@ from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.testing.contracts.batches import STEP, VOCABULARY, noise
 from rlhf_host.testing.contracts.subject import Subject
-from rlhf_host.testing.contracts.training import Bigram
+from rlhf_host.testing.contracts.training import Bigram, rows_of
 from rlhf_host.training.batching import group_rows
-from rlhf_host.training.row_source import regrouped
 
 MARGINS = (0.5, float("nan"), 1.0)
 """Of the units in turn; NaN: the data has none."""
@@ -65,13 +64,6 @@ def again(units: Sequence[Group]) -> list[Group]:
         return Group(name, unit.task, [replace(row, group_id=name, episode_id=name) for row in unit.trajectories])
 
     return [renamed(unit) for unit in units]
-
-
-def rows_of(subject: Subject, manager: PluginManager, units: Sequence[Group]) -> list[Group]:
-    """The units with the rows that the plugin's ``make_rows`` makes of them, if it has this hook."""
-    if "make_rows" not in subject.hooks:
-        return list(units)
-    return regrouped(manager.one("make_rows", groups=units), units)
 
 
 def offline_batch(subject: Subject, manager: PluginManager, units: Sequence[Group] | None = None) -> Experience:

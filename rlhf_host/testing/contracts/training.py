@@ -16,6 +16,7 @@ from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_of, is_finite, make_batch, make_groups, noise
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.training.corrections import correction_weights
+from rlhf_host.training.made_rows import regrouped
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced
 from rlhf_host.training.update import ask
 
@@ -36,7 +37,9 @@ class Bigram:
         if head == "scalar":
             values = torch.where(mask, self.head[previous], 0.0)
             ends = (mask.sum(-1) - 1).clamp(min=0).unsqueeze(-1)
-            return Outputs(values=values, scores=self.head[torch.gather(batch.completion_ids, 1, ends)].squeeze(-1))
+            scores = self.head[torch.gather(batch.completion_ids, 1, ends)].squeeze(-1)
+            each = torch.where(mask, self.head[batch.completion_ids], 0.0)
+            return Outputs(values=values, scores=scores, token_scores=each)
         logits = self.table[previous]
         logs = torch.log_softmax(logits, -1)
         logprobs = torch.gather(logs, -1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
@@ -75,16 +78,25 @@ def trainable(subject: Subject) -> dict[str, str]:
     return {role.name: role.head for role in subject.needs.roles if role.trainable} or {"actor": "lm"}
 
 
+def rows_of(subject: Subject, manager: PluginManager, groups: Sequence[Group]) -> list[Group]:
+    """The groups with the rows that the plugin's ``make_rows`` makes of them, if it has this hook."""
+    if "make_rows" not in subject.hooks:
+        return list(groups)
+    return regrouped(manager.one("make_rows", groups=groups), groups)
+
+
 def training_batch(subject: Subject, manager: PluginManager, groups: Sequence[Group] | None = None) -> Experience:
-    """A batch as workers get it: rewards shaped, masks applied, advantages computed by ``manager``'s plugin (or made up)."""
-    batch = make_batch(subject, make_groups((4, 2, 3), turns=3, seed=1) if groups is None else groups)
+    """A batch as workers get it: rows chosen, or rewards shaped and advantages computed by ``manager``'s plugin (or made up);
+    masks applied."""
+    groups = make_groups((4, 2, 3), turns=3, seed=1) if groups is None else groups
+    batch = make_batch(subject, rows_of(subject, manager, groups))
     if "compute_advantages" in subject.hooks:
         advantages_of(manager, batch)
     else:
         apply_rewards(batch, manager)
     for key, extra in manager.each("prepare_batch", experience=batch):
         batch.extra[manager.by_key[key].alias] = extra
-    if batch.advantages is None:
+    if batch.advantages is None and "make_rows" not in subject.hooks:
         batch.advantages = torch.where(batch.action_mask, noise(batch, 70), 0.0)
         batch.returns = torch.where(batch.action_mask, noise(batch, 71), 0.0)
     with torch.no_grad():
@@ -148,7 +160,7 @@ def gradients_of(total: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 def _spoil(outputs: Outputs, batch: Batch) -> None:
     # Added, so that a gradient at a masked position reaches the model, as it would from a real forward pass.
     garbage = torch.where(batch.action_mask, 0.0, float("nan"))
-    for name in ("logprobs", "entropy", "values"):
+    for name in ("logprobs", "entropy", "values", "token_scores"):
         if (value := getattr(outputs, name)) is not None:
             setattr(outputs, name, value + garbage)
     for other in outputs.others.values():

@@ -99,6 +99,22 @@ class Selecting(Plugin):
         return [LossTerm("nll", -outputs.logprobs)]
 
 
+class Rewarding(Plugin):
+    """Twice the reward as a penalty, and half a point for each token."""
+
+    @hookimpl
+    def transform_rewards(self, rewards):
+        return -2 * rewards
+
+    @hookimpl
+    def shape_rewards(self, experience):
+        return 0.5 * experience.action_mask.float()
+
+    @hookimpl
+    def prepare_batch(self, experience):
+        note(self, "prepare_batch", experience=experience)
+
+
 class Judge(Plugin):
     """The sample's number is its reward."""
 

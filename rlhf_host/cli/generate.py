@@ -1,0 +1,117 @@
+"""``rlhf generate``: the best of several answers to each prompt, as data to train on."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.command import rlhf
+from rlhf_host.config.check import check_rollout
+from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
+
+if TYPE_CHECKING:
+    from rlhf_host.rollouts.collect import Collected
+    from rlhf_host.training.best_answers import Counts
+
+CONTROL = ("config", "preset", "output", "keep", "json", "disable", "help")
+
+START = {
+    "output": "FILE.jsonl: where the answers go; the same command continues what was interrupted",
+    "keep": "answers of each prompt, the best first; 0: all (int, default 1)",
+    "reward": "[ALIAS=]NAME: what scores the answers; repeatable",
+    "actor.model": "the model to sample from: a directory, hub name or GGUF file",
+    "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin, every prompt once; repeatable",
+    "with": "[ALIAS=]NAME: filters of groups; repeatable",
+    "rollout.n": "answers per prompt to choose from (int, default 8)",
+    "train.batch-size": "prompts at once (int, default 16)",
+    "seed": "fixes the samples (int, default 0)",
+    "config": "FILE.yaml: settings; flags override them",
+    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "json": "print a JSON object instead of a table",
+}
+
+SECTIONS = {"rollout": "Rollouts", "roles": "Models", "data": "Data"}
+
+ABOUT = """Sample several answers to each prompt, score them, and write the best to a file: a line for each, with prompt, completion
+and reward. Answers that were cut off at the length limit are left out. rlhf train --algo sft --data FILE.jsonl trains on it."""
+
+
+@click.command(
+    cls=RawCommand, control=CONTROL, usage="generate --output FILE.jsonl [FLAGS]", about=ABOUT, start=START, sections=SECTIONS
+)
+@click.pass_context
+def generate(ctx: click.Context, line: CommandLine) -> None:
+    """Write the best of several answers to each prompt, to train on."""
+    if "output" not in line.own:
+        raise UserError("no file is given: add --output FILE.jsonl")
+    keep = line.value("keep") or "1"
+    if not keep.isdecimal():
+        raise UserError(f"--keep {keep}: should be a whole number, 0 for all answers")
+    loaded = line.read()
+    config = complete(loaded.config, loaded.origins, "rollout")
+    if not config.reward:
+        raise UserError("nothing scores the answers: give --reward NAME (rlhf plugins --kind reward lists them)")
+    if int(keep) > config.rollout.n:
+        raise UserError(f"--keep {keep} is more than the {config.rollout.n} answers of a prompt: set --rollout.n {keep}")
+    with closing(build_plugins(config, "rollout")) as manager:
+        check_rollout(config, manager)
+        phase("Loading libraries")
+        from rlhf_host.training.best_answers import BestAnswers
+        from rlhf_host.training.run import answer_all
+
+        settings = config.model_dump(mode="json", exclude={"run_dir", "tracker", "debug"})
+        answers = BestAnswers(Path(line.value("output") or ""), {"config": settings, "keep": int(keep)}, int(keep))
+        answers.check()
+
+        def take_in(prompts: int, whole: int, collected: Collected) -> None:
+            answers.add(prompts, collected.groups)
+            done = answers.counts
+            click.echo(f"{done.prompts}/{whole} prompts: {done.written} answers written", err=True)
+
+        interrupted = False
+        try:
+            answer_all(config, manager, answers.begin, take_in)
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            answers.finish()
+    summary = _summary(answers.counts, answers.path)
+    if "json" in line.own:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        _say(summary, interrupted)
+    if interrupted:
+        ctx.exit(130)
+
+
+def _summary(counts: Counts, output: Path) -> dict[str, Any]:
+    mean = counts.reward_sum / counts.written if counts.written else None
+    return {
+        "prompts": counts.prompts,
+        "answers": counts.answers,
+        "cut_off": counts.cut_off,
+        "written": counts.written,
+        "reward_mean": mean,
+        "output": str(output),
+    }
+
+
+def _say(summary: dict[str, Any], interrupted: bool) -> None:
+    mean = "" if summary["reward_mean"] is None else f", mean reward {summary['reward_mean']:.4g}"
+    click.echo(
+        f"{summary['written']} answers to {summary['prompts']} prompts{mean}; {summary['cut_off']} of {summary['answers']} were"
+        " cut off at the length limit and left out"
+    )
+    output = summary["output"]
+    if interrupted:
+        click.echo(f"Interrupted; what is done is in {output}: the same command continues it")
+    else:
+        click.echo(f"Written to {output}\n  {rlhf('train', '--algo', 'sft', '--data', output)} ...    trains on it")

@@ -1,0 +1,201 @@
+"""Adapters on disk, in peft's format: ``adapter_config.json`` names the base, ``adapter_model.safetensors`` has the base's hash."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rlhf_host.errors import UserError
+from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, peft_library
+from rlhf_host.models.heads import scalar_head
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+HASH = "base_sha256"
+"""In the metadata of ``WEIGHTS``: the content hash of the base's weights."""
+
+FREE = {
+    *("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"),
+    *("layers_to_transform", "layers_pattern", "modules_to_save", "task_type", "inference_mode", "auto_mapping", "revision"),
+    *("peft_version", "base_model_name_or_path", "lora_dropout", "init_lora_weights", "runtime_config", "megatron_core"),
+}
+"""Settings of an adapter that may be anything here; all others must be peft's defaults."""
+
+
+def is_adapter(path: str | Path | None) -> bool:
+    """Whether this is the directory of an adapter, and not of a whole model."""
+    if not path or not (directory := Path(path).expanduser()).is_dir():
+        return False
+    return (directory / CONFIG).is_file() and not any(directory.glob("model*.safetensors"))
+
+
+def base_of(directory: str | Path) -> tuple[str, str | None]:
+    """The model that an adapter was trained on: a path or hub name, and its revision.
+
+    Raises:
+        UserError: the directory has no such file, or it does not say.
+    """
+    settings = _read(directory)
+    if not isinstance(name := settings.get("base_model_name_or_path"), str) or not name:
+        raise UserError(f"{Path(directory) / CONFIG} does not name its base model: give it with --actor.model")
+    return name, settings.get("revision")
+
+
+def is_scalar(directory: str | Path) -> bool:
+    """Whether the adapter brings a scalar head."""
+    return "score" in (_read(directory).get("modules_to_save") or ())
+
+
+def save_adapter(model: Any, directory: str | Path, base_files: Sequence[Path]) -> None:
+    """Write what is trained.
+
+    Args:
+        base_files: the weights of the base, for its hash.
+    """
+    config = copy.deepcopy(model.peft_config[TRAINED])
+    config.inference_mode, config.target_modules = True, sorted(config.target_modules)
+    config.modules_to_save = ["score"] if scalar_head(model) is not None else None
+    weights = {name: tensor.contiguous().cpu() for name, tensor in adapter_weights(model).items()}
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    save_file(weights, Path(directory) / WEIGHTS, metadata={"format": "pt", HASH: content_hash(base_files)})
+    config.save_pretrained(str(directory))
+
+
+def write_for_engine(weights: dict[str, torch.Tensor], directory: Path) -> None:
+    """What ``adapters.engine_weights`` gives, as files that an engine reads. Raises ``ValueError`` without weights."""
+    if not weights:
+        raise ValueError("no weights of an adapter came")
+    rank = next(tensor.shape[0] for name, tensor in weights.items() if ".lora_A." in name)
+    targets = sorted({name.rsplit(".", 3)[1] for name in weights})
+    directory.mkdir(parents=True)
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
+    (directory / CONFIG).write_text(json.dumps(settings))
+
+
+def rank_of(directory: str | Path) -> int:
+    """The largest rank in an adapter."""
+    settings = _read(directory)
+    return max([int(settings.get("r") or 8), *(settings.get("rank_pattern") or {}).values()])
+
+
+def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None:
+    """Put an adapter of a directory into the model. Its dropout is left out, as all dropout.
+
+    Args:
+        name: inside the model; ``TRAINED`` is trained, any other is a frozen copy.
+
+    Raises:
+        UserError: peft is missing, the adapter is of a kind that cannot be used here, or it does not fit the model.
+    """
+    _refuse_other_kinds(_read(directory), directory)
+    config = peft_library().LoraConfig.from_pretrained(str(directory))
+    config.modules_to_save, config.lora_dropout, config.init_lora_weights, config.inference_mode = None, 0.0, True, False
+    saved = _weights(directory)
+    modules = sorted({key.rpartition(".lora_")[0] for key in saved if ".lora_" in key})
+    if missing := sorted(set(modules) - {own for own, _ in model.named_modules()}):
+        raise UserError(f"the adapter {directory} does not fit {type(model).__name__}, which has no {missing[0]}")
+    inject(model, config, name, modules)
+    own = _parameters(model, name, with_head=is_scalar(directory))
+    if different := sorted(key for key in own.keys() ^ saved.keys() if key in own or not key.startswith("score.")):
+        where = f"{WEIGHTS} lacks it" if different[0] in own else "it has no place here"
+        raise UserError(f"the adapter {directory} does not fit {type(model).__name__}: {different[0]}: {where}")
+    with torch.no_grad():
+        for key, weight in own.items():
+            if weight.shape != saved[key].shape:
+                shapes = f"{list(saved[key].shape)} in the adapter and {list(weight.shape)} here"
+                raise UserError(f"the adapter {directory} is for another model: {key} is {shapes}")
+            weight.copy_(saved[key])
+
+
+def _weights(directory: str | Path) -> dict[str, torch.Tensor]:
+    try:
+        return {key.removeprefix(PREFIX): tensor for key, tensor in load_file(Path(directory) / WEIGHTS).items()}
+    except FileNotFoundError as error:
+        raise UserError(f"{directory} has no {WEIGHTS}: it needs the adapter's weights as safetensors") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"{Path(directory) / WEIGHTS} cannot be read: {error}") from error
+
+
+def _parameters(model: Any, name: str, with_head: bool) -> dict[str, torch.Tensor]:
+    """The adapter's own in the model, by their names in the file."""
+    own: dict[str, torch.Tensor] = {}
+    for prefix, layer in adapter_layers(model):
+        if name in layer.lora_A:
+            own |= {f"{prefix}.lora_{part}.weight": getattr(layer, f"lora_{part}")[name].weight for part in "AB"}
+    if with_head and (head := scalar_head(model)) is not None:
+        own |= {f"score.{key}": weight for key, weight in head.named_parameters()}
+    return own
+
+
+def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path) -> None:
+    usual = peft_library().LoraConfig().to_dict()
+    kind = settings.get("peft_type")
+    other = [key for key, value in settings.items() if key in usual and key not in {*FREE, "peft_type"} and value != usual[key]]
+    other = [key for key in other if settings[key] or usual[key]]  # versions of peft write null, false or {} for the same
+    if kind != "LORA":
+        raise UserError(
+            f"{directory} is an adapter of the kind {kind}, and only LORA can be used here: merge it with peft first"
+        )
+    modules = [module for module in settings.get("modules_to_save") or () if module != "score"]
+    init = settings.get("init_lora_weights", True)
+    if init not in (True, False, "gaussian", "orthogonal", "eva"):
+        other.append(f"init_lora_weights {init}, which changes the base")
+    other += [f"modules_to_save {module}" for module in modules]
+    if other:
+        raise UserError(
+            f"the adapter {directory} uses {', '.join(other)}, which is not supported here: merge it with peft first"
+        )
+
+
+def content_hash(files: Sequence[Path]) -> str:
+    """sha256 over the hashes of these files, in order of their names; each is read once in a process while it does not change."""
+    facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)]
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(lambda fact: _file_hash(*fact), facts)
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _file_hash(path: str, size: int, modified: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_other_base(directory: str | Path, base: str, files: Sequence[Path]) -> None:
+    """Raises ``UserError`` where an adapter was trained on other weights than those in ``files``. Adapters of other programs do
+    not say."""
+    then = _read(directory).get("base_model_name_or_path")
+    try:
+        with safe_open(Path(directory) / WEIGHTS, framework="pt") as file:
+            recorded = (file.metadata() or {}).get(HASH)
+    except Exception as error:
+        raise UserError(f"{Path(directory) / WEIGHTS} cannot be read: {error}") from error
+    if recorded is not None and recorded != content_hash(files):
+        raise UserError(
+            f"the adapter {directory} was trained on other weights than those of {base}: give the model it was trained on"
+            f" (then at {then})"
+        )
+
+
+def _read(directory: str | Path) -> dict[str, Any]:
+    path = Path(directory).expanduser() / CONFIG
+    try:
+        settings = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"no adapter at {directory}: it has no {CONFIG}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} is no adapter's configuration")
+    return settings

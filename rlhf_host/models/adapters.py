@@ -1,0 +1,262 @@
+"""LoRA adapters inside a model (arXiv:2106.09685): attached in place by peft, switched, merged on the way elsewhere.
+
+The model keeps its class, decoder and head. ``y = W x + s·B(A x)``, where the base ``W`` is frozen and ``s = alpha / rank``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from rlhf_host.config.schema import LoraOptions
+from rlhf_host.errors import UserError, near_matches
+from rlhf_host.models.heads import decoder_of, scalar_head
+from rlhf_host.models.modes import NARROW
+from rlhf_host.plugins.libraries import require_library
+
+TRAINED = "trained"
+"""The name inside the model of the adapter that a role trains. Others are frozen copies."""
+PREFIX = "base_model.model."
+"""Of all names in peft's files."""
+ALL_LINEAR = "all-linear"
+_NUMBER = re.compile(r"\b\d+\b")
+
+
+def peft_library() -> Any:
+    """Raises ``UserError`` where peft is not installed."""
+    require_library("peft", "LoRA adapters")
+    import peft
+
+    return peft
+
+
+def has_adapters(model: Any) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def attach(model: Any, options: LoraOptions, base: str, revision: str | None = None) -> None:
+    """New adapters in the model, which computes as before until they are trained. Everything else but a scalar head is frozen.
+
+    Their first values are the same in every process and run.
+
+    Args:
+        base: path or hub name of the model, for its files.
+
+    Raises:
+        UserError: peft is missing, or a target is no linear map.
+    """
+    modules = targets(model, options.targets)
+    config = peft_library().LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha or 2 * options.rank,
+        use_rslora=options.rslora,
+        init_lora_weights=True if options.init == "default" else options.init,
+        task_type="CAUSAL_LM" if scalar_head(model) is None else "SEQ_CLS",
+        base_model_name_or_path=base,
+        revision=revision,
+    )
+    inject(model, config, TRAINED, modules)
+
+
+def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
+    """An adapter at these modules and no others, trained if it is called ``TRAINED``, else frozen and not used.
+
+    Args:
+        config: ``peft.LoraConfig``.
+
+    Raises:
+        UserError: peft has no adapter for one of the modules, or none that is a plain product.
+    """
+    peft = peft_library()
+    configs = {**vars(model).pop("peft_config", {}), name: config}  # peft warns of an adapter that is there already
+    # By the names of weights: peft would take targets that are called as experts once were for the experts of today.
+    config.target_modules = {"by the names of weights"}
+    names = {f"{module}.lora_A.weight": torch.empty(0) for module in modules}
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are not what the configuration says, and of Conv1D
+        torch.manual_seed(0)
+        try:
+            peft.inject_adapter_in_model(config, model, adapter_name=name, state_dict=names)
+        except ValueError as error:
+            kind = type(model).__name__
+            raise UserError(
+                f"{kind} cannot have adapters at {', '.join(kinds(modules))}: {error} (--actor.lora.targets)"
+            ) from error
+    config.target_modules = _short(model, modules)
+    model.peft_config = configs
+    model.requires_grad_(False)
+    for place, layer in adapter_layers(model):
+        if type(layer) is not peft.tuners.lora.Linear:
+            raise UserError(f"{type(model).__name__}: {place} is more than a linear map, and cannot have an adapter")
+        layer._active_adapter, layer._disable_adapters = [TRAINED], False
+        for own, part in _parts(layer):
+            part.requires_grad_(own == TRAINED)
+            for weight in part.parameters():
+                weight.data = weight.data.float() if weight.dtype in NARROW else weight.data
+    if (head := scalar_head(model)) is not None:
+        head.requires_grad_(True)
+        head.weight.data = head.weight.data.float() if head.weight.dtype in NARROW else head.weight.data
+
+
+def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[str, Any]]:
+    """Every linear map that has adapters, with its name in the model; a shared one with its first name, or with each."""
+    from peft.tuners.lora import LoraLayer
+
+    modules = model.named_modules(remove_duplicate=not every_name)
+    return [(name, module) for name, module in modules if isinstance(module, LoraLayer)]
+
+
+def _parts(layer: Any) -> Iterator[tuple[str, nn.Module]]:
+    for parts in (layer.lora_A, layer.lora_B):
+        yield from parts.items()
+
+
+@contextlib.contextmanager
+def using(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Inside, the model computes with the adapter ``name``; with ``None`` it is the base, bit for bit.
+
+    Only which one is used changes: peft's own switch would also change what is trained, under the optimizer's feet.
+    """
+    layers = [layer for _, layer in adapter_layers(model)]
+    for layer in layers:
+        layer._active_adapter, layer._disable_adapters = [name or TRAINED], name is None
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._active_adapter, layer._disable_adapters = [TRAINED], False
+
+
+@torch.no_grad()
+def merged(layer: Any, name: str = TRAINED) -> Tensor:
+    """``W + s·BA`` of one layer, computed in float32 at least, in the type of ``W``. The layer does not change."""
+    weight, parts = layer.get_base_layer().weight, (layer.lora_A[name].weight, layer.lora_B[name].weight)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    a, b = (part.to(wide) for part in parts)
+    change = (b @ a) * layer.scaling[name]
+    return (weight.to(wide) + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
+
+
+def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """``weights`` of the model's state dict as they are without adapters: merged one by one, under the names of the base."""
+    layers = dict(adapter_layers(model, every_name=True))
+    parts = {weight for layer in layers.values() for _, part in _parts(layer) for weight in part.parameters()}
+    adapters = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in parts}
+    for name, tensor in weights:
+        owner, _, own = name.rpartition(".base_layer.")
+        if owner in layers:
+            yield f"{owner}.{own}", merged(layers[owner]) if own == "weight" else tensor
+        elif name not in adapters:
+            yield name, tensor
+
+
+def adapter_weights(model: Any) -> dict[str, Tensor]:
+    """All that is trained, by its name in peft's files: ``A``, ``B``, and a scalar head."""
+    weights = {}
+    for name, layer in adapter_layers(model):
+        weights[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_A[TRAINED].weight
+        weights[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_B[TRAINED].weight
+    if (head := scalar_head(model)) is not None:
+        weights |= {f"{PREFIX}score.{name}": weight for name, weight in head.named_parameters()}
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+@torch.no_grad()
+def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """``A`` and ``s·B`` by their names in peft's files, in float32 and all of the largest rank: alpha is the rank then, and an
+    engine needs no other settings."""
+    layers = adapter_layers(model)
+    rank = max(layer.r[TRAINED] for _, layer in layers)
+    for name, layer in layers:
+        more = rank - layer.r[TRAINED]
+        a, b = (part[TRAINED].weight.float() for part in (layer.lora_A, layer.lora_B))
+        yield f"{PREFIX}{name}.lora_A.weight", F.pad(a, (0, 0, 0, more))
+        yield f"{PREFIX}{name}.lora_B.weight", F.pad(b * layer.scaling[TRAINED], (0, more))
+
+
+@torch.no_grad()
+def fold(model: Any) -> None:
+    """Merge the adapter into the weights, in place; the model is an ordinary one afterwards."""
+    for name, layer in adapter_layers(model):
+        base = layer.get_base_layer()
+        base.weight.copy_(merged(layer))
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, base)
+    del model.peft_config
+
+
+def targets(model: Any, names: Sequence[str]) -> list[str]:
+    """The linear maps that these names mean, of those below the head that a pass over text calls as modules. Others (of images, of
+    an encoder, or whose weight a kernel reads) would get adapters that do nothing.
+
+    Raises:
+        UserError: a name means none.
+    """
+    called = _called(model)
+    if ALL_LINEAR in names:
+        return called
+    for name in names:
+        if not any(f".{known}".endswith(f".{name}") for known in called):
+            if dict(model.named_modules()).get(name, called) is model.get_output_embeddings():
+                raise UserError(
+                    f"lora.targets: {name} is the head, whose weight is used in pieces, without adapters: leave it out"
+                    f" ({ALL_LINEAR} takes all other linear maps)"
+                )
+            near = near_matches(name, kinds(called)) or f"; it has {', '.join(kinds(called))}"
+            raise UserError(f"lora.targets: {type(model).__name__} has no linear map {name!r}{near}")
+    return [known for known in called if any(f".{known}".endswith(f".{name}") for name in names)]
+
+
+def kinds(modules: Iterable[str]) -> list[str]:
+    """The last parts of their names."""
+    return sorted({module.rpartition(".")[2] for module in modules})
+
+
+@torch.no_grad()
+def _called(model: Any) -> list[str]:
+    """Experts share a kind with those that the probe reached. A weight that several modules share could not be merged."""
+    inside = set(decoder_of(model).modules())
+    uses = Counter(weight for _, weight in model.named_parameters(remove_duplicate=False))
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if module in inside and isinstance(module, nn.Linear | Conv1D) and uses[module.weight] == 1
+    }
+    reached: set[str] = set()
+
+    def note(name: str, module: Any, inputs: Any, output: Any) -> None:
+        if type(module) in (nn.Linear, Conv1D) or _is_product(module, inputs[0], output):
+            reached.add(_NUMBER.sub("*", name))
+
+    hooks = [module.register_forward_hook(partial(note, name)) for name, module in linear.items()]
+    try:
+        model(input_ids=torch.tensor([[1, 3, 2, 4, 1, 5]], device=model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [name for name in linear if _NUMBER.sub("*", name) in reached]
+
+
+def _is_product(module: Any, x: Any, output: Any) -> bool:
+    """Whether a subclass computes what ``nn.Linear`` does."""
+    if not isinstance(output, Tensor) or x.shape[-1] != module.in_features:
+        return False
+    product = F.linear(x, module.weight, module.bias)
+    return output.shape == product.shape and bool(torch.allclose(output, product, rtol=1e-2, atol=1e-3))
+
+
+def _short(model: nn.Module, modules: Sequence[str]) -> list[str]:
+    """The last parts of these names, where these mean no other modules."""
+    short = kinds(modules)
+    meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
+    return short if set(meant) == set(modules) else sorted(modules)

@@ -1,0 +1,76 @@
+"""A LoRA adapter and its base written as one model, which is then compared with the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.directories import write_directory
+from rlhf_host.errors import UserError
+from rlhf_host.models.adapter_files import is_adapter, is_scalar, refuse_other_base
+from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, weight_files
+from rlhf_host.models.modes import evaluation
+from rlhf_host.models.places import with_base
+from rlhf_host.models.trial import random_text
+
+PROBE = (2, 64)
+"""Rows and tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """How the written model compares with the base and the adapter beside it, both computed in float32 on a probe."""
+
+    dtype: str
+    """Of the written weights."""
+    gap: float
+    """The largest difference of logits; of scores, with a scalar head."""
+    size: float
+    """The largest logit."""
+
+
+def merge(directory: Path, base: str | None, output: Path, dtype: str | None) -> Merged:
+    """Write the merged model with its tokenizer to ``output``, and read it again.
+
+    Args:
+        base: the model that the adapter was trained on; default: what the adapter names.
+        dtype: of the written weights; default: the base's.
+
+    Raises:
+        UserError: the directory has no adapter, or ``base`` is not what it was trained on.
+    """
+    if not is_adapter(directory):
+        raise UserError(f"{directory} has no adapter: its model is whole already")
+    role = RoleConfig(model=base, adapter=str(directory)) if base else with_base(RoleConfig(model=str(directory)))
+    role = role.model_copy(update={"device": "cpu", "dtype": dtype or "auto"})
+    refuse_other_base(directory, str(role.model), weight_files(role))
+    head: Any = "scalar" if is_scalar(directory) else "lm"
+    model = load_model(role, head=head)
+    has_tokenizer = (directory / "tokenizer_config.json").is_file()
+    tokenizer = load_tokenizer(role.model_copy(update={"tokenizer": str(directory) if has_tokenizer else None}))
+
+    def write(path: Path) -> None:
+        with quiet_transformers():
+            model.save_pretrained(path)
+            tokenizer.save_pretrained(path)
+
+    write_directory(output, write)
+    written = str(next(model.parameters()).dtype).removeprefix("torch.")
+    exact = {"dtype": "float32", "device": "cpu"}
+    merged = _logits(load_model(RoleConfig(model=str(output), **exact), head=head))
+    beside = _logits(load_model(role.model_copy(update=exact), head=head, trainable=True))
+    return Merged(written, float((merged - beside).abs().max()), float(beside.abs().max()))
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor:
+    count, length = PROBE
+    ids = random_text(model.config.get_text_config(), count * length, torch.Generator().manual_seed(0))
+    with evaluation(model):
+        logits: Tensor = model(input_ids=torch.tensor(ids).view(count, length), use_cache=False).logits
+    return logits

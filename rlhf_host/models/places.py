@@ -1,0 +1,117 @@
+"""Where a model is: a directory, a hub name, a GGUF file, the base of an adapter, or the built-in ``quickstart``."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlparse
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError, near_matches
+from rlhf_host.models import adapter_files
+from rlhf_host.models.quickstart import quickstart_model_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model is: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
+
+    path: str
+    local: bool
+    gguf: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As others may call it, wherever they run."""
+        return str(Path(self.path, self.gguf or "").absolute()) if self.local else self.path
+
+
+def find_model(name: str | None, *, weights: bool = True) -> Source:
+    """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
+    if not name:
+        raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
+    if name == "quickstart":
+        return Source(str(quickstart_model_dir()), local=True)
+    path = Path(name).expanduser()
+    if adapter_files.is_adapter(path):
+        base = adapter_files.base_of(path)[0]
+        try:
+            return find_model(base, weights=weights)
+        except UserError as error:
+            raise UserError(
+                f"{error} ({name} is an adapter for it: give both, with --actor.model and --actor.adapter)"
+            ) from error
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{name} is a file, but not a GGUF file: give the model's directory")
+        if importlib.util.find_spec("gguf") is None:
+            raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'")
+        return Source(str(path.parent), local=True, gguf=path.name)
+    if path.is_dir():
+        _check_directory(path, weights)
+        return Source(str(path), local=True)
+    siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    match = near_matches(str(path), siblings)
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
+        raise UserError(f"no model at {name}{match or ': no such file or directory'}")
+    if not _cached(name) and (match or not hub_answers()):
+        hub = "" if match else "; as a hub name it is not in the local cache, and the hub cannot be reached from here"
+        raise UserError(f"no model {name!r}: no such directory{match}{hub}")
+    return Source(name, local=False)
+
+
+def with_base(role: RoleConfig) -> RoleConfig:
+    """The role with the base for its model, where its model is the directory of an adapter.
+
+    Raises:
+        UserError: it has another adapter beside it, or its base is not there.
+    """
+    if not adapter_files.is_adapter(role.model):
+        return role
+    if role.adapter is not None:
+        raise UserError(
+            f"the model {role.model} is an adapter itself, so --actor.adapter {role.adapter} cannot be used with it"
+        )
+    find_model(role.model)
+    base, revision = adapter_files.base_of(str(role.model))
+    return role.model_copy(update={"model": base, "revision": revision, "adapter": role.model})
+
+
+def _check_directory(path: Path, weights: bool) -> None:
+    files = {entry.name for entry in path.iterdir()}
+    gguf = sorted(name for name in files if name.endswith(".gguf"))
+    if "config.json" not in files:
+        hint = f"give the GGUF file itself: {path / gguf[0]}" if gguf else "a model directory is what save_pretrained writes"
+        raise UserError(f"{path} has no config.json: {hint}")
+    if weights and not any(name.endswith(".safetensors") for name in files):
+        pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in files)
+        problem = "only pickled weights, which can run code when loaded: convert them to" if pickled else "no weights: it needs"
+        raise UserError(f"{path} has {problem} .safetensors files")
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise UserError(f"no model {name!r}: no such directory, and not a hub name") from error
+
+
+def hub_answers() -> bool:
+    """Whether the hub's name resolves. Without this, transformers retries for most of a minute before it gives up."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return False
+    if "https" in urllib.request.getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""Lines of the best sampled answers to each prompt, in a file that grows batch by batch and can be continued."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.data.rows import LINES, file_format
+from rlhf_host.directories import write_file
+from rlhf_host.errors import RunError, UserError
+from rlhf_host.records.episodes import Group, Task, Trajectory
+from rlhf_host.training.records import json_line
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of prompts and answers."""
+
+    prompts: int = 0
+    answers: int = 0
+    written: int = 0
+    cut_off: int = 0
+    """Answers that ended at the length limit: training on one teaches to stop in mid-sentence."""
+    reward_sum: float = 0.0
+    """Of what was written."""
+
+
+@dataclass(slots=True)
+class BestAnswers:
+    """The file ``path``, and beside it until the end what must be known to go on: ``.NAME.state``.
+
+    Args:
+        settings: all that decides about the answers, as JSON values.
+        keep: answers of each prompt, the best first; 0: all.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    keep: int
+    counts: Counts = field(default_factory=Counts)
+    _bytes: int = 0
+
+    @property
+    def state(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.state")
+
+    def check(self) -> None:
+        """Raises ``UserError`` for a file that is there and was not begun like this, or whose name is of no JSON lines."""
+        if file_format(self.path) not in LINES or self.path.suffix.lower() not in LINES:
+            raise UserError(f"--output {self.path}: answers are JSON lines: give it a name that ends in .jsonl")
+        if not self.state.exists():
+            if self.path.exists():
+                raise UserError(f"--output {self.path}: this file already exists: choose another name, or remove it")
+            return
+        if self._begun()["settings"] != self._plain():
+            raise UserError(
+                f"--output {self.path} was begun with other settings: give the same flags to continue it, choose another name, or"
+                f" remove it and {self.state}"
+            )
+
+    def begin(self, tasks: Sequence[Task]) -> int:
+        """How many of the tasks are done: what was written of later ones is taken back. Raises ``UserError`` when the tasks are not
+        those that the file was begun with."""
+        digest = hashlib.blake2b(digest_size=16)
+        for task in tasks:
+            digest.update(repr((task.source, task.index, task.prompt, task.prompt_ids)).encode("utf-8", "backslashreplace"))
+        self.settings = {**self.settings, "prompts": digest.hexdigest()}
+        if self.state.exists():
+            state = self._begun()
+            if state["prompts"] != digest.hexdigest():
+                raise UserError(f"--output {self.path} was begun with other prompts: choose another name")
+            self.counts, self._bytes = Counts(**state["counts"]), state["bytes"]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._save()
+        with self.path.open("ab") as file:
+            file.truncate(self._bytes)
+        return self.counts.prompts
+
+    def add(self, prompts: int, groups: Iterable[Group]) -> None:
+        """The answers to the next ``prompts`` prompts. They are on disk when this returns."""
+        lines = b"".join(json_line(_line(row)) for group in groups for row in self._best(group))
+        with self.path.open("ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        self.counts.prompts += prompts
+        self._bytes += len(lines)
+        self._save()
+
+    def finish(self) -> None:
+        """Nothing is left to go on with."""
+        self.state.unlink(missing_ok=True)
+
+    def _save(self) -> None:
+        counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
+        known = {"settings": self._plain(), "prompts": self.settings["prompts"], "bytes": self._bytes, "counts": counts}
+        write_file(self.state, json.dumps(known).encode())
+
+    def _best(self, group: Group) -> list[Trajectory]:
+        whole = [row for row in group.trajectories if not row.truncated]
+        self.counts.answers += len(group.trajectories)
+        self.counts.cut_off += len(group.trajectories) - len(whole)
+        ranked = sorted(whole, key=lambda row: -(row.reward or 0.0))
+        best = ranked[: self.keep] if self.keep else ranked
+        self.counts.written += len(best)
+        self.counts.reward_sum += sum(row.reward or 0.0 for row in best)
+        return best
+
+    def _begun(self) -> Any:
+        try:
+            return json.loads(self.state.read_bytes())
+        except ValueError as error:
+            raise UserError(f"{self.state} is damaged: remove it and {self.path}, and begin again") from error
+
+    def _plain(self) -> Any:
+        return json.loads(json.dumps({name: value for name, value in self.settings.items() if name != "prompts"}))
+
+
+def _line(row: Trajectory) -> dict[str, Any]:
+    """As ``data.format generated`` reads it. Raises ``RunError`` for an episode of several turns."""
+    if len(row.completion) != 1:
+        raise RunError("the agent's episodes have several turns, which are no single completion: rlhf rollout saves them whole")
+    line = {"prompt": row.task.prompt, "completion": row.text, "reward": row.reward}
+    return line if row.score is None else {**line, "score": row.score}

@@ -1,0 +1,100 @@
+"""Log-probabilities on disk, found by the tokens that they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf_host.directories import cache_directory, fill_cache
+from rlhf_host.errors import RunError
+from rlhf_host.records.tensors import Batch
+
+VERSION = 1
+"""Of what is stored; part of every key."""
+
+
+class KeptLogprobs:
+    """Of every row's completion tokens, memory-mapped.
+
+    ``index.npy`` is ``[3, N]`` uint64: the two halves of each row's digest, in the order of the first, and where its numbers begin
+    in ``values``, float32.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._firsts, self._seconds, self._begins = np.load(directory / "index.npy", mmap_mode="r")
+        self._values = np.memmap(directory / "values", dtype=np.float32, mode="r")
+
+    def of(self, batch: Batch) -> Tensor:
+        """``[B, T]`` float32, 0 at padding. Raises ``RunError`` for a row that was not there when they were computed."""
+        out = torch.zeros(batch.completion_mask.shape)
+        for number, (prompt, completion) in enumerate(_rows(batch)):
+            begin = self._find(*_digest(prompt, completion))
+            if begin is None:
+                raise RunError(
+                    f"a row of step {batch.step} was not there when log-probabilities were computed before the run: remove"
+                    f" {self._directory} and start again"
+                )
+            values = self._values[begin : begin + len(completion)]
+            out[number, : len(completion)] = torch.from_numpy(np.array(values))
+        return out
+
+    def _find(self, first: int, second: int) -> int | None:
+        place = int(np.searchsorted(self._firsts, np.uint64(first)))
+        while place < len(self._firsts) and int(self._firsts[place]) == first:
+            if int(self._seconds[place]) == second:
+                return int(self._begins[place])
+            place += 1
+        return None
+
+
+def find_logprobs(key: str) -> KeptLogprobs | None:
+    """What an earlier start left under this key."""
+    try:
+        return KeptLogprobs(_root() / key)
+    except (OSError, ValueError):  # there is nothing, or it is damaged
+        return None
+
+
+def keep_logprobs(key: str, computed: Iterable[tuple[Batch, Tensor]]) -> KeptLogprobs:
+    """Write the log-probabilities ``[B, T]`` of all batches. Raises ``UserError`` when they cannot be written."""
+
+    def fill(directory: Path) -> None:
+        columns, written = (array("Q"), array("Q"), array("Q")), 0
+        with (directory / "values").open("wb") as file:
+            for batch, logprobs in computed:
+                for values, (prompt, completion) in zip(logprobs, _rows(batch), strict=True):
+                    for column, number in zip(columns, (*_digest(prompt, completion), written), strict=True):
+                        column.append(number)
+                    file.write(values[: len(completion)].to(torch.float32).numpy().tobytes())
+                    written += len(completion)
+        index = np.array([np.frombuffer(column, dtype=np.uint64) for column in columns])
+        np.save(directory / "index.npy", index[:, np.argsort(index[0], kind="stable")])
+
+    fill_cache(_root() / key, fill, lambda: find_logprobs(key) is not None)
+    return KeptLogprobs(_root() / key)
+
+
+def _root() -> Path:
+    return cache_directory() / f"logprobs-{VERSION}"
+
+
+def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int]]]:
+    """Prompt and completion of each row, as ids."""
+    for prompt, ids, length in zip(batch.prompt_ids, batch.completion_ids, batch.lengths.tolist(), strict=True):
+        yield prompt, ids[:length].tolist()
+
+
+def _digest(prompt: Sequence[int], completion: Sequence[int]) -> tuple[int, int]:
+    digest = hashlib.blake2b(struct.pack("<q", len(prompt)), digest_size=16)
+    digest.update(array("i", prompt).tobytes())
+    digest.update(array("i", completion).tobytes())
+    first, second = struct.unpack("<QQ", digest.digest())
+    return first, second

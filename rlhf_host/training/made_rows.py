@@ -1,0 +1,40 @@
+"""Rows that ``make_rows`` gives to train on, in place of those that were drawn or sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlhf_host.errors import RunError
+from rlhf_host.functional.statistics import masked_sum
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Group, Trajectory
+from rlhf_host.records.tensors import Experience
+
+
+def chosen_rows(groups: Sequence[Group], experience: Experience, manager: PluginManager) -> list[Group]:
+    """What ``make_rows`` makes of sampled groups. It sees the reward that an advantage would be computed from.
+
+    Args:
+        experience: the groups as tensors, rewards transformed and shaped.
+    """
+    totals = experience.rewards
+    if experience.shaped is not None:
+        totals = totals + masked_sum(experience.shaped, experience.action_mask, -1)
+    rewards = iter(totals.tolist())
+    judged = [
+        replace(group, trajectories=[replace(row, reward=next(rewards)) for row in group.trajectories]) for group in groups
+    ]
+    return regrouped(manager.one("make_rows", groups=judged), judged)
+
+
+def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group]) -> list[Group]:
+    """What ``make_rows`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
+    known = {group.group_id: Group(group.group_id, group.task, []) for group in groups}
+    for row in rows:
+        if row.group_id not in known:
+            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which it was not given")
+        known[row.group_id].trajectories.append(row)
+    if not rows:
+        raise RunError("make_rows gave no rows to train on")
+    return [group for group in known.values() if group.trajectories]

@@ -1,0 +1,53 @@
+"""Whether roles whose probabilities of tokens are compared have the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError
+from rlhf_host.models.loading import load_tokenizer, sizes
+from rlhf_host.records.needs import Needs, Output
+from rlhf_host.training.role_settings import role_settings
+
+_SHOWN = 3
+
+
+def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer: Any) -> None:
+    """Raises ``UserError`` for a role, compared with the actor token by token, that has other tokens than the actor, as far as the
+    files of their models say.
+
+    Args:
+        tokenizer: the actor's.
+    """
+    by_name = {need.name: need for need in needs.roles}
+    actor = role_settings(roles, by_name["actor"], None, needs) if "actor" in by_name else roles["actor"]
+    compared = {output.role for output in needs.outputs if output.what in ("logprobs", "distribution")} & by_name.keys()
+    for name in sorted(compared - {"actor"}):
+        role = role_settings(roles, by_name[name], None, needs)
+        if (role.model, role.tokenizer) == (actor.model, actor.tokenizer):
+            continue
+        if Output("distribution", role=name) in needs.outputs:
+            own, theirs = sizes(actor)[0], sizes(role)[0]
+            if None not in (own, theirs) and own != theirs:
+                raise UserError(
+                    f"the role {name!r} ({role.model}) has a vocabulary of {theirs} tokens, and the actor one of {own}: their whole"
+                    " distributions cannot be compared; give a model with the same tokens, or compare the likeliest tokens alone"
+                )
+        _compare(name, role, tokenizer)
+
+
+def _compare(name: str, role: RoleConfig, tokenizer: Any) -> None:
+    try:
+        theirs = load_tokenizer(role).get_vocab()
+    except UserError:  # none beside the model
+        return
+    other = [(token, number) for token, number in tokenizer.get_vocab().items() if theirs.get(token) != number]
+    if other:
+        other.sort(key=lambda item: item[1])
+        shown = ", ".join(f"{token!r} ({number}, there {theirs.get(token, 'none')})" for token, number in other[:_SHOWN])
+        raise UserError(
+            f"the role {name!r} ({role.model}) has other tokens than the actor: {len(other)} differ, such as {shown}; give a model"
+            " with the same tokenizer"
+        )
