@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ORACLES = ("openrlhf==0.11.2", "trl==1.16.0", "verl==0.9.1")
+ORACLES = {"openrlhf": "openrlhf==0.11.2", "trl": "trl==1.16.0", "trl-1.9.2": "trl==1.9.2", "verl": "verl==0.9.1"}
+"""Folder → wheel. TRL 1.9.2 is the last with process reward models."""
 # What verl imports on the way to its formulas. Newer antlr runtimes cannot read the grammars omegaconf was built with.
 BESIDE_VERL = (
     "antlr4-python3-runtime==4.9.3",
@@ -41,15 +42,15 @@ def install(requirements: tuple[str, ...], target: Path, *options: str) -> None:
 
 def main() -> None:
     target = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else TARGET
-    wanted = "\n".join((*ORACLES, *BESIDE_VERL)) + "\n"
+    wanted = "\n".join((*ORACLES.values(), *BESIDE_VERL)) + "\n"
     stamp = target / STAMP
     if stamp.is_file() and stamp.read_text() == wanted:
         print(f"{target} is there")
         return
     aside = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
     try:
-        for oracle in ORACLES:
-            install((oracle,), aside / oracle.partition("==")[0], "--only-binary=:all:")
+        for folder, oracle in ORACLES.items():
+            install((oracle,), aside / folder, "--only-binary=:all:")
         install(BESIDE_VERL, aside / "beside", "--no-build-isolation")
         (aside / STAMP).write_text(wanted)
         if target.exists():

@@ -4,13 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
+from rlhf_plugin_distill import Distill, OnPolicyDistill
 from rlhf_plugin_dpo import CDPO, DPO, IPO
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
+from rlhf_plugin_online_dpo import OnlineDPO
 from rlhf_plugin_ppo import PPO
+from rlhf_plugin_raft import RAFT
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
-from rlhf_plugin_reward_model_training import RewardModel
+from rlhf_plugin_reward_model_training import ProcessRewardModel, RewardModel
 from rlhf_plugin_rloo import RLOO
 from rlhf_plugin_sft import SFT
 
@@ -32,6 +35,11 @@ PLUGINS = {
     "ipo": IPO,
     "kto": KTO,
     "rm": RewardModel,
+    "prm": ProcessRewardModel,
+    "distill": Distill,
+    "on_policy_distill": OnPolicyDistill,
+    "raft": RAFT,
+    "online_dpo": OnlineDPO,
     "tis": TIS,
     "icepop": IcePop,
     "sequence_truncate": SequenceTruncate,

@@ -1,4 +1,4 @@
-"""Training of reward models on pairs (Bradley-Terry)."""
+"""Training of reward models on pairs (Bradley-Terry), and of process reward models on steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Batch, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
 from rlhf_host import functional as F
+from rlhf_plugin_reward_model_training.process import ProcessRewardModel
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+__all__ = ["ProcessRewardModel", "RewardModel"]
 
 
 class Options(BaseModel):

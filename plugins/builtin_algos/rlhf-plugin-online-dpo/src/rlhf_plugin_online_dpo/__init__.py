@@ -1,0 +1,75 @@
+"""Online DPO: the best and the worst of several answers to a prompt are a preference pair (arXiv:2402.04792)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlhf_host import (
+    Batch,
+    Drop,
+    Experience,
+    Group,
+    LossTerm,
+    Metric,
+    Needs,
+    Outputs,
+    Trajectory,
+    UserError,
+    hookimpl,
+)
+from rlhf_host import functional as F
+
+EQUAL = 1e-6
+"""Rewards that differ by less, relative to the largest from 1 on, are equal."""
+
+
+class OnlineDPO:
+    """Online DPO: the best of several answers to a prompt must be likelier than the worst, compared with the reference."""
+
+    Options = F.PreferenceOptions
+
+    def __init__(self, options: F.PreferenceOptions):
+        self.options = options
+
+    @hookimpl
+    def needs(self) -> Needs:
+        pairs = F.preference_needs(self.options, lr=1e-6)
+        return replace(pairs, data="prompts", rewards=True, min_group_size=2, weights=None)
+
+    @hookimpl
+    def keep_group(self, group: Group) -> bool | Drop:
+        return True if best_and_worst(group) else Drop("equal_rewards")
+
+    @hookimpl
+    def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
+        """The best and the worst answer of each group, as the chosen and the rejected row of a pair; none of equal answers."""
+        rows = []
+        for group in groups:
+            for place, (row, label) in enumerate(zip(best_and_worst(group), (1.0, 0.0), strict=False)):
+                columns = {**row.columns, "label": label}
+                rows.append(replace(row, episode_id=group.group_id, row=place, parent=None, columns=columns))
+        return rows
+
+    @hookimpl
+    def prepare_batch(self, experience: Experience) -> dict[str, Any]:
+        return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+
+    @hookimpl
+    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.preference_loss(outputs, batch, self.options) if role == "actor" else []
+
+
+def best_and_worst(group: Group) -> tuple[Trajectory, ...]:
+    """Two answers, of equal ones the earlier samples; none where all rewards are equal.
+
+    Raises ``UserError`` when an episode has several trajectories.
+    """
+    rows = [(row.reward, row) for row in group.trajectories if row.reward is not None]
+    if len({row.episode_id for _, row in rows}) < len(rows):
+        raise UserError("a pair is two answers of one trajectory each, and this agent's episodes have several: choose another")
+    if not rows:
+        return ()
+    (high, best), (low, worst) = max(rows, key=lambda item: item[0]), min(rows, key=lambda item: item[0])
+    return () if high - low <= EQUAL * max(1.0, abs(high), abs(low)) else (best, worst)
