@@ -19,15 +19,13 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from both_sides import ROOT, flags, matmul_gflops, run_ours, run_peer
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,9 @@ def compare(name: str, case: Case, folder: Path, options: argparse.Namespace, pe
     rows: dict[str, list[dict[str, float]]] = {kernels: [] for kernels in options.kernels or ["auto"]}
     ours: dict[str, list[float]] = {kernels: [] for kernels in rows}
     for number in range(options.rounds):
-        peers.append(run_peer(case, inputs, options))
+        peers.append(peer_seconds(case, inputs, options))
         for kernels in rows:
-            steps = run_ours(case, inputs, folder / f"run-{number}-{kernels}", options, kernels)
+            steps = our_steps(case, inputs, folder / f"run-{number}-{kernels}", options, kernels)
             ours[kernels].append(statistics.median(row["time/step"] for row in steps))
             rows[kernels] += steps
             mine = ours[kernels][-1]
@@ -151,14 +149,15 @@ def explain(case: Case, inputs: dict[str, Any], row: dict[str, float], peak: flo
         print(f"  {phase:<10} {row.get(f'time/{phase}', 0.0):.3f} s{note}")
 
 
-def run_ours(
+def our_steps(
     case: Case, inputs: dict[str, Any], run_dir: Path, options: argparse.Namespace, kernels: str = "auto"
 ) -> list[dict[str, float]]:
     """The rows of ``metrics.jsonl`` without the first step's."""
     runtime, threads, device = options.runtime, options.threads, options.device
     each = threads if runtime == "local" else 1
-    command = [sys.executable, "-m", "rlhf_host.cli.main", "train", "--algo", "rloo", "--reward", "sevens"]
     settings = {
+        "algo": "rloo",
+        "reward": "sevens",
         "reward.sevens.length": case.new_tokens,
         "actor.model": inputs["ours"],
         "actor.lr": 1e-4,
@@ -171,32 +170,16 @@ def run_ours(
         "actor.device": device,
         "kernels": kernels,
         "checkpoint.final": "false",
-        "run-dir": run_dir,
     }
-    for key, value in settings.items():
-        command += [f"--{key}", str(value)]
-    command += RUNTIMES[runtime]
+    arguments = [*flags(settings), *RUNTIMES[runtime]]
     if runtime != "local":
-        command += ["--runtime", "ray", "--ray.num-cpus", str(2 * threads), "--ray.object-store-mb", "200"]
-        command += ["--placement", f"actor={threads}", "--placement", f"rollout={threads}"]
-        command += ["--ray.num-gpus", "0"] if device == "cpu" else []
-    path = [str(inputs["plugin"]), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(each),
-        "PYTHONPATH": os.pathsep.join(path),
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"rlhf train failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["step"] > 0]
-    return rows[1:]
+        arguments += ["--runtime", "ray", "--ray.num-cpus", str(2 * threads), "--ray.object-store-mb", "200"]
+        arguments += ["--placement", f"actor={threads}", "--placement", f"rollout={threads}"]
+        arguments += ["--ray.num-gpus", "0"] if device == "cpu" else []
+    return run_ours(arguments, run_dir, each, [inputs["plugin"]])[1:]
 
 
-def run_peer(case: Case, inputs: dict[str, Any], options: argparse.Namespace) -> float:
-    command = [options.peer_python, str(Path(__file__).with_name("trl_peer.py"))]
+def peer_seconds(case: Case, inputs: dict[str, Any], options: argparse.Namespace) -> float:
     settings = {
         "model": inputs["peer"],
         "data": inputs["data"],
@@ -204,16 +187,10 @@ def run_peer(case: Case, inputs: dict[str, Any], options: argparse.Namespace) ->
         "samples": case.samples,
         "new-tokens": case.new_tokens,
         "steps": case.steps,
-        "threads": options.threads,
         "device": options.device,
     }
-    for key, value in settings.items():
-        command += [f"--{key}", str(value)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(command + ["--ragged"] * case.ragged, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"TRL failed:\n{done.stderr[-3000:]}")
-    return statistics.median(json.loads(done.stdout.splitlines()[-1])["seconds"])
+    arguments = flags(settings) + ["--ragged"] * case.ragged
+    return statistics.median(run_peer(options.peer_python, "trl_peer.py", arguments, options.threads)["seconds"])
 
 
 def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
@@ -272,19 +249,6 @@ def render(tokenizer: Any, prompt: str) -> list[int]:
         return tokenizer(prompt)["input_ids"]
     text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def matmul_gflops(threads: int, size: int = 1024) -> float:
-    import torch
-
-    torch.set_num_threads(threads)
-    left, right = torch.randn(size, size), torch.randn(size, size)
-    times = []
-    for _ in range(8):
-        started = time.perf_counter()
-        left @ right
-        times.append(time.perf_counter() - started)
-    return 2 * size**3 / statistics.median(times) / 1e9
 
 
 if __name__ == "__main__":

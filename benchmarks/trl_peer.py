@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import tempfile
-import time
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--model", required=True)
@@ -21,8 +20,9 @@ os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", OMP_NUM_THREADS=str
 
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl_steps import Clock  # noqa: E402
 
 torch.set_num_threads(options.threads)
 tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
@@ -31,7 +31,6 @@ with open(options.data) as lines:
     texts = [json.loads(line)["prompt"] for line in lines]
 prompts = [[{"role": "user", "content": text}] for text in texts] if tokenizer.chat_template else texts
 counted: list[int] = []
-stamps: list[float] = []
 
 
 def sevens(completions, completion_ids, **_):
@@ -40,20 +39,13 @@ def sevens(completions, completion_ids, **_):
     return [text.count("7") / options.new_tokens for text in said]
 
 
-class Clock(TrainerCallback):
-    def on_step_begin(self, *_, **__):
-        stamps.append(-time.perf_counter())
-
-    def on_step_end(self, *_, **__):
-        stamps[-1] += time.perf_counter()
-
-
+clock = Clock()
 GRPOTrainer(
     model=model,
     processing_class=tokenizer,
     reward_funcs=sevens,
     train_dataset=Dataset.from_dict({"prompt": prompts}),
-    callbacks=[Clock()],
+    callbacks=[clock],
     args=GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=options.device == "cpu",
@@ -73,4 +65,4 @@ GRPOTrainer(
     ),
 ).train()
 memory = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else 0.0
-print(json.dumps({"seconds": stamps[1:], "tokens": counted[1:], "cuda_gb": memory}))
+print(json.dumps({"seconds": clock.seconds[1:], "tokens": counted[1:], "cuda_gb": memory}))

@@ -419,6 +419,8 @@ def settings_table(model: type[BaseModel], prefix: str) -> str:
             rows.append((code(f"--{prefix}.reward"), "", "", field.description or ""))
         elif inner is not None and name == "sources":
             rows.append((code(f"--{prefix}"), "", "", "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable"))
+        elif inner is not None:
+            rows += [_row(key, own, f"{prefix}.{name}.") for key, own in inner.model_fields.items()]
         else:
             rows.append(_row(name, field, f"{prefix}."))
     return table(SETTING, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import sys
 import tempfile
@@ -37,10 +37,7 @@ def ratio(machine: Machine) -> tuple[float, dict[str, Any]]:
 
 
 def _benchmark() -> Any:
-    """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("step_vs_trl", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The benchmark as a module, beside those that it imports."""
+    if str(BENCHMARK.parent) not in sys.path:
+        sys.path.append(str(BENCHMARK.parent))
+    return importlib.import_module(BENCHMARK.stem)
