@@ -132,7 +132,7 @@ def check_rlhf(words):
     command, *rest = words
     if command == "train":
         check_train(rest)
-    elif command in ("eval", "rollout", "replay"):
+    elif command in ("eval", "rollout", "generate", "replay"):
         check_flags(command, rest)
     else:
         check_plain(words)
