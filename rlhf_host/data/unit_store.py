@@ -16,7 +16,7 @@ import numpy as np
 
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.units import Row, Unit
-from rlhf_host.directories import cache_directory, fill_cache, hash_files
+from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
 
@@ -198,5 +198,4 @@ def _content(path: Path, rows: Rows) -> str | None:
     if not path.exists():  # a dataset of the hub knows its commit
         known = getattr(rows.rows, "_fingerprint", None)
         return known if isinstance(known, str) else None
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    return hash_files(files, path)
+    return content_hash(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else content_hash([path])

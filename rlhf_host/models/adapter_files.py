@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from rlhf_host.directories import content_hash
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, peft_library
 from rlhf_host.models.heads import scalar_head
@@ -156,20 +154,6 @@ def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path) -> None
         raise UserError(
             f"the adapter {directory} uses {', '.join(other)}, which is not supported here: merge it with peft first"
         )
-
-
-def content_hash(files: Sequence[Path]) -> str:
-    """sha256 over the hashes of these files, in order of their names; each is read once in a process while it does not change."""
-    facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files)]
-    with ThreadPoolExecutor() as pool:
-        digests = pool.map(lambda fact: _file_hash(*fact), facts)
-        return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-@lru_cache(maxsize=1024)
-def _file_hash(path: str, size: int, modified: int) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_base(directory: str | Path, base: str, files: Sequence[Path]) -> None:

@@ -156,9 +156,9 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
         held_out_units = None
         if config.eval.data.sources:
             held_out_units = units_of(config, config.eval.data, "eval", tokenizer, needs, rows, *limits)
+        scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
         for each in (units, held_out_units) if needs.unit_rows else ():
             if each is not None:
-                scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
                 refuse_large_units(each, config.train, scalar=scalar)
         return Inputs(tokenizer, units=units, held_out_units=held_out_units)
     if config.from_trajectories is not None:

@@ -43,6 +43,8 @@ class BestAnswers:
     settings: Mapping[str, Any]
     keep: int
     counts: Counts = field(default_factory=Counts)
+    _prompts: str = ""
+    """Their digest."""
     _bytes: int = 0
 
     @property
@@ -57,7 +59,7 @@ class BestAnswers:
             if self.path.exists():
                 raise UserError(f"--output {self.path}: this file already exists: choose another name, or remove it")
             return
-        if self._begun()["settings"] != self._plain():
+        if self._begun()["settings"] != self.settings:
             raise UserError(
                 f"--output {self.path} was begun with other settings: give the same flags to continue it, choose another name, or"
                 f" remove it and {self.state}"
@@ -69,10 +71,10 @@ class BestAnswers:
         digest = hashlib.blake2b(digest_size=16)
         for task in tasks:
             digest.update(repr((task.source, task.index, task.prompt, task.prompt_ids)).encode("utf-8", "backslashreplace"))
-        self.settings = {**self.settings, "prompts": digest.hexdigest()}
+        self._prompts = digest.hexdigest()
         if self.state.exists():
             state = self._begun()
-            if state["prompts"] != digest.hexdigest():
+            if state["prompts"] != self._prompts:
                 raise UserError(f"--output {self.path} was begun with other prompts: choose another name")
             self.counts, self._bytes = Counts(**state["counts"]), state["bytes"]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,7 @@ class BestAnswers:
 
     def _save(self) -> None:
         counts = {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__}
-        known = {"settings": self._plain(), "prompts": self.settings["prompts"], "bytes": self._bytes, "counts": counts}
+        known = {"settings": self.settings, "prompts": self._prompts, "bytes": self._bytes, "counts": counts}
         write_file(self.state, json.dumps(known).encode())
 
     def _best(self, group: Group) -> list[Trajectory]:
@@ -116,9 +118,6 @@ class BestAnswers:
             return json.loads(self.state.read_bytes())
         except ValueError as error:
             raise UserError(f"{self.state} is damaged: remove it and {self.path}, and begin again") from error
-
-    def _plain(self) -> Any:
-        return json.loads(json.dumps({name: value for name, value in self.settings.items() if name != "prompts"}))
 
 
 def _line(row: Trajectory) -> dict[str, Any]:

@@ -14,8 +14,10 @@ import transformers
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.directories import hash_files
-from rlhf_host.models.loading import find_model, model_directory
+from rlhf_host.directories import content_hash
+from rlhf_host.models import adapter_files
+from rlhf_host.models.loading import weight_files
+from rlhf_host.models.places import find_model, with_base
 from rlhf_host.phases import counted, phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group
@@ -122,10 +124,11 @@ def without(needs: Needs, roles: Collection[str]) -> Needs:
 
 
 def _weights(role: RoleConfig) -> str:
-    """The content of the model's files."""
-    directory = model_directory(role)
-    if directory is None:
-        source = find_model(role.model)
-        assert source.gguf is not None
-        return hash_files([Path(source.path) / source.gguf], Path(source.path))
-    return hash_files(sorted(path for path in directory.iterdir() if path.is_file()), directory)
+    """The content of the model's files, with its adapter's."""
+    role = with_base(role)
+    files = weight_files(role)
+    if not find_model(role.model).gguf:
+        files.append(files[0].parent / "config.json")
+    if role.adapter is not None:
+        files += [Path(role.adapter).expanduser() / name for name in (adapter_files.CONFIG, adapter_files.WEIGHTS)]
+    return content_hash(files)

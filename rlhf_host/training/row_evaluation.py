@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rlhf_host.data.unit_store import unit_lengths
 from rlhf_host.data.units import UnitSet
 from rlhf_host.phases import phase
 from rlhf_host.protocols import Trainer
@@ -52,7 +53,7 @@ def chunks(unit_set: UnitSet, source: str, batches: RowBatches) -> Iterator[Sequ
     """All units of a source. Those of like lengths are together: a batch is as wide as its longest row."""
     tasks, units = unit_set.tasks().sources[source], unit_set.sources[source]
     assert isinstance(tasks, Sequence)
-    order = sorted(range(len(units)), key=lambda i: -max(len(row.completion_ids) for row in units[i].rows))
+    order = (-unit_lengths(units)[:, :, 1].max(1)).argsort(kind="stable").tolist()
     for begin in range(0, len(order), UNITS):
         yield [batches.group(units[i], tasks[i], 0) for i in order[begin : begin + UNITS]]
 

@@ -76,6 +76,20 @@ def test_they_are_kept_for_the_same_rows_and_model_only(run, pairs, tiny_model, 
     assert computed("row")
 
 
+@pytest.mark.parametrize("flag", ["--reference.model", "--actor.adapter"])
+def test_an_adapter_is_part_of_the_model(run, tmp_path, flag):
+    lora = ("--actor.lora.rank", "4", "--checkpoint.final", "true")
+    for seed, name in enumerate(("one", "two")):
+        run(name, "dpo", *lora, "--seed", str(seed))
+    of = {name: (flag, tmp_path / name / "model") for name in ("one", "two")}
+    plain, _ = run("plain", "dpo", *of["one"])
+    curve, said = run("first", "dpo", *of["one"], *PRECOMPUTE)
+    assert COMPUTED in said
+    assert curve[-1]["eval/loss"] == pytest.approx(plain[-1]["eval/loss"], abs=1e-5)
+    assert USED in run("again", "dpo", *of["one"], *PRECOMPUTE)[1]
+    assert COMPUTED in run("other", "dpo", *of["two"], *PRECOMPUTE)[1]
+
+
 def test_rows_made_of_batches_are_kept_for_the_same_order_only(run):
     assert COMPUTED in run("first", "kto", *PRECOMPUTE)[1]
     assert USED in run("again", "kto", "--actor.lr", "1e-3", *PRECOMPUTE)[1]
