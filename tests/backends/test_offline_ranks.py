@@ -74,6 +74,8 @@ def train(ranks: Ranks, model: Path, algo: str, kind: str) -> dict[str, Any]:
     roles = {}
     for need in needs.roles:
         loaded = load_model(settings, head=need.head, trainable=need.trainable)
+        if need.name == "reference":  # else margins are rounding errors at first, whose signs would be compared
+            loaded.get_output_embeddings().weight.data *= 1.2
         training = {"backend": backend, "settings": settings, "total_updates": 10, "ranks": ranks} if need.trainable else {}
         roles[need.name] = Role.of(need.name, loaded, TRAIN, **training)
     worker = Worker(roles, manager, TRAIN, needs, ranks)

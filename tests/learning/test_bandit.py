@@ -126,7 +126,8 @@ def climbs(means: list[float]) -> bool:
 
 
 def sinks(means: list[float]) -> bool:
-    return sum(means[-3:]) / 3 < means[0] / 4
+    """Prompts whose answers all get 0 are drawn again where rows are chosen, so there the mean stays above 0."""
+    return sum(means[-3:]) / 3 < means[0] / 2
 
 
 def test_the_installed_algorithms_are_found():
