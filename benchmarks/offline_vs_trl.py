@@ -46,7 +46,7 @@ class Case:
 
 
 CASES = {
-    "smollm2": Case(8, 3, 1e-6, "models/SmolLM2-135M-Instruct"),
+    "smollm2": Case(8, 8, 1e-6, "models/SmolLM2-135M-Instruct"),
     "parity": Case(8, 20, 1e-3, micro=()),
     "smoke": Case(4, 2, 1e-3, micro=(2,)),
 }
