@@ -24,6 +24,7 @@ from rlhf_host.backends.weights import in_buckets, named_weights, pieces
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.adapters import adapter_layers, has_adapters, merged_weights
 from rlhf_host.models.loading import save_model
+from rlhf_host.models.quantized import is_quantized
 from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors
 
 
@@ -45,6 +46,10 @@ class DeepSpeedBackend:
         refuse(options, self.device, self.ranks)
         if options.autotp_size > 1 and has_adapters(self.model):
             raise UserError("AutoTP does not split layers that have adapters: leave autotp_size out, or train all weights")
+        if is_quantized(self.model):
+            raise UserError(
+                "backend deepspeed cannot train over weights in 4 bits: choose --backend torch, or leave quantize out"
+            )
         deepspeed = library(self.device)
         enter_group(self.ranks, self.device)
         passes = _Passes(start.compute)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from rlhf_host.models.adapters import engine_weights, has_adapters, merged_weights
+from rlhf_host.models.quantized import is_quantized
 from rlhf_host.protocols import Bucket
 
 T = TypeVar("T")
@@ -16,12 +17,12 @@ T = TypeVar("T")
 def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Parameters and persistent buffers by every name they have: a tied head is named too, or an engine keeps its old one.
 
-    Adapters are merged into them, one by one as they are asked for; the model does not change.
+    Adapters are merged into them and 4 bits widened, one by one as they are asked for; the model does not change.
     """
     names = set(model.state_dict())
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     weights = [(name, tensor.detach()) for name, tensor in tensors.items() if name in names]
-    return merged_weights(model, weights) if has_adapters(model) else weights
+    return merged_weights(model, weights) if has_adapters(model) or is_quantized(model) else weights
 
 
 def adapter_buckets(model: nn.Module, bucket_bytes: int) -> Iterator[Bucket]:

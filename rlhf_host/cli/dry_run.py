@@ -82,7 +82,8 @@ def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     if need.trainable:
         new = f"a new adapter of rank {settings.lora.rank} is trained" if settings.lora.rank else "trainable"
         trained = "its adapter is trained" if adapter else new
-    return f"{settings.model}{adapter}, {need.head} head, {trained}"
+    narrow = f", quantized ({settings.quantize})" if settings.quantize else ""
+    return f"{settings.model}{adapter}{narrow}, {need.head} head, {trained}"
 
 
 def _tokenizer(role: RoleConfig) -> Any:

@@ -192,6 +192,8 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
             yield f"roles.{name}: with adapters all weights of the model are frozen: leave freeze and train_only out"
         if (role.lora.rank or role.adapter) and importlib.util.find_spec("peft") is None:
             yield f"LoRA adapters need peft: pip install '{HOST}[peft]'"
+        if role.quantize and importlib.util.find_spec("bitsandbytes") is None:
+            yield f"weights in 4 bits need bitsandbytes: pip install '{HOST}[bitsandbytes]'"
     for output in needs.outputs:
         if output.role not in ("", *needed):
             yield f"{output.what} of the role {output.role!r} is wanted, and no chosen plugin needs that role"

@@ -15,7 +15,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import discover
 
-_ANOTHER_RUN = re.compile(r"seed|algo\.name|roles\.[^.]+\.(model|revision|adapter|lora\..+|freeze|train_only)")
+_ANOTHER_RUN = re.compile(r"seed|algo\.name|roles\.[^.]+\.(model|revision|adapter|quantize|lora\..+|freeze|train_only)")
 """Settings that checkpoints follow from."""
 
 

@@ -101,6 +101,9 @@ class RoleConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of the weights in memory; auto: float32 for trained roles, the checkpoint's type for others"
     )
+    quantize: Literal["4bit"] | None = Field(
+        None, description="keep frozen weights in 4 bits (NF4, by bitsandbytes); with adapters this is QLoRA (arXiv:2305.14314)"
+    )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = Field(
         "auto", description="attention kernel; auto: sdpa, or eager where sdpa would leave out a part of the model"
     )

@@ -16,11 +16,14 @@ from rlhf_host.directories import content_hash
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, peft_library
 from rlhf_host.models.heads import scalar_head
+from rlhf_host.models.quantized import is_quantized
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HASH = "base_sha256"
 """In the metadata of ``WEIGHTS``: the content hash of the base's weights."""
+QUANTIZED = "base_quantized"
+"""There too: how the base was quantized, where it was."""
 
 FREE = {
     *("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"),
@@ -65,7 +68,8 @@ def save_adapter(model: Any, directory: str | Path, base_files: Sequence[Path]) 
     config.modules_to_save = ["score"] if scalar_head(model) is not None else None
     weights = {name: tensor.contiguous().cpu() for name, tensor in adapter_weights(model).items()}
     Path(directory).mkdir(parents=True, exist_ok=True)
-    save_file(weights, Path(directory) / WEIGHTS, metadata={"format": "pt", HASH: content_hash(base_files)})
+    kind = {QUANTIZED: "4bit"} if is_quantized(model) else {}
+    save_file(weights, Path(directory) / WEIGHTS, metadata={"format": "pt", HASH: content_hash(base_files), **kind})
     config.save_pretrained(str(directory))
 
 
@@ -117,12 +121,8 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
 
 
 def _weights(directory: str | Path) -> dict[str, torch.Tensor]:
-    try:
-        return {key.removeprefix(PREFIX): tensor for key, tensor in load_file(Path(directory) / WEIGHTS).items()}
-    except FileNotFoundError as error:
-        raise UserError(f"{directory} has no {WEIGHTS}: it needs the adapter's weights as safetensors") from error
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"{Path(directory) / WEIGHTS} cannot be read: {error}") from error
+    _metadata(directory)  # raises where the file is missing or damaged
+    return {key.removeprefix(PREFIX): tensor for key, tensor in load_file(Path(directory) / WEIGHTS).items()}
 
 
 def _parameters(model: Any, name: str, with_head: bool) -> dict[str, torch.Tensor]:
@@ -159,17 +159,28 @@ def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path) -> None
 def refuse_other_base(directory: str | Path, base: str, files: Sequence[Path]) -> None:
     """Raises ``UserError`` where an adapter was trained on other weights than those in ``files``. Adapters of other programs do
     not say."""
-    then = _read(directory).get("base_model_name_or_path")
-    try:
-        with safe_open(Path(directory) / WEIGHTS, framework="pt") as file:
-            recorded = (file.metadata() or {}).get(HASH)
-    except Exception as error:
-        raise UserError(f"{Path(directory) / WEIGHTS} cannot be read: {error}") from error
+    then, recorded = _read(directory).get("base_model_name_or_path"), _metadata(directory).get(HASH)
     if recorded is not None and recorded != content_hash(files):
         raise UserError(
             f"the adapter {directory} was trained on other weights than those of {base}: give the model it was trained on"
             f" (then at {then})"
         )
+
+
+def quantized_base(directory: str | Path) -> str | None:
+    """How the base was quantized when the adapter was trained; ``None``: not at all, or the adapter does not say."""
+    return _metadata(directory).get(QUANTIZED)
+
+
+def _metadata(directory: str | Path) -> dict[str, str]:
+    path = Path(directory).expanduser() / WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except FileNotFoundError as error:
+        raise UserError(f"{directory} has no {WEIGHTS}: it needs the adapter's weights as safetensors") from error
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def _read(directory: str | Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf_host.config.schema import LoraOptions
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.models import quantized
 from rlhf_host.models.heads import decoder_of, scalar_head
 from rlhf_host.models.modes import NARROW
 from rlhf_host.plugins.libraries import require_library
@@ -95,8 +96,10 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
     config.target_modules = _short(model, modules)
     model.peft_config = configs
     model.requires_grad_(False)
+    lora = peft.tuners.lora
+    plain = {lora.Linear, *([lora.Linear4bit] if quantized.is_quantized(model) else [])}
     for place, layer in adapter_layers(model):
-        if type(layer) is not peft.tuners.lora.Linear:
+        if type(layer) not in plain:
             raise UserError(f"{type(model).__name__}: {place} is more than a linear map, and cannot have an adapter")
         layer._active_adapter, layer._disable_adapters = [TRAINED], False
         for own, part in _parts(layer):
@@ -140,7 +143,8 @@ def using(model: nn.Module, name: str | None) -> Iterator[None]:
 @torch.no_grad()
 def merged(layer: Any, name: str = TRAINED) -> Tensor:
     """``W + s·BA`` of one layer, computed in float32 at least, in the type of ``W``. The layer does not change."""
-    weight, parts = layer.get_base_layer().weight, (layer.lora_A[name].weight, layer.lora_B[name].weight)
+    weight = quantized.plain_weight(layer.get_base_layer())
+    parts = layer.lora_A[name].weight, layer.lora_B[name].weight
     wide = torch.promote_types(weight.dtype, torch.float32)
     a, b = (part.to(wide) for part in parts)
     change = (b @ a) * layer.scaling[name]
@@ -148,8 +152,9 @@ def merged(layer: Any, name: str = TRAINED) -> Tensor:
 
 
 def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """``weights`` of the model's state dict as they are without adapters: merged one by one, under the names of the base."""
-    layers = dict(adapter_layers(model, every_name=True))
+    """``weights`` of the model's state dict as they are without adapters: merged one by one, under the names of the base, those
+    in 4 bits as their products use them."""
+    layers, narrow = dict(adapter_layers(model, every_name=True) if has_adapters(model) else ()), quantized.layers(model)
     parts = {weight for layer in layers.values() for _, part in _parts(layer) for weight in part.parameters()}
     adapters = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in parts}
     for name, tensor in weights:
@@ -157,7 +162,8 @@ def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> I
         if owner in layers:
             yield f"{owner}.{own}", merged(layers[owner]) if own == "weight" else tensor
         elif name not in adapters:
-            yield name, tensor
+            owner, _, own = name.rpartition(".")
+            yield name, quantized.plain_weight(narrow[owner]) if owner in narrow and own == "weight" else tensor
 
 
 def adapter_weights(model: Any) -> dict[str, Tensor]:
@@ -187,6 +193,9 @@ def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def fold(model: Any) -> None:
     """Merge the adapter into the weights, in place; the model is an ordinary one afterwards."""
+    if quantized.is_quantized(model):
+        model.dequantize()
+        model.is_loaded_in_4bit = False
     for name, layer in adapter_layers(model):
         base = layer.get_base_layer()
         base.weight.copy_(merged(layer))
@@ -251,7 +260,7 @@ def _is_product(module: Any, x: Any, output: Any) -> bool:
     """Whether a subclass computes what ``nn.Linear`` does."""
     if not isinstance(output, Tensor) or x.shape[-1] != module.in_features:
         return False
-    product = F.linear(x, module.weight, module.bias)
+    product = F.linear(x, quantized.plain_weight(module), module.bias)
     return output.shape == product.shape and bool(torch.allclose(output, product, rtol=1e-2, atol=1e-3))
 
 

@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models import adapter_files, adapters
+from rlhf_host.models import adapter_files, adapters, quantized
 from rlhf_host.models.freezing import freeze
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.places import Source, find_model, hub_answers, with_base
@@ -45,8 +45,8 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
     writes loads again, for GGUF too (dequantized).
 
     A trainable role may train a part of the weights (``role.freeze``, ``role.train_only``), or a LoRA adapter (``role.adapter``,
-    ``role.lora``): then the model's own weights are frozen, and may be of any type. In a frozen role, an adapter is merged into
-    the weights.
+    ``role.lora``): then the model's own weights are frozen, and may be of any type, or in 4 bits (``role.quantize``, or where the
+    adapter was trained over such). In a frozen role, an adapter is merged into the weights.
 
     Raises:
         UserError: no such model, incomplete or pickled weights, or an unusable dtype, device, attention kernel or adapter.
@@ -55,6 +55,8 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
     source = find_model(role.model)
     device = choose_device(role.device)
     adapts = trainable and bool(role.adapter or role.lora.rank)
+    if role.quantize and source.gguf:
+        raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
     if trainable and not adapts and role.dtype not in ("auto", "float32"):
         raise UserError(
             f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
@@ -71,7 +73,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
                 f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false"
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.requires_grad_(trainable)
+    model.requires_grad_(trainable and not adapts)
     if trainable and (role.freeze or role.train_only):
         freeze(model, role.freeze, role.train_only)
     placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
@@ -92,7 +94,8 @@ def weight_files(role: RoleConfig) -> list[Path]:
     source = find_model(role.model)
     if source.gguf:
         return [Path(source.path, source.gguf)]
-    directory = Path(source.path) if source.local else model_directory(role.model_copy(update={"adapter": None}))
+    plain = role.model_copy(update={"adapter": None, "quantize": None})
+    directory = Path(source.path) if source.local else model_directory(plain)
     assert directory is not None
     return sorted(directory.glob("*.safetensors"))
 
@@ -140,9 +143,9 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
 
 def model_directory(role: RoleConfig) -> Path | None:
     """The role's model as a directory, fetched from the hub where it is one of the hub's; ``None`` for a GGUF file or where an
-    adapter changes the model."""
+    adapter or 4 bits change the model."""
     role = with_base(role)
-    if role.adapter is not None:
+    if role.adapter is not None or role.quantize is not None:
         return None
     source = find_model(role.model)
     if source.local:
@@ -222,6 +225,8 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         config.token_classification_bias = (
             False  # so that what is saved loads as a token classifier too: all scores, none missing
         )
+    if role.quantize:
+        options |= quantized.settings(choose_device(role.device))
     model, info = _model_class(head, config).from_pretrained(
         source.path,
         config=config,
@@ -240,6 +245,8 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
     if head == "scalar":
         _require_scalar_head(model)
+    if role.quantize:
+        quantized.prepare(model)
     return model
 
 

@@ -64,20 +64,22 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
 
 
 def with_base(role: RoleConfig) -> RoleConfig:
-    """The role with the base for its model, where its model is the directory of an adapter.
+    """The role with the base for its model, where its model is the directory of an adapter, quantized as the adapter needs it.
 
     Raises:
         UserError: it has another adapter beside it, or its base is not there.
     """
-    if not adapter_files.is_adapter(role.model):
-        return role
-    if role.adapter is not None:
-        raise UserError(
-            f"the model {role.model} is an adapter itself, so --actor.adapter {role.adapter} cannot be used with it"
-        )
-    find_model(role.model)
-    base, revision = adapter_files.base_of(str(role.model))
-    return role.model_copy(update={"model": base, "revision": revision, "adapter": role.model})
+    if adapter_files.is_adapter(role.model):
+        if role.adapter is not None:
+            raise UserError(
+                f"the model {role.model} is an adapter itself, so --actor.adapter {role.adapter} cannot be used with it"
+            )
+        find_model(role.model)
+        base, revision = adapter_files.base_of(str(role.model))
+        role = role.model_copy(update={"model": base, "revision": revision, "adapter": role.model})
+    if role.adapter is not None and role.quantize is None:
+        role = role.model_copy(update={"quantize": adapter_files.quantized_base(role.adapter)})
+    return role
 
 
 def _check_directory(path: Path, weights: bool) -> None:

@@ -88,7 +88,7 @@ def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, Ada
         source, other = trained.get(need.source or "", (None, None))
         if source is None or other is None or need.trainable or need.head != source.head:
             continue
-        same = ("model", "revision", "dtype", "attn_implementation", "device")
+        same = ("model", "revision", "dtype", "quantize", "attn_implementation", "device")
         if all(getattr(own, name) in ("auto", getattr(other, name)) for name in same):
             views[need.name] = AdapterView(source.name, f"of_{need.name}".replace(".", "_"), own.adapter)
     return views
@@ -188,8 +188,7 @@ class Roles:
 
 def _report_frozen(name: str, model: Any) -> None:
     """Say how much is trained, where it is not everything."""
-    sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
-    whole, trained = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    whole, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     if trained < whole:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
 
@@ -224,7 +223,7 @@ class EngineSetup:
         version = NO_WEIGHTS if start.total_updates else 0
         role = located(start.roles["actor"])
         if version == NO_WEIGHTS:  # a sync brings weights with the adapter merged
-            role = role.model_copy(update={"adapter": None})
+            role = role.model_copy(update={"adapter": None, "quantize": None})
         rank = start.adapter_rank
         return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=rank)
 

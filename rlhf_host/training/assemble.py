@@ -113,6 +113,10 @@ def runtime_start(
         rank = rank_of(roles["actor"].adapter) if roles["actor"].adapter else roles["actor"].lora.rank
         if rank == 0:
             raise UserError("sync.adapter is adapter, and the actor trains none: give --actor.lora.rank, or leave it out")
+        if roles["actor"].quantize:
+            raise UserError(
+                "sync.adapter is adapter, and engines have the base as it was before it was quantized: leave it out"
+            )
     return RuntimeStart(
         adapter_rank=rank,
         roles=roles,

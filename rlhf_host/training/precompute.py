@@ -105,7 +105,7 @@ class _Precompute:
             "version": VERSION,
             "rows": [None if units is None else units.fingerprint for units in sets],
             "weights": _weights(role),
-            "role": role.model_dump(mode="json", include={"dtype", "attn_implementation"}),
+            "role": role.model_dump(mode="json", include={"dtype", "quantize", "attn_implementation"}),
             "train": config.train.model_dump(mode="json", include={"autocast", "shared_prefix"}),
             "kernels": config.kernels.model_dump(mode="json"),
             "temperature": config.rollout.temperature,

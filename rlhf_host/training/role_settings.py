@@ -37,7 +37,8 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
         if origin:
             trusted = settings.trust_remote_code or origin.trust_remote_code
             adapter = settings.adapter or origin.adapter
-            inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter}
+            quantize = settings.quantize or origin.quantize
+            inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter, "quantize": quantize}
         settings = settings.model_copy(update=inherited)
     settings = with_base(settings)
     if override is not None:
@@ -50,6 +51,11 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
     if need.trainable and settings.adapter and (settings.freeze or settings.train_only):
         raise UserError(
             f"the role {need.name} trains an adapter, and all its other weights are frozen: leave freeze and train_only out"
+        )
+    if need.trainable and settings.quantize and not (settings.adapter or settings.lora.rank):
+        raise UserError(
+            f"the role {need.name} trains all its weights, which 4 bits cannot hold: add --{need.name}.lora.rank 16, or leave"
+            " quantize out"
         )
     if settings.lr is None:
         adapts = settings.adapter or settings.lora.rank

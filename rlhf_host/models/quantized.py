@@ -1,0 +1,63 @@
+"""Frozen weights kept in 4 bits by bitsandbytes, as under the adapters of QLoRA (arXiv:2305.14314)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.libraries import require_library
+
+
+def settings(device: torch.device) -> dict[str, Any]:
+    """For ``from_pretrained``: linear maps in NF4, with their constants quantized too, on this device.
+
+    Raises:
+        UserError: bitsandbytes is not installed.
+    """
+    require_library("bitsandbytes", "weights in 4 bits")
+    from transformers import BitsAndBytesConfig
+
+    kind = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    return {"quantization_config": kind, "device_map": {"": device}}
+
+
+def is_quantized(model: Any) -> bool:
+    return bool(getattr(model, "is_loaded_in_4bit", False))
+
+
+def layers(model: nn.Module) -> dict[str, Any]:
+    """Linear maps in 4 bits, by each of their names."""
+    if not is_quantized(model):
+        return {}
+    from bitsandbytes.nn import Linear4bit
+
+    modules = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in modules if isinstance(module, Linear4bit)}
+
+
+def prepare(model: nn.Module) -> None:
+    """Products in the type of all other weights. On CPUs, evaluation mode would pack the weights in a way that has no gradients.
+
+    Raises:
+        UserError: the model's linear maps are of a kind whose weights could not be given on.
+    """
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    for name, layer in layers(model).items():
+        if getattr(layer, "source_cls", nn.Linear) is not nn.Linear:
+            kind = layer.source_cls.__name__
+            raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is a {kind}, not a Linear (quantize)")
+        layer.compute_dtype, layer.compute_type_is_set = dtype, True
+        layer.support_avx512bf16_for_cpu = False
+
+
+def plain_weight(layer: Any) -> Tensor:
+    """A linear map's weight as its products use it."""
+    if not hasattr(layer, "quant_state"):
+        weight: Tensor = layer.weight
+        return weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(layer.compute_dtype)
