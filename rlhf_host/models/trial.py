@@ -235,7 +235,8 @@ def appearance(model: nn.Module) -> tuple[Any, ...]:
         (type(module), vars(module).get("forward"), len(module._forward_hooks), len(module._forward_pre_hooks))
         for module in model.modules()
     ]
-    saved = model.state_dict(keep_vars=True).values()
+    own = {*model.parameters(), *model.buffers()}  # what 4 bits need beside them is made anew whenever it is asked for
+    saved = [tensor for tensor in model.state_dict(keep_vars=True).values() if tensor in own]
     versions = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in saved]
     config: Any = model.config
     return config.to_dict(), config._attn_implementation, modules, versions

@@ -198,10 +198,15 @@ def test_on_ray_engines_get_merged_weights_and_the_reference_is_with_the_actor(r
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("sync", "sent"), [("ipc", "merged"), ("ipc", "adapter"), ("checkpoint", "adapter")])
-def test_vllm_samples_what_is_trained(sync, sent, rlhf, tmp_path):
+@pytest.mark.parametrize(
+    ("sync", "sent", "more"),
+    [("ipc", "merged", ["--actor.quantize", "4bit"]), ("ipc", "adapter", []), ("checkpoint", "adapter", [])],
+)
+def test_vllm_samples_what_is_trained(sync, sent, more, rlhf, tmp_path):
     pytest.importorskip("ray")
     pytest.importorskip("vllm")
+    if more:
+        pytest.importorskip("bitsandbytes")
     model = write_tiny_model(tmp_path / "model", hidden=128)  # vLLM has no attention kernel for narrower heads on CPUs
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "label": "7"}) + "\n" for a in range(8) for b in range(8)))
@@ -219,7 +224,7 @@ def test_vllm_samples_what_is_trained(sync, sent, rlhf, tmp_path):
         "8",
     ]
     flags += ["--train.batch-size", "8", "--train.steps", "3", *LORA, "--actor.model", model, "--engine", "vllm"]
-    flags += ["--sync", sync, "--sync.verify", "on", "--sync.adapter", sent]
+    flags += ["--sync", sync, "--sync.verify", "on", "--sync.adapter", sent, *more]
     flags += ["--sync.directory", tmp_path / "weights"] if sync == "checkpoint" else []
     rlhf.run(*flags, *RAY, "--run-dir", tmp_path / "run")
     rows = curve(tmp_path / "run")
