@@ -1,10 +1,11 @@
-"""What LoRA saves: memory, time and bytes to an engine, compared with training all weights.
+"""What LoRA and QLoRA save: memory, time and bytes to an engine, compared with training all weights.
 
     python benchmarks/adapters.py [--model DIR] [--rank 16] [--rounds 3] [--json]
 
-Each side trains ``sft`` on the same rows of GSM8K, in a process of its own, the two in turn. Memory of training is what weights,
+Each side trains ``sft`` on the same rows of GSM8K, in a process of its own, in turn. Memory of training is what weights,
 gradients and AdamW's two moments take of all that is trained; the peak is that of the whole process. Bytes to an engine are those
-of the weights that a sync sends: all, or the adapter's (``--sync.adapter adapter``). With ``--json`` the last line is one object.
+of the weights that a sync sends: all, or the adapter's (``--sync.adapter adapter``). Frozen weights are those in memory beside a
+LoRA or QLoRA adapter. With ``--json`` the last line is one object.
 """
 
 from __future__ import annotations
@@ -31,28 +32,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    sides: dict[int, list[dict[str, Any]]] = {0: [], options.rank: []}
+    lora = {"actor.lora.rank": options.rank}
+    sides: list[dict[str, Any]] = [{}, lora, lora | {"actor.quantize": "4bit"}]
+    runs: list[list[dict[str, Any]]] = [[] for _ in sides]
     for _ in range(options.rounds):
-        for rank, runs in sides.items():
-            runs.append(train(options, rank))
-    full, lora = (summary(runs) for runs in sides.values())
+        for side, own in zip(sides, runs, strict=True):
+            own.append(train(options, side))
+    every = [summary(own) for own in runs]
     sizes = bytes_of(options)
     result = {
         "training_gb": [round(16 * sizes["weights"] / 1e9, 3), round(16 * sizes["trained"] / 1e9, 3)],
         "training_share": round(sizes["trained"] / sizes["weights"], 4),
-        "peak_gb": [full["peak_gb"], lora["peak_gb"]],
-        "step_s": [full["step_s"], lora["step_s"]],
-        "step_ratio": round(full["step_s"] / lora["step_s"], 2),
+        "frozen_gb": [round(sizes["bytes"] / 1e9, 3), round(sizes["narrow"] / 1e9, 3)],
+        "peak_gb": [side["peak_gb"] for side in every],
+        "step_s": [side["step_s"] for side in every],
         "sync_share": round(sizes["sent"] / sizes["bytes"], 4),
     }
     for name, value in result.items():
-        shown = f"{value[0]} all weights, {value[1]} LoRA" if isinstance(value, list) else value
-        print(f"{name}: {shown}")
+        names = ("LoRA", "QLoRA") if name == "frozen_gb" else ("all weights", "LoRA", "QLoRA")
+        pairs = zip(value, names, strict=False) if isinstance(value, list) else ()
+        print(f"{name}: {', '.join(f'{number} {side}' for number, side in pairs) or value}")
     if options.json:
         print(json.dumps(result))
 
 
-def train(options: argparse.Namespace, rank: int) -> dict[str, float]:
+def train(options: argparse.Namespace, side: dict[str, Any]) -> dict[str, float]:
     """One run's peak of memory, and the median of its steps without the first."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "rows.jsonl")
@@ -62,7 +66,7 @@ def train(options: argparse.Namespace, rank: int) -> dict[str, float]:
         settings = {
             "algo": "sft",
             "actor.model": options.model,
-            "actor.lora.rank": rank,
+            **side,
             "data": data,
             "train.batch-size": 8,
             "train.steps": options.steps,
@@ -79,7 +83,8 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def bytes_of(options: argparse.Namespace) -> dict[str, int]:
-    """How many weights there are, and how many are trained; the bytes of all, and of what an engine gets of an adapter."""
+    """How many weights there are, and how many are trained; the bytes of all, of all in 4 bits, and of what an engine
+    gets of an adapter."""
     from rlhf_host.config.schema import LoraOptions, RoleConfig
     from rlhf_host.models.adapters import attach, engine_weights
     from rlhf_host.models.loading import load_model
@@ -90,7 +95,9 @@ def bytes_of(options: argparse.Namespace) -> dict[str, int]:
     attach(model, LoraOptions(rank=options.rank), str(options.model))
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
     sent = sum(tensor.numel() * tensor.element_size() for _, tensor in engine_weights(model))
-    return {"weights": count, "trained": trained, "bytes": size, "sent": sent}
+    model = load_model(RoleConfig(model=str(options.model), dtype="float32", quantize="4bit"))
+    narrow = sum(each.numel() * each.element_size() for each in model.parameters())
+    return {"weights": count, "trained": trained, "bytes": size, "sent": sent, "narrow": narrow}
 
 
 if __name__ == "__main__":
