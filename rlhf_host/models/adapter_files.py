@@ -169,6 +169,7 @@ def refuse_other_base(directory: str | Path, base: str, files: Sequence[Path]) -
 
 def quantized_base(directory: str | Path) -> str | None:
     """How the base was quantized when the adapter was trained; ``None``: not at all, or the adapter does not say."""
+    _read(directory)
     return _metadata(directory).get(QUANTIZED)
 
 

@@ -125,9 +125,9 @@ def _positions(config: PreTrainedConfig) -> int:
 
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
-    """The role's tokenizer, from ``tokenizer`` or else from beside the model. Where no token pads, eos does."""
-    name = role.tokenizer or role.model
-    if adapter_files.is_adapter(name) and (Path(str(name)).expanduser() / "tokenizer_config.json").is_file():
+    """The role's tokenizer, from ``tokenizer`` or else from beside its adapter or model. Where no token pads, eos does."""
+    name = role.tokenizer or (role.adapter if _has_tokenizer(role.adapter) else role.model)
+    if adapter_files.is_adapter(name) and _has_tokenizer(name):
         source = Source(str(Path(str(name)).expanduser()), local=True)
     else:
         source = find_model(name, weights=False)
@@ -139,6 +139,10 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def _has_tokenizer(path: str | None) -> bool:
+    return path is not None and (Path(path).expanduser() / "tokenizer_config.json").is_file()
 
 
 def model_directory(role: RoleConfig) -> Path | None:
@@ -300,6 +304,9 @@ def _new_head(model: PreTrainedModel, role: RoleConfig, wanted: bool) -> None:
             f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
         )
     torch.nn.init.zeros_(_require_scalar_head(model).weight)
+    text: Any = model.config.get_text_config()
+    if text.pad_token_id is None:  # transformers reads scores before padding, and refuses batches where nothing pads
+        text.pad_token_id = load_tokenizer(role).pad_token_id
 
 
 def _align(model: PreTrainedModel) -> None:

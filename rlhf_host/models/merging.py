@@ -51,8 +51,7 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
     refuse_other_base(directory, str(role.model), weight_files(role))
     head: Any = "scalar" if is_scalar(directory) else "lm"
     model = load_model(role, head=head)
-    has_tokenizer = (directory / "tokenizer_config.json").is_file()
-    tokenizer = load_tokenizer(role.model_copy(update={"tokenizer": str(directory) if has_tokenizer else None}))
+    tokenizer = load_tokenizer(role)
 
     def write(path: Path) -> None:
         with quiet_transformers():

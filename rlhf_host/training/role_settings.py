@@ -39,6 +39,7 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
             adapter = settings.adapter or origin.adapter
             quantize = settings.quantize or origin.quantize
             inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter, "quantize": quantize}
+            inherited["tokenizer"] = settings.tokenizer or origin.tokenizer
         settings = settings.model_copy(update=inherited)
     settings = with_base(settings)
     if override is not None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.models.loading import load_model
+from rlhf_host.models.passes import Passes
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +73,37 @@ def test_a_reward_model_scores_the_same_in_both_classes_of_transformers(rlhf_her
     pads = sequence.config.pad_token_id
     last = int(places[ids[0] != pads][-1]) if pads is not None else 4
     assert torch.allclose(score, each[last], atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [[], ["--actor.lora.rank", "4"]], ids=["all", "adapter"])
+def test_a_model_without_a_padding_token_gets_the_tokenizer_s(lora, rlhf_here, flags, tiny_model, tmp_path):
+    """Else transformers would refuse batches, or read scores at another token once somebody sets one."""
+    base, trained = tmp_path / "base", tmp_path / "run/model"
+    shutil.copytree(tiny_model, base)
+    for name, key in (("config.json", "pad_token_id"), ("tokenizer_config.json", "pad_token")):
+        settings = json.loads((base / name).read_text())
+        del settings[key]
+        (base / name).write_text(json.dumps(settings))
+    result = rlhf_here(*flags("rm", "--actor.model", base, *lora))
+    assert result.exit_code == 0, result.output
+    if lora:
+        result = rlhf_here("merge-lora", trained, "--output", tmp_path / "merged")
+        assert result.exit_code == 0, result.output
+        trained = tmp_path / "merged"
+    tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForSequenceClassification.from_pretrained(trained)
+    assert model.config.pad_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id
+    rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in ("3+4=7", "5+6=11")]
+    batch = tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt")
+    with torch.no_grad():
+        whole = model(**batch).logits[:, 0]
+        own = Passes(load_model(RoleConfig(model=str(tmp_path / "run/model")), head="scalar")).forward(
+            [row[:3] for row in rows],
+            pad_sequence([torch.tensor(row[3:]) for row in rows], batch_first=True),
+            pad_sequence([torch.ones(len(row) - 3, dtype=torch.bool) for row in rows], batch_first=True),
+            outputs=frozenset({"scores"}),
+        )
+    assert whole.abs().min() > 0
+    torch.testing.assert_close(own.scores, whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("more", [(), ("--reference.precompute", "true")], ids=["loaded", "precomputed"])

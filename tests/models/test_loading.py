@@ -165,7 +165,7 @@ def write_gguf(path: Path, hidden: int = 32, vocabulary: int = 40) -> numpy.ndar
     return tensors["token_embd.weight"]
 
 
-def test_a_gguf_file_becomes_an_ordinary_float32_model(tmp_path):
+def test_a_gguf_file_becomes_an_ordinary_float32_model(tiny_model, tmp_path):
     embedding = write_gguf(tmp_path / "model.gguf")
     model = load_model(role(tmp_path / "model.gguf"), trainable=True)
     assert torch.equal(model.get_input_embeddings().weight.detach(), torch.from_numpy(embedding))
@@ -173,7 +173,7 @@ def test_a_gguf_file_becomes_an_ordinary_float32_model(tmp_path):
     model.save_pretrained(tmp_path / "saved")
     again = load_model(role(tmp_path / "saved"))
     assert torch.equal(Passes(again).forward(PROMPTS, IDS, MASK).logprobs, Passes(model).forward(PROMPTS, IDS, MASK).logprobs)
-    critic = load_model(role(tmp_path / "model.gguf"), head="scalar", trainable=True)
+    critic = load_model(role(tmp_path / "model.gguf", tokenizer=str(tiny_model)), head="scalar", trainable=True)
     assert torch.equal(critic.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
     assert not critic.score.weight.any()
 
