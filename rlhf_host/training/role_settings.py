@@ -37,7 +37,7 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
         if origin:
             trusted = settings.trust_remote_code or origin.trust_remote_code
             adapter = settings.adapter or origin.adapter
-            quantize = settings.quantize or origin.quantize
+            quantize = settings.quantize or (None if need.trainable else origin.quantize)
             inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter, "quantize": quantize}
             inherited["tokenizer"] = settings.tokenizer or origin.tokenizer
         settings = settings.model_copy(update=inherited)

@@ -50,6 +50,18 @@ def test_the_base_in_4_bits_is_the_reference(rlhf_here, pairs, tiny_model, tmp_p
         assert [row["loss"] for row in curve(tmp_path / other)] == pytest.approx([row["loss"] for row in rows], abs=1e-6)
 
 
+def test_a_critic_keeps_whole_weights_unless_it_trains_adapters_too(rlhf_here, tiny_model, prompts, tmp_path):
+    flags = ["train", "--algo", "ppo", "--reward", "vowels", "--data", prompts, "--rollout.max-new-tokens", "8", *QLORA]
+    flags += ["--actor.model", tiny_model, "--train.batch-size", "4", "--train.steps", "2"]
+    ok(rlhf_here(*flags, "--run-dir", tmp_path / "whole"))
+    assert (tmp_path / "whole/checkpoints/step-000002/roles/critic/model.safetensors").is_file()
+    more = ["--critic.lora.rank", "4", "--critic.quantize", "4bit"]
+    ok(rlhf_here(*flags, *more, "--run-dir", tmp_path / "adapter"))
+    assert curve(tmp_path / "adapter")[0]["critic/loss"] == pytest.approx(curve(tmp_path / "whole")[0]["critic/loss"], rel=1e-3)
+    refused = rlhf_here(*flags, "--critic.quantize", "4bit", "--run-dir", tmp_path / "refused")
+    assert (refused.exit_code, "add --critic.lora.rank 16" in refused.output) == (2, True)
+
+
 def test_on_ray_engines_get_merged_weights(rlhf, online, tiny_model, tmp_path):
     pytest.importorskip("ray")
     flags = [*online, *QLORA, "--actor.model", tiny_model, "--sync.verify", "on", "--train.steps", "3"]
