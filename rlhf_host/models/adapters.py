@@ -193,9 +193,7 @@ def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def fold(model: Any) -> None:
     """Merge the adapter into the weights, in place; the model is an ordinary one afterwards."""
-    if quantized.is_quantized(model):
-        model.dequantize()
-        model.is_loaded_in_4bit = False
+    quantized.widen(model)
     for name, layer in adapter_layers(model):
         base = layer.get_base_layer()
         base.weight.copy_(merged(layer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -51,6 +52,22 @@ def prepare(model: nn.Module) -> None:
             raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is a {kind}, not a Linear (quantize)")
         layer.compute_dtype, layer.compute_type_is_set = dtype, True
         layer.support_avx512bf16_for_cpu = False
+
+
+def widen(model: Any) -> Any:
+    """The model with ordinary weights, in place."""
+    if is_quantized(model):
+        model.dequantize()
+        model.is_loaded_in_4bit = False
+    return model
+
+
+def plain_config(model: Any) -> Any:
+    """The model's configuration as it is without 4 bits."""
+    config = copy.deepcopy(model.config)
+    if is_quantized(model):
+        del config.quantization_config
+    return config
 
 
 def plain_weight(layer: Any) -> Tensor:

@@ -5,6 +5,7 @@ Public, for runtimes of other distributions too. Importing it loads no torch, so
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -249,14 +250,16 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
-    """A model directory for an engine with weights of its own."""
+    """A model directory for an engine with weights of its own, which are ordinary ones."""
+    from rlhf_host.models import quantized
     from rlhf_host.models.loading import quiet_transformers
 
     with quiet_transformers():
         if with_weights:
-            model.save_pretrained(directory)
+            own = quantized.widen(copy.deepcopy(model)) if quantized.is_quantized(model) else model
+            own.save_pretrained(directory)
         else:
-            model.config.save_pretrained(directory)
+            quantized.plain_config(model).save_pretrained(directory)
             model.generation_config.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     return directory

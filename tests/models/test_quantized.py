@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from rlhf_host.models.adapter_files import quantized_base
 from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.models.loading import load_model, load_tokenizer, save_model
 from rlhf_host.models.passes import Passes
+from rlhf_host.runtimes.building import save_for_engine
 
 from .miniatures import miniature
 
@@ -120,3 +123,15 @@ def test_without_bitsandbytes_the_extra_is_named(tiny_model, monkeypatch):
     monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: library != "bitsandbytes")
     with pytest.raises(UserError, match=r"weights in 4 bits need bitsandbytes: pip install 'rlhf-host\[bitsandbytes\]'"):
         load_model(qlora(tiny_model), trainable=True)
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_an_engine_with_weights_of_its_own_gets_ordinary_ones(tiny_model, tmp_path, with_weights):
+    model = load_model(RoleConfig(model=str(tiny_model), quantize="4bit", dtype="float32"))
+    tokenizer = load_tokenizer(RoleConfig(model=str(tiny_model)))
+    save_for_engine(model, tokenizer, tmp_path, with_weights=with_weights)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    if with_weights:
+        with torch.no_grad():
+            sent = logprobs(load_model(RoleConfig(model=str(tmp_path))))
+            assert (sent - logprobs(model)).abs().max() < 1e-5  # and the model is as it was
