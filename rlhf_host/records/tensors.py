@@ -270,13 +270,15 @@ class Metric:
     """A metric of the step. ``values`` may have any shape; ``mask`` (same shape) says which elements count.
 
     ``mean``, ``sum``, ``min`` and ``max`` are over all counted elements of the whole optimizer batch. ``ess`` is the effective
-    sample size of weights as a fraction, ``(Σw)²/(N·Σw²)``: 1 if all are equal, 0 if all are 0.
+    sample size of weights as a fraction, ``(Σw)²/(N·Σw²)``: 1 if all are equal, 0 if all are 0. ``calibration`` is the expected
+    calibration error of predictions with two outcomes (arXiv:1706.04599, eq. 3). ``values`` are the probabilities of what turned
+    out to be true. Ten bins share the confidences ``max(p, 1 − p)`` from 0.5 to 1.
     """
 
     name: str
     values: Tensor | float
     mask: Tensor | None = None
-    reduce: Literal["mean", "sum", "min", "max", "ess"] = "mean"
+    reduce: Literal["mean", "sum", "min", "max", "ess", "calibration"] = "mean"
 
 
 @dataclass(slots=True)

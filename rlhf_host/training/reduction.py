@@ -12,7 +12,9 @@ from torch import Tensor
 from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
 
-REDUCTIONS = ("mean", "sum", "min", "max", "ess")
+REDUCTIONS = ("mean", "sum", "min", "max", "ess", "calibration")
+BINS = 10
+"""Of the confidence, for calibration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,10 @@ class Metrics:
     _totals: dict[str, float] = field(default_factory=dict)
     _low: dict[str, float] = field(default_factory=dict)
     _high: dict[str, float] = field(default_factory=dict)
-    _weights: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    _weights: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """``Σw``, ``Σw²`` and count."""
+    _bins: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Per bin, how far confidences are above being right, summed; and the count."""
 
     def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
         """Raises ``ValueError`` for a name, a mask or a reduction that cannot be."""
@@ -154,12 +158,10 @@ class Metrics:
                 self._low[name] = min(self._low.get(name, math.inf), float(counted.min()))
             elif metric.reduce == "max":
                 self._high[name] = max(self._high.get(name, -math.inf), float(counted.max()))
-            else:  # ess
-                self._weigh(name, (float(counted.sum()), float(counted.square().sum()), counted.numel()))
-
-    def _weigh(self, name: str, sums: tuple[float, float, float]) -> None:
-        mine = self._weights.get(name, (0.0, 0.0, 0.0))
-        self._weights[name] = (mine[0] + sums[0], mine[1] + sums[1], mine[2] + sums[2])
+            elif metric.reduce == "ess":
+                _add(self._weights, name, (float(counted.sum()), float(counted.square().sum()), counted.numel()))
+            else:
+                _add(self._bins, name, _overconfidence(counted))
 
     def join(self, other: Metrics, prefix: str = "") -> None:
         """Take in another part of the same optimizer batch: what comes out is as if it had been added here."""
@@ -172,8 +174,9 @@ class Metrics:
             self._low[prefix + name] = min(self._low.get(prefix + name, math.inf), value)
         for name, value in other._high.items():
             self._high[prefix + name] = max(self._high.get(prefix + name, -math.inf), value)
-        for name, sums in other._weights.items():
-            self._weigh(prefix + name, sums)
+        for mine_of, others in ((self._weights, other._weights), (self._bins, other._bins)):
+            for name, sums in others.items():
+                _add(mine_of, prefix + name, sums)
 
     def merge(self, other: Metrics) -> None:
         """Take in another optimizer batch's metrics: means weigh by count, a batch's sums become one value each in a mean."""
@@ -194,7 +197,19 @@ class Metrics:
     def result(self) -> dict[str, float]:
         means = {name: total / count for name, (total, count) in self._sums.items()}
         ess = {name: w * w / (count * square) if square else 0.0 for name, (w, square, count) in self._weights.items()}
-        return {**means, **self._totals, **self._low, **self._high, **ess}
+        errors = {name: sum(map(abs, bins)) / count for name, (*bins, count) in self._bins.items()}
+        return {**means, **self._totals, **self._low, **self._high, **ess, **errors}
+
+
+def _add(sums: dict[str, tuple[float, ...]], name: str, more: tuple[float, ...]) -> None:
+    sums[name] = tuple(map(sum, zip(sums[name], more, strict=True))) if name in sums else more
+
+
+def _overconfidence(given: Tensor) -> tuple[float, ...]:
+    """What ``_bins`` holds, of the probabilities of what turned out to be true; one of 0.5 is half right."""
+    confidence, right = torch.maximum(given, 1 - given), (given > 0.5).double() + 0.5 * (given == 0.5)
+    bins = ((confidence - 0.5) * 2 * BINS).long().clamp(0, BINS - 1)
+    return (*given.new_zeros(BINS).index_add(0, bins, confidence - right).tolist(), len(given))
 
 
 def reduced(metrics: Iterable[Metric]) -> dict[str, float]:

@@ -55,6 +55,8 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
     for block in [*blocks(DOCS / "getting-started.md"), *blocks(DOCS / "offline.md")]:
         if block.title and block.title.endswith((".yaml", ".jsonl", ".py")):
             (folder / block.title).write_text(block.body)
+    for path in folder.glob("*-pairs.jsonl"):
+        shutil.copy(folder / "pairs.jsonl", path)
     return folder
 
 

@@ -6,7 +6,7 @@ import torch
 from rlhf_host.records.tensors import Aggregation, Extra, LossTerm, Mask, Metric
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.corrections import Corrections
-from rlhf_host.training.reduction import Denominators, Metrics, Reducer, token_weights
+from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced, token_weights
 
 GROUPS, EPISODES = [0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4]
 
@@ -180,6 +180,22 @@ def test_the_effective_sample_size_of_a_steps_updates_is_that_of_all_their_weigh
     nothing = Metrics()
     nothing.add([Metric("ess", torch.zeros(3), reduce="ess")])
     assert nothing.result() == {"ess": 0.0}
+
+
+def test_the_calibration_error_is_that_of_all_predictions_however_they_are_split():
+    """Of a predictor that is 95 % sure and right in 4 of 5 cases, 62 % sure and right in 1 of 2, and once in doubt."""
+    given = torch.tensor([0.95, 0.95, 0.95, 0.95, 0.05, 0.62, 0.38, 0.5])
+    bins = {0.95: (5, 4), 0.62: (2, 1), 0.5: (1, 0.5)}
+    error = sum(abs(sure * count - right) for sure, (count, right) in bins.items()) / 8
+    whole, parts = Metrics(), Metrics()
+    whole.add([Metric("error", given, reduce="calibration")])
+    for part in (given[:3], given[3:4], given[4:]):
+        other = Metrics()
+        other.add([Metric("error", part, torch.ones(part.shape, dtype=torch.bool), reduce="calibration")])
+        parts.merge(other)
+    assert whole.result() == parts.result() == {"error": pytest.approx(error)}
+    exact = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
+    assert [reduced([Metric("error", each, reduce="calibration")])["error"] for each in exact] == [0.5, 0.0]
 
 
 def test_merging_updates_averages_their_sums():

@@ -39,6 +39,9 @@ def test_the_loss_is_the_logistic_loss_of_the_scores(batch):
     terms, metrics = made(batch)
     assert terms.keys() == {"pairs"}
     assert terms["pairs"].values.tolist() == pytest.approx([softplus(-1.5), softplus(2), softplus(-1.5), softplus(2)])
+    given = [1 / (1 + math.exp(-1.5)), 1 / (1 + math.exp(2))]
+    assert metrics.pop("brier") == pytest.approx([(1 - p) ** 2 for p in given])
+    assert metrics.pop("calibration_error") == pytest.approx(given)
     assert metrics == {
         "accuracy": [1.0, 0.0],
         "scores/margin": [1.5, -2.0],

@@ -59,8 +59,11 @@ class RewardModel:
         if self.options.center_rewards_coefficient:
             squares = F.on_rows((better + worse).square(), *places)
             yield LossTerm("center", squares, coefficient=self.options.center_rewards_coefficient)
-        yield Metric("accuracy", (gap.detach() > 0).float())
-        yield Metric("scores/margin", gap.detach())
+        gap = gap.detach()
+        yield Metric("accuracy", (gap > 0).float())
+        yield Metric("brier", gap.neg().sigmoid().square())
+        yield Metric("calibration_error", gap.double().sigmoid(), reduce="calibration")
+        yield Metric("scores/margin", gap)
         yield Metric("scores/chosen", better.detach())
         yield Metric("scores/rejected", worse.detach())
 

@@ -56,6 +56,9 @@ class ProcessRewardModel:
         yield LossTerm("steps", binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none"))
         right, scores = targets > 0.5, scores.detach()
         yield Metric("accuracy", ((scores > 0) == right).float(), mask)
+        probability = torch.where(right, scores, -scores).double().sigmoid()
+        yield Metric("brier", (scores.sigmoid() - targets).square(), mask)
+        yield Metric("calibration_error", probability, mask & ((targets == 0) | (targets == 1)), reduce="calibration")
         yield Metric("scores/right", scores, mask & right)
         yield Metric("scores/wrong", scores, mask & ~right)
 
