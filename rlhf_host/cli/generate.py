@@ -69,7 +69,6 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
 
         settings = config.model_dump(mode="json", exclude={"run_dir", "tracker", "debug"})
         answers = BestAnswers(Path(line.value("output") or ""), {"config": settings, "keep": int(keep)}, int(keep))
-        answers.check()
 
         def take_in(prompts: int, whole: int, collected: Collected) -> None:
             answers.add(prompts, collected.groups)
@@ -77,12 +76,13 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
             click.echo(f"{done.prompts}/{whole} prompts: {done.written} answers written", err=True)
 
         interrupted = False
-        try:
-            answer_all(config, manager, answers.begin, take_in)
-        except KeyboardInterrupt:
-            interrupted = True
-        else:
-            answers.finish()
+        with answers.held():
+            try:
+                answer_all(config, manager, answers.begin, take_in)
+            except KeyboardInterrupt:
+                interrupted = True
+            else:
+                answers.finish()
     summary = _summary(answers.counts, answers.path)
     if "json" in line.own:
         click.echo(json.dumps(summary, indent=2))
@@ -113,5 +113,5 @@ def _say(summary: dict[str, Any], interrupted: bool) -> None:
     output = summary["output"]
     if interrupted:
         click.echo(f"Interrupted; what is done is in {output}: the same command continues it")
-    else:
+    elif summary["written"]:
         click.echo(f"Written to {output}\n  {rlhf('train', '--algo', 'sft', '--data', output)} ...    trains on it")

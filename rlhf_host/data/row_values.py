@@ -67,8 +67,9 @@ def _message(message: Mapping[str, Any], which: str, key: str) -> Message:
     if role not in ROLES:
         raise Malformed(f"{which} has an unknown role{near_matches(role, ROLES)}; known are {', '.join(ROLES)}")
     calls = role == "assistant" and bool(message.get("tool_calls"))
-    if content is None and calls:
-        content = ""
+    if calls:
+        _check_calls(message["tool_calls"], which)
+        content = content or ""
     if not isinstance(content, str):
         raise Malformed(f"{which} must have a text as content, not {kind_of(content)}")
     if role == "assistant" and not content.strip() and not calls:
@@ -79,6 +80,15 @@ def _message(message: Mapping[str, Any], which: str, key: str) -> Message:
     if weight not in (0, 1) or train not in (True, False):
         raise Malformed(f"{which}: 'weight' must be 0 or 1, and 'train' true or false")
     return {**cleaned, UNTRAINED: True} if not (weight and train) else dict(cleaned)
+
+
+def _check_calls(calls: Any, which: str) -> None:
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise Malformed(
+                f'{which}: \'tool_calls\' must be a list of {{"type": "function", "function": {{"name": ..., "arguments": ...}}}}'
+            )
 
 
 def sharegpt_of(row: Mapping[str, Any], key: str) -> list[Message]:

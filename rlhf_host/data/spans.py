@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -157,6 +158,7 @@ class Marker:
     ) -> list[MarkedText]:
         turns = [self._turn(messages[: number + 1], tools) for number in trained]
         whole = turns[-1].prompt + turns[-1].answer
+        _refuse_left_out(messages[: trained[-1] + 1], tools, whole)
         together = [turn for turn in turns if whole.startswith(turn.prompt + turn.answer)]
         alone = [turn for turn in turns if turn not in together]
         if alone and self._history == "refuse":
@@ -186,6 +188,9 @@ class Marker:
         end, stopped = self._end(text, begin, messages, tools)
         if end <= begin:
             raise Malformed(f"the chat template leaves out message {len(messages)} (assistant)")
+        for name in _called(messages[-1]):
+            if name not in text[begin:end]:
+                raise Malformed(f"the chat template leaves out the call of {name!r} in message {len(messages)} (assistant)")
         return _Turn(prompt, text[begin:end], stopped)
 
     def _end(self, text: str, begin: int, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[int, bool]:
@@ -213,6 +218,26 @@ class Marker:
         if _first(content, self.stops | self._special):
             raise Malformed(f"cannot tell where the chat template ends message {len(messages)}, which has special tokens")
         return begin
+
+
+def _called(message: Message) -> list[str]:
+    """The names of the functions that a message calls."""
+    return [str(call.get("function", call)["name"]) for call in message.get("tool_calls") or ()]
+
+
+def _refuse_left_out(messages: Sequence[Message], tools: Sequence[Any] | None, text: str) -> None:
+    """Raises ``Malformed`` where tools, calls or their results are not in the text: a template need not know them."""
+    for tool in tools or ():
+        known = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        if str(known.get("name", "")) not in text:
+            raise Malformed(f"the chat template leaves out the tool {known['name']!r}: it has no place for 'tools'")
+    for number, message in enumerate(messages, start=1):
+        for name in _called(message):
+            if name not in text:
+                raise Malformed(f"the chat template leaves out the call of {name!r} in message {number} (assistant)")
+        content = str(message.get("content") or "").strip()
+        if message["role"] == "tool" and content not in text and json.dumps(content)[1:-1] not in text:
+            raise Malformed(f"the chat template leaves out message {number} (tool)")
 
 
 def _common(one: str, other: str) -> int:

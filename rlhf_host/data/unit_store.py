@@ -20,7 +20,7 @@ from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
 
-VERSION = 1
+VERSION = 2
 """Part of every key: goes up with every change to how rows become units, and to what is stored."""
 COLUMNS = ("label", "margin", "reward")
 TOKEN_COLUMNS = ("step",)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_host.directories import content_hash
 from rlhf_host.errors import UserError
-from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, peft_library
+from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, kinds, peft_library
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.quantized import is_quantized
 
@@ -31,6 +32,16 @@ FREE = {
     *("peft_version", "base_model_name_or_path", "lora_dropout", "init_lora_weights", "runtime_config", "megatron_core"),
 }
 """Settings of an adapter that may be anything here; all others must be peft's defaults."""
+
+
+TYPES: dict[str, tuple[Any, str]] = {
+    "r": (int, "a rank of 1 or more"),
+    "lora_alpha": ((int, float), "a number other than 0"),
+    "rank_pattern": ((dict, NoneType), "an object"),
+    "alpha_pattern": ((dict, NoneType), "an object"),
+    "modules_to_save": ((list, NoneType), "a list"),
+}
+"""Of settings that are read here."""
 
 
 def is_adapter(path: str | Path | None) -> bool:
@@ -100,7 +111,7 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
     Raises:
         UserError: peft is missing, the adapter is of a kind that cannot be used here, or it does not fit the model.
     """
-    _refuse_other_kinds(_read(directory), directory)
+    _refuse_other_kinds(_read(directory), directory, kinds(name for name, _ in model.named_modules()))
     config = peft_library().LoraConfig.from_pretrained(str(directory))
     config.modules_to_save, config.lora_dropout, config.init_lora_weights, config.inference_mode = None, 0.0, True, False
     saved = _weights(directory)
@@ -136,7 +147,7 @@ def _parameters(model: Any, name: str, with_head: bool) -> dict[str, torch.Tenso
     return own
 
 
-def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path) -> None:
+def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path, own: Collection[str]) -> None:
     usual = peft_library().LoraConfig().to_dict()
     kind = settings.get("peft_type")
     other = [key for key, value in settings.items() if key in usual and key not in {*FREE, "peft_type"} and value != usual[key]]
@@ -145,7 +156,8 @@ def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path) -> None
         raise UserError(
             f"{directory} is an adapter of the kind {kind}, and only LORA can be used here: merge it with peft first"
         )
-    modules = [module for module in settings.get("modules_to_save") or () if module != "score"]
+    # Of reward models, peft names modules of several families.
+    modules = [module for module in settings.get("modules_to_save") or () if module != "score" and module in own]
     init = settings.get("init_lora_weights", True)
     if init not in (True, False, "gaussian", "orthogonal", "eva"):
         other.append(f"init_lora_weights {init}, which changes the base")
@@ -194,4 +206,9 @@ def _read(directory: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(settings, dict):
         raise UserError(f"{path} is no adapter's configuration")
+    for key, (types, needed) in TYPES.items():
+        value = settings.get(key)
+        wrong = not isinstance(value, types) or isinstance(value, bool) or value == 0 or (key == "r" and value < 1)
+        if key in settings and wrong:
+            raise UserError(f"{path}: {key} must be {needed}, not {json.dumps(value)}")
     return settings

@@ -241,7 +241,14 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         ignore_mismatched_sizes=head == "scalar",  # reported with what is missing below, in words of our own
         **options,
     )
-    missing = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    different = {str(key): shape for key, shape, _ in info["mismatched_keys"]}
+    if head == "scalar" and "score.weight" in different:
+        count = different["score.weight"][0]
+        raise UserError(
+            f"the model {role.model!r} has a head with {count} outputs, and a scalar head has one: give a model with num_labels 1,"
+            " or the language model"
+        )
+    missing = sorted(info["missing_keys"]) + sorted(different)
     if head == "scalar" and "score.weight" in missing:
         _new_head(model, role, new_head)
         missing.remove("score.weight")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,50 @@ class BestAnswers:
     def state(self) -> Path:
         return self.path.with_name(f".{self.path.name}.state")
 
-    def check(self) -> None:
-        """Raises ``UserError`` for a file that is there and was not begun like this, or whose name is of no JSON lines."""
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no other process writes the file.
+
+        Raises:
+            UserError: one does; it cannot be written; it is there and was not begun like this, or is not all that was written;
+                its name is of no JSON lines.
+        """
+        from filelock import FileLock, Timeout
+
         if file_format(self.path) not in LINES or self.path.suffix.lower() not in LINES:
             raise UserError(f"--output {self.path}: answers are JSON lines: give it a name that ends in .jsonl")
+        lock, folder = FileLock(self.path.with_name(f".{self.path.name}.lock")), self.path.parent
+        made = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise UserError(f"--output {self.path} is being written by another process: choose another name") from None
+        except OSError as error:
+            raise UserError(f"--output {self.path} cannot be written: {error.strerror}") from error
+        try:
+            self._check()
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # another error may be under way
+                Path(lock.lock_file).unlink(missing_ok=True)
+                if made and not any(folder.iterdir()):
+                    folder.rmdir()
+            lock.release()
+
+    def _check(self) -> None:
         if not self.state.exists():
             if self.path.exists():
                 raise UserError(f"--output {self.path}: this file already exists: choose another name, or remove it")
             return
-        if self._begun()["settings"] != self.settings:
+        begun = self._begun()
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < begun["bytes"]:
+            raise UserError(
+                f"--output {self.path} has {size} bytes, and {begun['bytes']} were written before the interruption: put it back, or"
+                f" remove {self.state} too, and begin again"
+            )
+        if begun["settings"] != self.settings:
             raise UserError(
                 f"--output {self.path} was begun with other settings: give the same flags to continue it, choose another name, or"
                 f" remove it and {self.state}"
@@ -77,7 +113,6 @@ class BestAnswers:
             if state["prompts"] != self._prompts:
                 raise UserError(f"--output {self.path} was begun with other prompts: choose another name")
             self.counts, self._bytes = Counts(**state["counts"]), state["bytes"]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._save()
         with self.path.open("ab") as file:
             file.truncate(self._bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_host.directories import cache_directory, fill_cache
+from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.errors import RunError
 from rlhf_host.records.tensors import Batch
 
-VERSION = 1
+VERSION = 2
 """Of what is stored; part of every key."""
 
 
@@ -24,11 +25,15 @@ class KeptLogprobs:
     """Of every row's completion tokens, memory-mapped.
 
     ``index.npy`` is ``[3, N]`` uint64: the two halves of each row's digest, in the order of the first, and where its numbers begin
-    in ``values``, float32.
+    in ``values``, float32. ``hashes.json`` has the sha256 of both.
+
+    Raises ``OSError`` or ``ValueError`` where a file is missing or not as it was written.
     """
 
     def __init__(self, directory: Path):
         self._directory = directory
+        if json.loads((directory / "hashes.json").read_bytes()) != _hashes(directory):
+            raise ValueError(f"{directory} is not as it was written")
         self._firsts, self._seconds, self._begins = np.load(directory / "index.npy", mmap_mode="r")
         self._values = np.memmap(directory / "values", dtype=np.float32, mode="r")
 
@@ -77,6 +82,7 @@ def keep_logprobs(key: str, computed: Iterable[tuple[Batch, Tensor]]) -> KeptLog
                     written += len(completion)
         index = np.array([np.frombuffer(column, dtype=np.uint64) for column in columns])
         np.save(directory / "index.npy", index[:, np.argsort(index[0], kind="stable")])
+        (directory / "hashes.json").write_text(json.dumps(_hashes(directory)))
 
     fill_cache(_root() / key, fill, lambda: find_logprobs(key) is not None)
     return KeptLogprobs(_root() / key)
@@ -84,6 +90,10 @@ def keep_logprobs(key: str, computed: Iterable[tuple[Batch, Tensor]]) -> KeptLog
 
 def _root() -> Path:
     return cache_directory() / f"logprobs-{VERSION}"
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    return {name: content_hash([directory / name]) for name in ("index.npy", "values")}
 
 
 def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -88,6 +89,31 @@ def test_a_killed_command_is_continued_too(rlhf_process, flags, generate, tmp_pa
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert generate()[0] == whole
+
+
+def test_a_file_that_lost_something_is_not_continued(generate, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(best_answers.BestAnswers, "finish", lambda self: None)
+        whole, _ = generate()
+    path = tmp_path / "best.jsonl"
+    size = path.stat().st_size
+    for change in (lambda: os.truncate(path, size - 20), path.unlink):
+        change()
+        before = path.read_bytes() if path.exists() else None
+        said = generate(code=2)[1]
+        assert f"{size} were written before the interruption: put it back, or remove" in said
+        assert (path.read_bytes() if path.exists() else None) == before
+    (tmp_path / ".best.jsonl.state").unlink()
+    assert generate()[0] == whole
+
+
+def test_one_process_writes_a_file(generate, tmp_path, monkeypatch):
+    answers = best_answers.BestAnswers(tmp_path / "best.jsonl", {}, 1)
+    with answers.held():
+        assert "is being written by another process" in generate(code=2)[1]
+    assert list(tmp_path.iterdir()) == []
+    assert generate()[0]
+    assert not [path for path in tmp_path.iterdir() if "lock" in path.name]
 
 
 def test_other_prompts_are_refused(generate, tmp_path, prompts, monkeypatch):

@@ -192,6 +192,34 @@ def test_tools_are_in_the_prompt_and_calls_are_trained():
     assert trained(row, tokenizer) == ["\ncall add<|im_end|>", "Yes,  it is.\n<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ("{{ tools[0]['name'] + '|' }}", "the chat template leaves out the tool 'sum': it has no place for 'tools'"),
+        ("{{ message['tool_calls'][0]['function']['name'] }}", r"leaves out the call of 'add' in message 2 \(assistant\)"),
+        ("{{ message['content'] }}", r"leaves out message 3 \(tool\)"),
+    ],
+)
+@pytest.mark.parametrize("train_call", [True, False])
+def test_tools_calls_and_results_that_a_template_leaves_out_are_an_error(without, message, train_call):
+    """Else an empty answer would be trained, or one to nothing."""
+    template = (
+        "{% if tools %}{{ tools[0]['name'] + '|' }}{% endif %}"
+        + FOR
+        + "{{ '<|' + message['role'] + '|>' }}{% if message['role'] == 'tool' %}{{ message['content'] }}{% else %}"
+        "{{ message.content }}{% endif %}"
+        "{% if message['tool_calls'] %}{{ message['tool_calls'][0]['function']['name'] }}{% endif %}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+    call = call if train_call else {**call, UNTRAINED: True}
+    example = talk(USER, call, {"role": "tool", "content": '4 "or" 5'}, YES, tools=[{"name": "sum"}])
+    assert one_row(example, byte_tokenizer(template))
+    assert without in template
+    with pytest.raises(Malformed, match=message):
+        Marker(byte_tokenizer(template.replace(without, ""))).mark(example)
+
+
 # --- templates that change earlier turns ---------------------------------------------------------
 
 THOUGHT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes."}

@@ -245,6 +245,11 @@ def edit(directory, **changes):
         ({"use_dora": True}, "uses use_dora, which is not supported"),
         ({"modules_to_save": ["embed_tokens"]}, "uses modules_to_save embed_tokens"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights pissa, which changes the base"),
+        ({"r": "x"}, 'adapter_config.json: r must be a rank of 1 or more, not "x"'),
+        ({"r": 0}, "r must be a rank of 1 or more, not 0"),
+        ({"lora_alpha": None}, "lora_alpha must be a number other than 0, not null"),
+        ({"rank_pattern": [1]}, "rank_pattern must be an object, not .1."),
+        ({"modules_to_save": 5}, "modules_to_save must be a list, not 5"),
         ({"r": 8}, "is for another model: .*lora_A.weight is .4, 32. in the adapter and .8, 32. here"),
         ({"base_model_name_or_path": None}, "does not name its base model"),
         ({"base_model_name_or_path": "/no/such/model"}, "no model at /no/such/model.*is an adapter for it: give both"),
@@ -255,6 +260,21 @@ def test_adapters_that_cannot_be_used(trained, tmp_path, changes, message):
     edit(tmp_path / "adapter", **changes)
     with pytest.raises(UserError, match=message):
         load_model(RoleConfig(model=str(tmp_path / "adapter")), trainable=True)
+
+
+def test_a_reward_model_s_adapter_of_peft_is_read(tiny_model, tmp_path):
+    """peft writes that it saved two modules, of which this family has one."""
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    other = peft.get_peft_model(model, peft.LoraConfig(r=4, task_type="SEQ_CLS", target_modules=["q_proj"]))
+    for name, weight in other.named_parameters():
+        if "lora_B" in name or "modules_to_save" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    other.save_pretrained(tmp_path)
+    assert "classifier" in json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"]
+    own = load_model(RoleConfig(model=str(tmp_path)), head="scalar")
+    with torch.no_grad():
+        ids = torch.tensor([[5, 6, 7, 10, 11, 12]])
+        torch.testing.assert_close(own(ids).logits, other.eval()(ids).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_an_adapter_of_a_larger_model(trained, tmp_path):

@@ -126,8 +126,9 @@ def test_a_frozen_scalar_role_needs_a_trained_head(tiny_model, tmp_path):
 def test_a_frozen_scalar_role_never_has_a_random_head(tmp_path):
     size = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForSequenceClassification(LlamaConfig(**size, num_labels=2)).save_pretrained(tmp_path / "classes")
-    with pytest.raises(UserError, match="has no scalar head, and a frozen role cannot learn one"):
-        load_model(role(tmp_path / "classes"), head="scalar")
+    for trainable in (False, True):  # a trained one would be thrown away
+        with pytest.raises(UserError, match="has a head with 2 outputs, and a scalar head has one"):
+            load_model(role(tmp_path / "classes"), head="scalar", trainable=trainable)
     BertForSequenceClassification(BertConfig(**size, num_labels=1)).save_pretrained(tmp_path / "encoder")
     with pytest.raises(UserError, match="BertForSequenceClassification has no scalar head: give a causal model"):
         load_model(role(tmp_path / "encoder"), head="scalar")

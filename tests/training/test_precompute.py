@@ -106,10 +106,12 @@ def test_a_row_that_was_not_there_is_an_error_and_no_other_rows_numbers(run, rlh
         run("again", "dpo", *PRECOMPUTE)
 
 
-def test_damaged_files_are_written_anew(run, tmp_path):
+@pytest.mark.parametrize("file", ["index.npy", "values", "hashes.json"])
+@pytest.mark.parametrize("cut", [2, 4, 1000], ids=["half a number", "a number", "most"])
+def test_damaged_files_are_written_anew(run, tmp_path, file, cut):
     run("first", "dpo", *PRECOMPUTE)
-    (index,) = tmp_path.glob("cache/logprobs-*/*/index.npy")
-    index.write_bytes(index.read_bytes()[:100])
+    (path,) = tmp_path.glob(f"cache/logprobs-*/*/{file}")
+    path.write_bytes(path.read_bytes()[:-cut])
     assert COMPUTED in run("again", "dpo", *PRECOMPUTE)[1]
     assert USED in run("once more", "dpo", *PRECOMPUTE)[1]
 

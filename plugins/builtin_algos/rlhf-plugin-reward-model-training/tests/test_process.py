@@ -41,7 +41,9 @@ def test_each_step_is_a_judgement_at_its_separator_with_hard_or_soft_labels(batc
     values, metrics = made(batch)
     assert values == pytest.approx([softplus(-2), softplus(0.5), 0.25 * softplus(1) + 0.75 * softplus(-1)])
     given = [1 / (1 + math.exp(-score)) for score in (2, 0.5, -1)]
-    assert metrics.pop("brier") == pytest.approx([(p - label) ** 2 for p, label in zip(given, (1, 0, 0.25), strict=True)], rel=1e-5)
+    assert metrics.pop("brier") == pytest.approx(
+        [(p - label) ** 2 for p, label in zip(given, (1, 0, 0.25), strict=True)], rel=1e-5
+    )
     assert metrics.pop("calibration_error") == pytest.approx([given[0], 1 - given[1]])  # a soft label is no outcome
     assert metrics == {"accuracy": [1.0, 0.0, 1.0], "scores/right": [2.0], "scores/wrong": [0.5, -1.0]}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhf_host import Batch, Experience, Forbid, Group, LossTerm, Metric, Needs, Outputs, RoleNeed, Trajectory, hookimpl
 from rlhf_host import functional as F
@@ -24,6 +24,12 @@ class Options(BaseModel):
     beta: float = Field(0.1, gt=0, description="scale of the implicit rewards")
     desirable_weight: float = Field(1.0, ge=0, description="weight of desirable completions")
     undesirable_weight: float = Field(1.0, ge=0, description="weight of undesirable completions")
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Options:
+        if self.desirable_weight == self.undesirable_weight == 0:
+            raise ValueError("desirable_weight and undesirable_weight are both 0, and no row would be trained")
+        return self
 
 
 class KTO:
