@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rlhf_plugin_math_verifier import MathVerifier
@@ -114,6 +114,8 @@ fragments = st.sampled_from(
     st.one_of(st.text(), st.lists(st.one_of(fragments, st.text(max_size=3))).map("".join)),
     st.sampled_from(["any", "boxed", "hashes"]),
 )
+@example("ANSWER IS;\r", "any")
+@example("5 $$ \n$$", "any")
 def test_any_text_is_read_without_an_error(text, form):
     for prose in (False, True):
         found = extract(text, form, prose=prose)

@@ -115,7 +115,7 @@ def stated(text: str, *, prose: bool = False) -> str | None:
         if prose:
             line = rest.partition("\n")[0]
             sentence = line if _TAKEN_BACK.match(line) else _SENTENCE_END.split(line, maxsplit=1)[0]
-            found: str | None = sentence.strip(" \t*_`\"'") or None
+            found: str | None = sentence.strip().strip(" \t*_`\"'").strip() or None
         elif rest.startswith(("$$", r"\[")):  # a display may span lines
             found = _expression(rest)
         else:
@@ -127,13 +127,13 @@ def stated(text: str, *, prose: bool = False) -> str | None:
 
 def last(text: str) -> str | None:
     """The last number or LaTeX expression."""
-    matches = deque(_ITEM.finditer(text), maxlen=1)
-    return _content(matches[0]) if matches else None
+    contents = deque(filter(None, map(_content, _ITEM.finditer(text))), maxlen=1)
+    return contents[0] if contents else None
 
 
 def _expression(line: str) -> str | None:
     """The line where all of it is an expression, otherwise the first number or LaTeX expression in it ("5 apples": 5)."""
-    sentence = _SENTENCE_END.split(line, maxsplit=1)[0].strip(" \t*_`")
+    sentence = _SENTENCE_END.split(line, maxsplit=1)[0].strip().strip(" \t*_`").strip()
     if sentence and not _is_prose(sentence) and (_has_mathematics(sentence) or len(sentence) <= 20):
         return sentence
     items = _ITEM.finditer(line)
@@ -142,7 +142,7 @@ def _expression(line: str) -> str | None:
         if not (after := _ITEM.match(line, sums.end())):
             break
         match = after
-    return _content(match) if match else None
+    return (_content(match) or None) if match else None
 
 
 def _content(match: re.Match[str]) -> str:
