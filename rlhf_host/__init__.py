@@ -16,6 +16,7 @@ from rlhf_host.records.episodes import (
     Generation,
     Group,
     Message,
+    NoRoom,
     Policy,
     Reward,
     Sampling,
@@ -25,6 +26,7 @@ from rlhf_host.records.episodes import (
     Trajectory,
     Unjudged,
 )
+from rlhf_host.records.messages import Reply, ToolCall
 from rlhf_host.records.needs import Adjust, Forbid, Needs, Outcome, Output, RoleNeed, RunContext, ScoreContext, Stop
 from rlhf_host.records.tensors import (
     ACTION,
@@ -78,11 +80,13 @@ __all__ = [
     "Message",
     "Metric",
     "Needs",
+    "NoRoom",
     "Outcome",
     "Output",
     "Outputs",
     "PluginError",
     "Policy",
+    "Reply",
     "Reward",
     "RoleNeed",
     "Run",
@@ -95,6 +99,7 @@ __all__ = [
     "Stop",
     "SyncTarget",
     "Task",
+    "ToolCall",
     "Trajectory",
     "Unjudged",
     "UserError",

@@ -237,6 +237,14 @@ class RolloutConfig(Section):
     step_timeout_s: float = Field(600.0, gt=0, description="deadline for one call of agent_reset, agent_step or agent_close")
     episode_timeout_s: float = Field(3600.0, gt=0, description="deadline for agent_run on one episode, generation included")
     episode_retries: int = Field(2, ge=0, description="further attempts after EpisodeFailed(retryable=True)")
+    history: Literal["append", "template", "refuse"] = Field(
+        "append",
+        description="turns that the chat template would write otherwise once others follow: left as they were sampled, "
+        "a row of their own as the template writes them, or a failure of the episode",
+    )
+    tool_format: str = Field(
+        "auto", description="how the model writes tool calls; auto: as its tokenizer or chat template says"
+    )
 
 
 class TrainConfig(Section):

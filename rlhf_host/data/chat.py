@@ -1,4 +1,4 @@
-"""Prompts as tokens: chat templates, own templates, and the tokens between two turns."""
+"""Prompts as tokens: chat templates and own templates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlhf_host.errors import UserError
-from rlhf_host.records.episodes import EpisodeFailed, Message
+from rlhf_host.records.episodes import Message
 
 TEMPLATE_S = 10.0
 """Longest time for one conversation."""
-
-_ANSWER = "f7d3a1c9"  # stands for the assistant's words where only the text around them matters
 
 
 def render_prompt(
@@ -92,63 +90,6 @@ def check_template(template: str | None) -> None:
         raise UserError(
             f"data.template {template!r} has no {{prompt}}: write it where the prompt goes, or 'none' for plain text"
         )
-
-
-def observation_ids(
-    observation: str | Sequence[Message],
-    tokenizer: Any,
-    finished_with_eos: bool,
-    *,
-    last_token: int | None = None,
-    template: str | None = None,
-) -> list[int]:
-    """The tokens to append after an assistant's turn so that the model can take its next one.
-
-    They are what the chat template writes after an assistant's message: the rest of its turn's ending, ``observation`` (a text
-    is a user message) and the opening of the next assistant turn. The sampled tokens are never decoded and tokenised again.
-    ``finished_with_eos`` says that the turn's last sampled token ended it, and ``last_token`` which token that was; the
-    template's own ending token is then left out, since the sampled one stands in its place. After a turn cut by length the
-    ending is written in full.
-
-    Without a chat template the observation's text alone is appended.
-
-    Raises ``UserError`` where the chat template refuses the observation's roles or leaves a message out, ``EpisodeFailed`` for a
-    text of which the tokenizer makes no token.
-    """
-    messages: list[Message] = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
-    for message in messages:
-        text = str(message.get("content") or "")
-        if text.strip() and not encode([text], tokenizer, special=False)[0]:
-            raise EpisodeFailed(f"the tokenizer has no tokens for the observation {text[:40]!r}")
-    if not uses_chat_template(tokenizer, template):
-        return encode(["\n".join(str(message["content"]) for message in messages)], tokenizer, special=False)[0]
-    opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
-    ending = apply_template(tokenizer, opening, add_generation_prompt=False).rpartition(_ANSWER)[2]
-    _, answer, rest = apply_template(tokenizer, [*opening, *messages], add_generation_prompt=True).partition(_ANSWER)
-    if not answer:
-        raise UserError("the chat template leaves out earlier assistant turns, so no conversation can go on token by token")
-    if any(message["role"] != "user" for message in messages):
-        _refuse_losses(messages, opening, tokenizer)
-    ids = encode([rest], tokenizer, special=False)[0]
-    if not finished_with_eos or not ids:
-        return ids
-    closing = encode([ending], tokenizer, special=False)[0][:1] if rest.startswith(ending) else []
-    ends = {last_token, tokenizer.eos_token_id}
-    if closing and closing[0] in tokenizer.all_special_ids:
-        ends.add(closing[0])
-    return ids[1:] if ids[0] in ends else ids
-
-
-def _refuse_losses(messages: Sequence[Message], opening: Sequence[Message], tokenizer: Any) -> None:
-    """Raises ``UserError`` for a message with a text that the chat template does not write: some drop tool messages."""
-    marks = [
-        f"{_ANSWER}{number}-" if isinstance(message.get("content"), str) else "" for number, message in enumerate(messages)
-    ]
-    marked = [{**message, "content": mark} if mark else message for message, mark in zip(messages, marks, strict=True)]
-    written = apply_template(tokenizer, [*opening, *marked], add_generation_prompt=True)
-    for message, mark in zip(messages, marks, strict=True):
-        if mark not in written:
-            raise UserError(f"the chat template leaves out a message of the role {message['role']!r}: give it another role")
 
 
 def conversation(prompt: str | Sequence[Message], system_prompt: str | None) -> list[Message]:

@@ -162,14 +162,14 @@ class PluginManager:
             self._raise_named(error, key, hook)
         for (name, tensor, version), (_, now, after) in zip(before, _stamps(shared), strict=False):
             if tensor is not now or version != after:
-                self._raise_misfit(
+                self.raise_misfit(
                     key, hook, f"changed {name} in {hook}, which the other plugins and the host use: work on a copy"
                 )
         if inspect.iscoroutine(answer) and not (rule.awaited or rule.threaded):
             answer.close()
-            self._raise_misfit(key, hook, f"gave a coroutine from {hook}, which is not awaited: write def, not async def")
+            self.raise_misfit(key, hook, f"gave a coroutine from {hook}, which is not awaited: write def, not async def")
         if not inspect.isawaitable(answer) and (misfit := rule.misfit(answer, kwargs)) is not None:
-            self._raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
+            self.raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
         return answer
 
     def each(self, hook: str, kind: str | None = None, **kwargs: Any) -> list[tuple[str, Any]]:
@@ -217,14 +217,15 @@ class PluginManager:
         except TimeoutError as error:  # the hook's own has the plugin's name by now
             raise TimeoutError(f"{key}: no answer of {hook} in {within_s:g} s") from error
         if (misfit := RULES[hook].misfit(result, kwargs)) is not None:
-            self._raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
+            self.raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
         return result
 
     def close(self) -> None:
         """Let the thread pool end."""
         self._threads.close()
 
-    def _raise_misfit(self, key: str, hook: str, message: str) -> NoReturn:
+    def raise_misfit(self, key: str, hook: str, message: str) -> NoReturn:
+        """Raise ``HookFailed`` for an answer that no one can use: ``key`` and the message."""
         raise HookFailed(key, self.by_key[key].info.distribution, hook, f"{key} {message}")
 
     def _register(self, loaded: Loaded) -> _Part:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from rlhf_host.records.messages import Reply
 
 Message: TypeAlias = dict[str, Any]
 """One chat message, ``{"role": ..., "content": ...}``."""
@@ -105,7 +108,7 @@ class Unjudged:
 
 @dataclass(slots=True)
 class Trajectory:
-    """The segments of one episode in order. Tokens are only appended. Text is decoded on demand."""
+    """The segments of one episode in order. Tokens are only appended. Text is decoded on demand. An episode may give several."""
 
     episode_id: str
     group_id: str
@@ -134,6 +137,12 @@ class Trajectory:
     """Set by the host: the index of this row in its episode."""
     columns: Mapping[str, float] = field(default_factory=dict)
     """Numbers that came with the data, such as ``label``; they become ``batch.columns``."""
+    role: str = ""
+    """Whose row it is, where several take part in an episode: the seats of a game, a planner and a writer. Baselines compare rows
+    of one role only."""
+    final: bool = True
+    """Whether it has the answer. Rewards judge such rows; the others of the episode, such as those of a sub-agent, take the
+    reward of the final rows of their role, or else of the episode."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -212,12 +221,14 @@ class Step:
     done: bool = False
     score: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """JSON schemas of the tools that the policy has. From ``agent_reset`` they go into the prompt."""
 
 
 class Action:
-    """The policy's last answer, passed to ``agent_step``. ``text`` is decoded when it is read."""
+    """The policy's last answer, passed to ``agent_step``. ``text`` and ``message`` are decoded when they are read."""
 
-    __slots__ = ("_decode", "_text", "finish_reason", "token_ids")
+    __slots__ = ("_decode", "_message", "_parse", "_text", "finish_reason", "token_ids")
 
     def __init__(
         self,
@@ -225,8 +236,11 @@ class Action:
         token_ids: Sequence[int],
         finish_reason: FinishReason,
         decode: Callable[[Sequence[int]], str] | None = None,
+        parse: Callable[[], Reply] | None = None,
     ):
         self._text = text
+        self._parse = parse
+        self._message: Reply | None = None
         self.token_ids = token_ids
         self.finish_reason = finish_reason
         self._decode = decode
@@ -237,6 +251,15 @@ class Action:
             self._text = self._decode(self.token_ids) if self._decode else ""
         return self._text
 
+    @property
+    def message(self) -> Reply:
+        """The answer as a message: its content, reasoning and tool calls. Raises ``ValueError`` outside a run."""
+        if self._message is None:
+            if self._parse is None:
+                raise ValueError("this action has no parser: messages are read inside a run")
+            self._message = self._parse()
+        return self._message
+
 
 class EpisodeFailed(Exception):
     """Raised by an agent hook if the episode cannot be finished, and the policy is not the reason."""
@@ -245,6 +268,12 @@ class EpisodeFailed(Exception):
         super().__init__(reason)
         self.reason = reason
         self.retryable = retryable
+        self.kind = ""
+        """Set by the host where a hook failed otherwise: ``AGENT:TYPE``, for the metrics."""
+
+
+class NoRoom(EpisodeFailed):
+    """The conversation fills ``rollout.max_tokens``: the policy cannot say anything more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +312,11 @@ class Generation:
 
 
 class Policy(Protocol):
-    """The policy, for agents that run their own loop (``agent_run``)."""
+    """The policy, for agents that run their own loop (``agent_run``). It keeps every call with its tokens."""
 
     sampling: Sampling
     """The settings of the run for this split."""
+    tokenizer: Any
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
         """What the policy says after ``token_ids``.
@@ -296,6 +326,37 @@ class Policy(Protocol):
                 run's own distribution, so in training nothing else may differ: change a copy (``dataclasses.replace``).
 
         Raises:
-            EpisodeFailed: ``rollout.max_tokens`` leaves no room for another token.
+            NoRoom: ``rollout.max_tokens`` leaves no room for another token; an ``EpisodeFailed``.
             ValueError: in training, for another distribution than the run's.
         """
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Reply:
+        """The policy's next message in a conversation. Append ``reply.message`` and go on: earlier answers stay the tokens that
+        were sampled. A conversation that is changed, or other tools, begin a row of their own.
+
+        Args:
+            messages: as OpenAI's chat completions take them; tool calls and results too.
+            tools: JSON schemas, as ``transformers.utils.get_json_schema`` makes them.
+            max_new_tokens: fewer than the run's, if anything.
+            stop: texts that end the answer, in addition to the run's.
+
+        Raises:
+            NoRoom: ``rollout.max_tokens`` leaves no room for another token; an ``EpisodeFailed``.
+            UserError: for a conversation that ends with the assistant's own message.
+            EpisodeFailed: for what the chat template cannot express.
+        """
+
+    def fork(self, role: str = "", *, trainable: bool = True) -> Policy:
+        """The policy again, with a tree of its own: a sub-agent, or another seat of a game. Its rows have the role, and without
+        ``trainable`` it has none."""
+
+    def trajectories(self) -> list[Trajectory]:
+        """The rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. Of each role, the
+        row with its last answer is final."""

@@ -29,6 +29,8 @@ class Collected:
     trajectories: int = 0
     unjudged: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    """How episodes ended: ``finished``, ``truncated`` or ``failed``, and of these ``failed/AGENT:TYPE`` where a hook raised."""
     dropped: Counter[str] = field(default_factory=Counter)
     unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log."""
@@ -45,7 +47,7 @@ class Collected:
 
     def metrics(self) -> dict[str, float]:
         values = {"drawn": self.drawn, "groups": len(self.groups), "unjudged": self.unjudged.total()}
-        values |= {"failed": self.failed.total(), "dropped": self.dropped.total()}
+        values |= {"finished": 0, "truncated": 0, "failed": 0} | self.states | {"dropped": self.dropped.total()}
         values |= {f"dropped/{reason}": count for reason, count in self.dropped.items()}
         return {f"rollout/{name}": float(value) for name, value in values.items()}
 
@@ -64,7 +66,6 @@ class Collector:
     def __post_init__(self) -> None:
         self.judges = judges(self.manager, self.split)
         self.needless = brings_signal(self.manager)
-        self._live = 0
 
     async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
         """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped. Raises ``RunError`` when
@@ -86,11 +87,11 @@ class Collector:
             self.episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         numbered = enumerate(draws, start=into.drawn)
         into.drawn += len(draws)
-        self._live = len(draws) * self.n
-        self.episodes.engine.expect(self._live)
+        self.episodes.expect(len(draws) * self.n - self.episodes.live)
         playing = [self._play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
-        for group, failed in await side_by_side("scoring a group", playing):
+        for group, failed, states in await side_by_side("scoring a group", playing):
             into.failed += failed
+            into.states += states
             self._settle(group, into)
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
@@ -101,26 +102,28 @@ class Collector:
                 f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)"
             )
 
-    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> tuple[Group, Counter[str]]:
-        """A group whose episodes are over and scored, and why some of them failed."""
+    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> tuple[Group, Counter[str], Counter[str]]:
+        """A group whose episodes are over and scored, why some of them failed, and how all ended."""
         seed = episode_seed(self.seed, self.split, draw.task, draw.epoch)
-        failed = Counter[str]()
+        failed, states = Counter[str](), Counter[str]()
 
         async def play(sample: int) -> list[Trajectory]:
             episode = Episode(f"{group_id}-{sample}", group_id, draw.task, sample=sample, seed=seed, split=self.split)
             try:
-                return await self.episodes.play(episode)
+                rows = await self.episodes.play(episode)
+                states["truncated" if any(row.truncated for row in rows if row.final) else "finished"] += 1
+                return rows
             except EpisodeFailed as failure:
                 failed[failure.reason] += 1
+                states.update(["failed", *([f"failed/{failure.kind}"] if failure.kind else [])])
                 return []
             finally:
-                self._live -= 1
-                self.episodes.engine.expect(self._live)
+                self.episodes.expect(-1)
 
         episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
         trajectories = [trajectory for rows in episodes for trajectory in rows]
         await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
-        return Group(group_id, draw.task, trajectories), failed
+        return Group(group_id, draw.task, trajectories), failed, states
 
     def _settle(self, group: Group, into: Collected) -> None:
         """Keep what is judged and no filter refuses. In draw order, so that a filter with state does not depend on timing."""

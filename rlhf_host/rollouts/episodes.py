@@ -5,29 +5,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, RolloutConfig
-from rlhf_host.data.chat import observation_ids, render_prompt
+from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import RunError, UserError, told_of
-from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.manager import HookFailed, PluginManager
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import (
     Action,
     Episode,
     EpisodeFailed,
     Generation,
+    Message,
+    NoRoom,
     SampleKey,
     Sampling,
-    Segment,
     Step,
     Task,
     Trajectory,
 )
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.rollouts.conversation import Plan
+from rlhf_host.rollouts.policy import EpisodePolicy, Expected
+
+log = logging.getLogger(__name__)
 
 
 def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
@@ -38,43 +45,6 @@ def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
 
 POSITIVE = 1e-3
 """Rounding may bring a log-probability so far above 0."""
-
-
-@dataclass(slots=True)
-class EngineForEpisode:
-    """The policy as ``agent_run`` sees it."""
-
-    episodes: Episodes
-    episode: Episode
-    sampling: Sampling
-    calls: int = 0
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
-        chosen = self.episodes.fitting(len(token_ids))
-        if sampling is not None:
-            chosen = self._asked(sampling, chosen)
-        key = (self.episode.seed, self.episode.sample, self.calls)
-        self.calls += 1
-        return await self.episodes.generate(token_ids, chosen, key)
-
-    def _asked(self, asked: Sampling, run: Sampling) -> Sampling:
-        """``asked``, within the run's bounds."""
-        bounds: dict[str, Any] = {
-            "max_new_tokens": min(asked.max_new_tokens, run.max_new_tokens),
-            "stop": tuple(dict.fromkeys(run.stop + asked.stop)),
-            "stop_token_ids": tuple(dict.fromkeys(run.stop_token_ids + asked.stop_token_ids)),
-        }
-        chosen, trained = replace(asked, **bounds), replace(run, **bounds)
-        if self.episode.split == "train" and chosen != trained:
-            raise ValueError(
-                f"it asks for {_distribution(asked)}, and this run trains on {_distribution(run)}: pass"
-                " dataclasses.replace(policy.sampling, ...) with other max_new_tokens or stops only"
-            )
-        return chosen
-
-
-def _distribution(sampling: Sampling) -> str:
-    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in ("temperature", "top_p", "top_k", "min_p"))
 
 
 @dataclass
@@ -91,8 +61,21 @@ class Episodes:
     settings: RolloutConfig = field(default_factory=RolloutConfig)
     """Its retries and deadlines."""
     engine_name: str = "the engine"
+    stop_ids: Collection[int] = ()
+    """Tokens that end an answer, beside the tokenizer's end of sequence."""
+    strict: bool = False
+    """Whatever an agent raises ends the run at once."""
 
     def __post_init__(self) -> None:
+        self.codec = ChatCodec(
+            self.tokenizer,
+            self.data.template,
+            system_prompt=self.data.system_prompt,
+            tool_format=self.settings.tool_format,
+            stop_ids=self.stop_ids,
+        )
+        self.live = 0
+        self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -109,7 +92,7 @@ class Episodes:
         """The sampling for a turn after ``length`` tokens."""
         room = self.max_tokens - length
         if room <= 0:
-            raise EpisodeFailed(f"the prompt has {length} tokens; no room is left of max_tokens {self.max_tokens}")
+            raise NoRoom(f"the prompt has {length} tokens; no room is left of max_tokens {self.max_tokens}")
         sampling = self.sampling
         return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
 
@@ -128,26 +111,49 @@ class Episodes:
                     setattr(answer, name, Numbers(kind, values))
         return answer
 
+    def expect(self, more: int) -> None:
+        """So many more episodes than before may ask the engine soon."""
+        self.live += more
+        self.engine.expect(self.live)
+
     async def play(self, episode: Episode) -> list[Trajectory]:
-        """The episode's trajectories; retried as configured when it fails retryably. Raises ``EpisodeFailed`` when it could not
-        be finished."""
+        """The episode's trajectories; retried as configured when it fails retryably.
+
+        Raises:
+            EpisodeFailed: it could not be finished. Whatever an agent's hook raises, and an answer that nobody can use, fails its
+                episode alone; the first of each kind is said. The host's own errors end the run.
+        """
         attempts = self.settings.episode_retries + 1
         while True:
             attempts -= 1
             try:
                 return await self._play_once(replace(episode))
             except TimeoutError as late:
-                raise EpisodeFailed(str(late)) from late
+                raise self._failed(self.agent_key(episode.task), late) from late
+            except HookFailed as failure:
+                if self.strict or isinstance(failure.__cause__, UserError | RunError):
+                    raise
+                raise self._failed(failure.key, failure) from failure
             except EpisodeFailed as failure:
                 if not failure.retryable or not attempts:
                     raise
+
+    def _failed(self, key: str, error: Exception) -> EpisodeFailed:
+        failure = EpisodeFailed(str(error))
+        cause = error.__cause__ if isinstance(error, HookFailed) else error
+        failure.kind = f"{self.manager.by_key[key].alias}:{type(cause or TypeError()).__name__}"
+        if failure.kind not in self._noted:
+            self._noted.add(failure.kind)
+            shown = (type(cause), cause, cause.__traceback__) if cause and cause is not error else None
+            log.warning("%s; this episode has failed, and others that fail so are counted", error, exc_info=shown)
+        return failure
 
     async def _play_once(self, episode: Episode) -> list[Trajectory]:
         key = self.agent_key(episode.task)
         try:
             if key in self.manager.names("agent_run"):
                 return await self._run_by_agent(key, episode)
-            return [await self._take_turns(key, episode)]
+            return await self._take_turns(key, episode)
         finally:
             timeout_s = self.settings.step_timeout_s
             closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", within_s=timeout_s, episode=episode))
@@ -158,99 +164,122 @@ class Episodes:
                     await closing  # interrupted or not, what the episode holds is released before the run goes on
                 raise
 
+    def _policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
+        history = self.settings.history
+        return EpisodePolicy(
+            episode, self.sampling, self.max_tokens, self.codec, self.generate, self.fitting, history, expected
+        )
+
     async def _run_by_agent(self, key: str, episode: Episode) -> list[Trajectory]:
-        policy = EngineForEpisode(self, episode, self.sampling)
+        expected = Expected(self.expect)
+        expected.begin()
+        policy = self._policy(episode, expected)
         timeout_s = self.settings.episode_timeout_s
-        trajectories = list(await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy))
+        try:
+            rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
+            trajectories = list(rows)
+        finally:
+            expected.end()
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):
-            _check_trajectory(trajectory, episode, key)
+            if problem := _problem(trajectory, episode):
+                self.manager.raise_misfit(key, "agent_run", problem)
             length = sum(len(segment.token_ids) for segment in trajectory.segments)
             if length > self.max_tokens:
                 raise EpisodeFailed(f"{key}: a trajectory has {length} tokens, more than max_tokens {self.max_tokens}")
             trajectory.row, trajectory.decode = row, self.decode
-            if trajectory.parent is not None:
-                _check_branch(trajectory, trajectories[: max(0, trajectory.parent + 1)], key)
+            if problem := _branch_problem(trajectory, trajectories):
+                self.manager.raise_misfit(key, "agent_run", problem)
+        if not any(trajectory.final for trajectory in trajectories):
+            self.manager.raise_misfit(key, "agent_run", "gave no final row: set final on the one with the answer")
         return trajectories
 
-    async def _take_turns(self, key: str, episode: Episode) -> Trajectory:
+    async def _take_turns(self, key: str, episode: Episode) -> list[Trajectory]:
         timeout_s = self.settings.step_timeout_s
         first: Step = await self.manager.acall(key, "agent_reset", within_s=timeout_s, episode=episode)
-        tokens = self._prompt(episode.task, first)
-        trajectory = Trajectory(
-            episode_id=episode.episode_id,
-            group_id=episode.group_id,
-            task=episode.task,
-            sample=episode.sample,
-            segments=[Segment("prompt", Numbers("i", tokens))],
-            decode=self.decode,
-        )
+        policy, tools = self._policy(episode), first.tools
+        plan = Plan(None, self._prompt(episode.task, first), "root")
+        tokens = len(plan.added)
+        agent_rewards: list[float | None] = []
+        score, metrics, cut = None, dict[str, float](), False
         while True:
-            sampling = self.fitting(len(tokens))  # can fail before the first turn only: the others begin with room
-            answer = await self.generate(tokens, sampling, (episode.seed, episode.sample, episode.turn))
-            trajectory.segments.append(Segment("action", answer.token_ids, answer.logprobs, answer.versions))
-            trajectory.finish_reason = answer.finish_reason
-            action = Action(None, answer.token_ids, answer.finish_reason, self.decode)
+            # There may be no room before the first turn only: the others begin with some.
+            call = await policy.answer(plan, key=(episode.seed, episode.sample, episode.turn), tools=tools)
+            answer = call.generation
+            assert answer is not None
+            parse = partial(self.codec.parse, answer.token_ids, tools=tools, finish_reason=answer.finish_reason)
+            action = Action(None, answer.token_ids, answer.finish_reason, self.decode, parse)
             step: Step = await self.manager.acall(key, "agent_step", within_s=timeout_s, episode=episode, action=action)
-            trajectory.agent_rewards.append(step.reward)
+            agent_rewards.append(step.reward)
             if step.score is not None:
-                trajectory.score = float(step.score)
-            if step.metrics:
-                trajectory.metrics.update(step.metrics)
+                score = float(step.score)
+            metrics |= step.metrics
             if step.done:
-                return trajectory
-            tokens = [*tokens, *answer.token_ids]
-            observed = self._observation(step, answer, key)
-            if len(tokens) + len(observed) >= self.max_tokens:
-                trajectory.finish_reason = "length"
-                return trajectory
-            trajectory.segments.append(Segment("observation", Numbers("i", observed)))
-            tokens += observed
+                break
+            tools = step.tools if step.tools is not None else tools
+            observed = self._observation(step, action, tools, key)
+            tokens += len(answer.token_ids) + len(observed)
+            if cut := tokens >= self.max_tokens:
+                break
+            plan = Plan(call, observed, "extend")
             episode.turn += 1
+        [trajectory] = policy.trajectories()
+        trajectory.decode, trajectory.agent_rewards = self.decode, agent_rewards
+        trajectory.score, trajectory.metrics = score, metrics
+        if cut:
+            trajectory.finish_reason = "length"
+        return [trajectory]
 
-    def _prompt(self, task: Task, step: Step) -> list[int]:
-        if step.observation is None and task.prompt_ids is not None:
-            return list(task.prompt_ids)
+    def _prompt(self, task: Task, step: Step) -> Sequence[int]:
+        if step.observation is None and task.prompt_ids is not None and not step.tools:
+            return task.prompt_ids
         seen = task.prompt if step.observation is None else step.observation
         if _is_tokens(seen):
-            return list(seen)  # type: ignore[arg-type]
-        return render_prompt(seen, self.tokenizer, self.data.system_prompt, self.data.template)  # type: ignore[arg-type]
+            return seen  # type: ignore[return-value]
+        return self.codec.render(as_messages(seen), step.tools)  # type: ignore[arg-type]
 
-    def _observation(self, step: Step, answer: Generation, key: str) -> list[int]:
+    def _observation(self, step: Step, action: Action, tools: Sequence[Mapping[str, Any]] | None, key: str) -> Sequence[int]:
         seen = step.observation
         if seen is None:
-            raise RunError(f"{key}: agent_step gave neither an observation nor done=True")
+            self.manager.raise_misfit(key, "agent_step", "gave neither an observation nor done=True from agent_step")
         if _is_tokens(seen):
-            return list(seen)  # type: ignore[arg-type]
-        last = answer.token_ids[-1] if answer.token_ids else None
-        # A stop string ends the sampling, not the turn: only a special token does.
-        ended = answer.finish_reason == "stop" and last in self.tokenizer.all_special_ids
-        return observation_ids(seen, self.tokenizer, ended, last_token=last, template=self.data.template)  # type: ignore[arg-type]
+            return seen  # type: ignore[return-value]
+        last: Message = {"role": "assistant", "content": action.text} if tools is None else action.message.message
+        return self.codec.delta(last, as_messages(seen), action.token_ids, tools=tools)  # type: ignore[arg-type]
 
 
-def _check_trajectory(trajectory: Trajectory, episode: Episode, key: str) -> None:
-    """What the host relies on of an agent's own trajectories. Raises ``RunError``, naming the agent."""
+def as_messages(seen: str | Sequence[Message]) -> list[Message]:
+    """A text as a user's message."""
+    return [{"role": "user", "content": seen}] if isinstance(seen, str) else list(seen)
+
+
+def _problem(trajectory: Trajectory, episode: Episode) -> str:
+    """What of an agent's own trajectory the host cannot use."""
     if not isinstance(trajectory, Trajectory):
-        raise RunError(f"{key} gave a {type(trajectory).__name__} from agent_run, expected Trajectory")
+        return f"gave a {type(trajectory).__name__} from agent_run, expected Trajectory"
     if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
-        raise RunError(f"{key}: agent_run must give trajectories with the episode's own group_id and episode_id")
+        return "gave a trajectory without the episode's own group_id and episode_id from agent_run"
     if not trajectory.segments or trajectory.segments[0].kind != "prompt":
-        raise RunError(f"{key}: a trajectory begins with its prompt segment")
+        return "gave a trajectory that does not begin with its prompt segment from agent_run"
     for segment in trajectory.actions:
         count = len(segment.token_ids)
         if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
-            raise RunError(f"{key}: every sampled token keeps its log-probability and version; an action segment lacks some")
+            return "gave an action segment from agent_run where some tokens lack their log-probability or version"
+    return ""
 
 
-def _check_branch(row: Trajectory, until_parent: Sequence[Trajectory], key: str) -> None:
-    """Raises ``RunError`` where a row does not begin as the row that it says it branched from."""
-    if not until_parent or any(row is other for other in until_parent):
-        raise RunError(f"{key}: row {row.row} has the parent {row.parent}; that is the index of an earlier row of its episode")
-    tokens = [token for segment in until_parent[-1].segments for token in segment.token_ids]
+def _branch_problem(row: Trajectory, rows: Sequence[Trajectory]) -> str:
+    """Whether a row does not begin as the row that it says it branched from."""
+    if row.parent is None:
+        return ""
+    if not 0 <= row.parent < row.row:
+        return f"gave row {row.row} with the parent {row.parent}; that is the index of an earlier row of its episode"
+    tokens = [token for segment in rows[row.parent].segments for token in segment.token_ids]
     branch, prompt = row.branch, row.prompt_ids
     if not 0 < branch <= min(len(tokens), len(prompt)) or tokens[:branch] != prompt[:branch]:
-        raise RunError(f"{key}: row {row.row} does not begin with the first {branch} tokens of row {row.parent}")
+        return f"gave row {row.row}, which does not begin with the first {branch} tokens of row {row.parent}"
+    return ""
 
 
 def _is_tokens(value: Any) -> bool:

@@ -30,8 +30,6 @@ def make_experience(
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     if any(AGENT in row.rewards for row in rows):
         weights = {**weights, AGENT: 1.0}
-    group_numbers = {group.group_id: number for number, group in enumerate(groups)}
-    episode_numbers: dict[str, int] = {}
     # Flat columns over all rows' completion tokens: there may be millions.
     ids, logprobs, versions = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.int32)]
     turns: list[int] = []
@@ -64,7 +62,8 @@ def make_experience(
     segments = [segment for row in rows for segment in row.completion]
     names = dict.fromkeys(name for row in rows for name in row.columns)
     token_names = dict.fromkeys(name for segment in segments for name in segment.columns)
-    episodes = _tensor([episode_numbers.setdefault(row.episode_id, len(episode_numbers)) for row in rows], np.int64)
+    # The roles of an episode are as many episodes in as many groups: none is the baseline of another.
+    episodes = _numbered([(row.episode_id, row.role) for row in rows])
     places = {(row.episode_id, row.row): place for place, row in enumerate(rows)}
     parents = [-1 if row.parent is None else places.get((row.episode_id, row.parent), -1) for row in rows]
     return Experience(
@@ -74,7 +73,7 @@ def make_experience(
         action_mask=action_mask,
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
-        group_id=_tensor([group_numbers[row.group_id] for row in rows], np.int64),
+        group_id=_numbered([(row.group_id, row.role) for row in rows]),
         episode_id=episodes,
         unit_id=episodes.clone(),
         task_index=_tensor([row.task.index for row in rows], np.int64),
@@ -102,6 +101,12 @@ def make_experience(
 def _tensor(values: Sequence[Any] | np.ndarray, dtype: Any) -> Tensor:
     """By way of numpy, which reads a list of numbers several times faster than torch does."""
     return torch.from_numpy(np.array(values, dtype=dtype))
+
+
+def _numbered(names: Sequence[Any]) -> Tensor:
+    """Each name's number, in the order in which they come."""
+    numbers: dict[Any, int] = {}
+    return _tensor([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
 def _token_column(segments: Sequence[Segment], name: str) -> Tensor:
@@ -192,16 +197,18 @@ def _finite(values: Tensor, key: str, hook: str) -> Tensor:
 
 
 def reward_metrics(experience: Experience) -> dict[str, float]:
-    """Rewards, scores, lengths and truncation of a batch, as they go to the log; without any reward, none are made up."""
-    rewards = experience.rewards.double()
+    """Rewards, scores, lengths and truncation of a batch, as they go to the log; without any reward, none are made up. Rewards and
+    scores are those of final rows: the others have them from there."""
+    final = _tensor([row.final for row in experience.trajectories], np.bool_) if experience.trajectories else slice(None)
+    rewards = experience.rewards[final].double()
     lengths = experience.action_mask.sum(-1).double()
     values = {"length/mean": lengths.mean(), "length/max": lengths.max(), "truncated": experience.truncated.double().mean()}
     if experience.reward_names:
         values |= {"reward/mean": rewards.mean(), "reward/std": rewards.std(correction=0)}
         values |= {"reward/min": rewards.min(), "reward/max": rewards.max()}
     for column, name in enumerate(experience.reward_names):
-        values[f"reward/{name}"] = experience.plugin_rewards[:, column].double().nanmean()
-    values["score/mean"] = experience.scores.double().nanmean()
+        values[f"reward/{name}"] = experience.plugin_rewards[final, column].double().nanmean()
+    values["score/mean"] = experience.scores[final].double().nanmean()
     extra: dict[str, list[float]] = {}
     for row in experience.trajectories:
         for name, value in row.metrics.items():

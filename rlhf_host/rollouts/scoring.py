@@ -47,14 +47,16 @@ async def score_group(
 ) -> None:
     """Fill ``rewards``, ``reward``, ``score`` and ``metrics`` of the trajectories, in place.
 
-    Every plugin is called alone, with a deadline and its retries. A plugin that raises, is late, answers with the wrong length
-    or a number that is not finite could not judge; where its weight is not zero the trajectory is unjudged.
+    Every plugin is called alone, with a deadline and its retries, and judges the final rows. A plugin that raises, is late,
+    answers with the wrong length or a number that is not finite could not judge; where its weight is not zero the trajectory is
+    unjudged. Rows that are not final take over what the final ones of their episode got.
 
     Args:
         needless: a trajectory that nobody rewards is worth 0.
     """
     if not trajectories:
         return
+    everything, trajectories = trajectories, [trajectory for trajectory in trajectories if trajectory.final]
     asked = [_ask(manager, key, trajectories, context, settings) for key, _ in by.values()]
     # A task each only where there is something to do side by side: groups come by the hundred.
     answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
@@ -70,6 +72,38 @@ async def score_group(
                 trajectory.unjudged_reason = f"{alias}: {verdict.reason}"
     for trajectory in trajectories:
         _total(trajectory, weights, needless)
+    if len(trajectories) < len(everything):
+        _take_over(everything, weights, needless)
+
+
+def _take_over(trajectories: Sequence[Trajectory], weights: dict[str, float], needless: bool) -> None:
+    """Fill the rows that are not final: the mean reward, by plugin, of the final rows of their episode and role, or else of their
+    episode. Rewards that the agent gave such a row itself stand in place of the agent's."""
+    finals = [row for row in trajectories if row.final]
+    for row in (row for row in trajectories if not row.final):
+        same = [final for final in finals if final.episode_id == row.episode_id]
+        same = [final for final in same if final.role == row.role] or same
+        if missed := next((final for final in same if final.unjudged_reason is not None), None):
+            row.unjudged_reason = missed.unjudged_reason
+            continue
+        own = row.agent_rewards.count(None) < len(row.agent_rewards)
+        for alias in dict.fromkeys(alias for final in same for alias in final.rewards):
+            given = [reward for final in same if (reward := final.rewards.get(alias)) is not None]
+            row.rewards[alias] = _mean(given) if given else None
+        if own:
+            row.rewards.pop(AGENT, None)
+        scores = [final.score for final in same if final.score is not None]
+        _total(row, {**weights, AGENT: 1.0}, needless)
+        row.score = sum(scores) / len(scores) if scores else None
+
+
+def _mean(rewards: Sequence[Reward]) -> Reward:
+    """Of several verdicts of one plugin, without their places: those are of other rows."""
+    names = dict.fromkeys(name for reward in rewards for name in reward.parts)
+    if not all(reward.parts for reward in rewards):
+        names = {}
+    parts = {name: sum(reward.parts.get(name, 0.0) for reward in rewards) / len(rewards) for name in names}
+    return Reward(sum(reward.total for reward in rewards) / len(rewards), parts=parts)
 
 
 def _total(trajectory: Trajectory, weights: dict[str, float], needless: bool) -> None:

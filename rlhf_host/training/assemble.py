@@ -300,4 +300,5 @@ def _episodes(
     longest = min(rollout.max_tokens or context_length, context_length)
     name, engine = f"engine {config.engine.name}", started.runtime.engine
     assert engine is not None
-    return Episodes(manager, engine, started.tokenizer, data, sampling, longest, rollout, name)
+    ends = stop_tokens(config.roles["actor"])
+    return Episodes(manager, engine, started.tokenizer, data, sampling, longest, rollout, name, ends, config.debug)

@@ -53,9 +53,14 @@ class Evaluation:
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
-    """Of judged trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
+    """Of judged final trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
     ``length/mean``, ``truncated``, ``samples``."""
-    rows = [trajectory for group in groups for trajectory in group.trajectories]
+    judged: dict[tuple[str, str], list[Trajectory]] = {}
+    for group in groups:
+        for row in group.trajectories:
+            if row.final:
+                judged.setdefault((group.group_id, row.role), []).append(row)
+    rows = [row for answers in judged.values() for row in answers]
     if not rows:
         return {"samples": 0.0}
 
@@ -77,11 +82,11 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
         values["score/mean"] = mean(scores)
         for k in sorted({1, settings.n, *settings.k}):
             # A group short of k judged samples has no unbiased estimate, and is left out of this k.
-            counted = [g for g in groups if len(g.trajectories) >= k]
+            counted = [answers for answers in judged.values() if len(answers) >= k]
             if counted:
-                values[f"pass@{k}"] = mean([pass_at_k(len(g.trajectories), _passed(g), k) for g in counted])
+                values[f"pass@{k}"] = mean([pass_at_k(len(answers), _passed(answers), k) for answers in counted])
     return values
 
 
-def _passed(group: Group) -> int:
-    return sum(row.score is not None and row.score >= 1.0 for row in group.trajectories)
+def _passed(answers: Sequence[Trajectory]) -> int:
+    return sum(row.score is not None and row.score >= 1.0 for row in answers)

@@ -33,6 +33,10 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
     }
     if len(trajectory.actions) > 1:
         row["full_text"] = trajectory.full_text
+    if trajectory.role:
+        row["role"] = trajectory.role
+    if not trajectory.final:
+        row["final"] = False
     if trajectory.advantage is not None:
         row["advantage"] = trajectory.advantage
     if trajectory.unjudged_reason is not None:

@@ -159,6 +159,8 @@ class _Row(_Strict):
     agent_rewards: list[float | None] = []
     score: float | None = None
     finish_reason: Literal["stop", "length", "abort"] = "stop"
+    role: str = ""
+    final: bool = True
     metrics: dict[str, float | None] = {}
     advantage: float | None = None
     unjudged: str | None = None
@@ -299,6 +301,8 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         segments=[Segment(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments],
         finish_reason=row.finish_reason,
         sample=row.sample,
+        role=row.role,
+        final=row.final,
         rewards=rewards,
         agent_rewards=row.agent_rewards,
         reward=row.reward,

@@ -1,13 +1,9 @@
-"""Prompts as tokens, and the tokens between turns."""
+"""Prompts as tokens."""
 
 import pytest
 
-from rlhf_host.data.chat import observation_ids, render_prompt, render_prompts
+from rlhf_host.data.chat import render_prompt, render_prompts
 from rlhf_host.errors import UserError
-from rlhf_host.records.episodes import EpisodeFailed
-from rlhf_host.testing.models import tiny_tokenizer
-
-from .conftest import CHATML
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -94,86 +90,3 @@ def test_half_a_character_is_refused_wherever_it_comes_from(plain):
 def test_many_prompts_are_rendered_as_one_is(chatml):
     prompts = ["a", USER, "ccc"]
     assert render_prompts(prompts, chatml, "S") == [render_prompt(prompt, chatml, "S") for prompt in prompts]
-
-
-# --- the tokens between turns -------------------------------------------------------------------
-
-
-def conversation(tokenizer, turns, ids):
-    """Prompt, then alternately an assistant's sampled tokens and what follows them."""
-    for action, observation in turns:
-        finished = action[-1] == tokenizer.eos_token_id
-        ids = [*ids, *action, *observation_ids(observation, tokenizer, finished, last_token=action[-1])]
-    return ids
-
-
-def test_turns_appended_token_by_token_equal_the_whole_conversation_rendered_at_once(chatml):
-    end = chatml.eos_token_id
-    turns = [([*chatml.encode("yes?"), end], "more"), ([*chatml.encode("  ok\n"), end], "last")]
-    appended = conversation(chatml, turns, render_prompt("hi", chatml))
-    whole = [*USER]
-    for words, observation in (("yes?", "more"), ("  ok\n", "last")):
-        whole += [{"role": "assistant", "content": words}, {"role": "user", "content": observation}]
-    assert appended == render_prompt(whole, chatml)
-
-
-def test_a_turn_cut_by_length_is_closed_before_the_next(chatml):
-    assert (
-        chatml.decode(observation_ids("more", chatml, False))
-        == "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert chatml.decode(observation_ids("more", chatml, True)) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_an_observation_may_be_messages_of_any_role(chatml):
-    observation = [{"role": "tool", "content": "4"}, {"role": "user", "content": "go on"}]
-    text = chatml.decode(observation_ids(observation, chatml, True))
-    assert text == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_the_template_ending_is_left_out_when_another_end_token_was_sampled(chatml):
-    """Some models stop on ``<|endoftext|>`` though their template writes ``<|im_end|>``: one of them is enough."""
-    chatml.eos_token = "<|user|>"
-    assert chatml.decode(observation_ids("m", chatml, True, last_token=chatml.eos_token_id)).startswith("\n<|im_start|>user")
-
-
-def test_a_template_whose_next_turn_is_the_end_token_writes_it_once(make_tokenizer):
-    """GLM's models end their turn by opening the user's."""
-    turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    tokenizer = make_tokenizer(turns + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
-    opens = tokenizer.convert_tokens_to_ids("<|user|>")
-    assert tokenizer.decode(observation_ids("m", tokenizer, True, last_token=opens)) == "m<|assistant|>"
-    assert tokenizer.decode(observation_ids("m", tokenizer, False)) == "<|user|>m<|assistant|>"
-    assert (
-        tokenizer.decode(observation_ids("m", tokenizer, True, last_token=tokenizer.eos_token_id)) == "<|user|>m<|assistant|>"
-    )
-
-
-def test_without_a_chat_template_the_observation_is_its_own_text(plain, chatml):
-    assert plain.decode(observation_ids(" 5?", plain, True)) == " 5?"
-    assert chatml.decode(observation_ids(" 5?", chatml, True, template="none")) == " 5?"
-
-
-def test_a_template_that_drops_assistant_turns_is_refused(make_tokenizer):
-    tokenizer = make_tokenizer("{{ messages[-1]['content'] }}")
-    with pytest.raises(UserError, match="leaves out earlier assistant turns"):
-        observation_ids("m", tokenizer, True)
-
-
-@pytest.mark.parametrize("chat_template", [None, CHATML])
-def test_an_observation_without_tokens_is_refused(chat_template):
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = chat_template
-    with pytest.raises(EpisodeFailed, match="no tokens for the observation '漢字'"):
-        observation_ids("漢字", tokenizer, True)
-    observation_ids(" ", tokenizer, True)
-
-
-def test_a_template_that_drops_a_message_of_the_observation_is_refused(make_tokenizer):
-    turns = "{% for m in messages if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    tokenizer = make_tokenizer(turns + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
-    with pytest.raises(UserError, match="leaves out a message of the role 'tool': give it another role"):
-        observation_ids([{"role": "tool", "content": "4"}, {"role": "user", "content": "go on"}], tokenizer, True)
-    assert tokenizer.decode(observation_ids([{"role": "user", "content": "go on"}], tokenizer, False)).startswith(
-        "<|user|>go on"
-    )

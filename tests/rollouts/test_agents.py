@@ -8,9 +8,12 @@ import threading
 
 import pytest
 
-from rlhf_host import RunError, Step, Trajectory, hookimpl
-from rlhf_host.config.schema import RolloutConfig
+from rlhf_host import Reward, RunError, Step, Trajectory, UserError, hookimpl
+from rlhf_host.config.schema import EvalConfig, RolloutConfig
+from rlhf_host.functional import leave_one_out
 from rlhf_host.records.episodes import Sampling, Segment
+from rlhf_host.rollouts.experience import make_experience, reward_metrics
+from rlhf_host.training.evaluate import summary
 
 from .playing import Guess, Length, load
 
@@ -159,3 +162,245 @@ def test_an_observation_that_no_token_stands_for_fails_the_episode(collect):
 
     with pytest.raises(RunError, match=r"could not be judged.*no tokens for the observation '漢字'"):
         collect(load(agent=Foreign()), groups=1)
+
+
+# --- what fails one episode, and what the run ---------------------------------------------------
+
+
+class Troubled(Guess):
+    """Sample 0 of each task does ``trouble`` in one hook, the others play."""
+
+    def __init__(self, hook, trouble):
+        super().__init__()
+        self.hook, self.trouble = hook, trouble
+
+    def at(self, hook, episode, answer):
+        return self.trouble() if hook == self.hook and episode.sample == 0 else answer
+
+    @hookimpl
+    async def agent_reset(self, episode):
+        return self.at("agent_reset", episode, Step("go:"))
+
+    @hookimpl
+    async def agent_step(self, episode, action):
+        return self.at("agent_step", episode, Step(reward=1.0, done=True))
+
+    @hookimpl
+    def agent_close(self, episode):
+        super().agent_close(episode)
+        return self.at("agent_close", episode, None)
+
+
+def breaks():
+    raise OSError("the sandbox is gone")
+
+
+@pytest.mark.parametrize("hook", ["agent_reset", "agent_step", "agent_close"])
+def test_an_exception_of_an_agent_fails_its_episode_alone(collect, hook, caplog):
+    agent = Troubled(hook, breaks)
+    found, _ = collect(load(agent=agent), groups=3, n=4)
+    assert [len(group.trajectories) for group in found.groups] == [3, 3, 3]
+    metrics = found.metrics()
+    assert (metrics["rollout/finished"], metrics["rollout/truncated"], metrics["rollout/failed"]) == (9, 0, 3)
+    assert metrics["rollout/failed/single_turn:OSError"] == 3
+    [said] = [record for record in caplog.records if "the sandbox is gone" in record.message]
+    assert "breaks" in (said.exc_text or ""), "the first of a kind, with its traceback"
+    assert len(agent.closed) == 12
+
+
+@pytest.mark.parametrize(("hook", "answer"), [("agent_reset", "text"), ("agent_step", {"done": True}), ("agent_step", Step())])
+def test_an_answer_that_nobody_can_use_fails_its_episode_alone(collect, hook, answer):
+    found, _ = collect(load(agent=Troubled(hook, lambda: answer)), groups=2, n=4)
+    assert found.metrics()["rollout/failed/single_turn:TypeError"] == 2
+    assert found.trajectories == 6
+
+
+def test_too_many_failures_end_the_run(collect):
+    with pytest.raises(
+        RunError, match=r"2 of 2 trajectories could not .* failed in agent_step: OSError: the sandbox is gone \(2"
+    ):
+        collect(load(agent=Troubled("agent_step", breaks)), groups=2, n=1)
+
+
+def test_the_user_s_and_the_host_s_own_errors_end_the_run(collect):
+    for error in (UserError("wrong"), RunError("lost")):
+
+        def stops(error=error):
+            raise error
+
+        with pytest.raises(type(error), match=str(error)):
+            collect(load(agent=Troubled("agent_step", stops)), groups=1, n=4)
+
+
+# --- rows of several roles, and rows without the answer ------------------------------------------
+
+
+def row(episode, token, **more):
+    segments = [Segment("prompt", [3, 4]), Segment("action", [token], [-0.5], [0])]
+    return Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample, **more)
+
+
+class Plays:
+    """Gives the rows that ``rows(episode)`` makes."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        return self.rows(episode)
+
+
+class Judge:
+    """The reward is the first sampled token."""
+
+    def __init__(self):
+        self.judged = []
+
+    @hookimpl
+    def score(self, trajectories):
+        self.judged += [trajectory.row for trajectory in trajectories]
+        rewards = [Reward(float(trajectory.actions[0].token_ids[0]), score=1.0) for trajectory in trajectories]
+        return rewards
+
+
+def test_only_final_rows_are_judged_and_the_others_take_their_reward(collect):
+    judge = Judge()
+    agent = Plays(lambda episode: [row(episode, 9, final=False), row(episode, 5 + episode.sample)])
+    found, _ = collect(load(judge, agent=agent), groups=1, n=2)
+    assert judge.judged == [1, 1]
+    rows = found.groups[0].trajectories
+    assert [(one.final, one.reward, one.score) for one in rows] == [
+        (False, 5.0, 1.0),
+        (True, 5.0, 1.0),
+        (False, 6.0, 1.0),
+        (True, 6.0, 1.0),
+    ]
+    experience = make_experience(found.groups, {"p0": 1.0}, step=1, max_new_tokens=8, temperature=1.0)
+    assert experience.rewards.tolist() == [5.0, 5.0, 6.0, 6.0]
+    assert reward_metrics(experience)["reward/mean"] == 5.5
+
+
+def test_a_row_s_own_rewards_stand_in_place_of_the_agent_s(collect):
+    agent = Plays(lambda episode: [row(episode, 9, final=False, agent_rewards=[0.25]), row(episode, 5, agent_rewards=[1.0])])
+    found, _ = collect(load(Judge(), agent=agent), groups=1, n=1)
+    assert [one.reward for one in found.groups[0].trajectories] == [5.25, 6.0]
+
+
+def test_what_was_not_judged_is_not_judged_for_the_others_either(collect):
+    class Silent:
+        @hookimpl
+        def score(self, trajectories):
+            return [None if trajectory.sample else 1.0 for trajectory in trajectories]
+
+    agent = Plays(lambda episode: [row(episode, 9, final=False), row(episode, 5)])
+    found, _ = collect(load(Silent(), agent=agent), groups=1, n=2)
+    assert [one.reward for one in found.groups[0].trajectories] == [1.0, 1.0]
+    assert found.unjudged.total() == 2
+
+
+def test_an_episode_without_a_final_row_has_failed(collect):
+    with pytest.raises(RunError, match="gave no final row: set final on the one with the answer"):
+        collect(load(Judge(), agent=Plays(lambda episode: [row(episode, 9, final=False)])), groups=1)
+
+
+def test_seats_of_a_game_are_groups_apart(collect):
+    """Black always wins: neither seat's reward is a baseline of the other's."""
+
+    def seats(episode):
+        return [row(episode, 9, role="black", agent_rewards=[1.0]), row(episode, 9, role="white", agent_rewards=[-1.0])]
+
+    found, _ = collect(load(agent=Plays(seats)), groups=2, n=2)
+    experience = make_experience(found.groups, {}, step=1, max_new_tokens=8, temperature=1.0)
+    assert experience.group_id.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert experience.episode_id.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert leave_one_out(experience.rewards, experience.group_id, experience.episode_id).tolist() == [0.0] * 8
+    assert summary(found.groups, EvalConfig(n=2))["samples"] == 8
+
+
+# --- calls side by side ---------------------------------------------------------------------------
+
+
+class SideBySide:
+    """Asks about three prompts at once, each after a delay of its own."""
+
+    def __init__(self, delays):
+        self.delays, self.answers = delays, []
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        async def one(prompt):
+            await asyncio.sleep(self.delays[prompt - 5])
+            return await policy.generate([prompt])
+
+        prompts = [5, 6, 6]
+        self.answers = await asyncio.gather(*map(one, prompts))
+        [first] = [row for row in policy.trajectories() if row.prompt_ids == [5]]
+        first.agent_rewards, first.final = [1.0], True
+        return [first]
+
+
+def test_random_numbers_do_not_depend_on_which_call_comes_first(collect):
+    keys = []
+    for delays in ([0.0, 0.02], [0.02, 0.0]):
+        _, engine = collect(load(agent=SideBySide(delays)), groups=1, n=1, script=lambda ids, key: [8])
+        keys.append({(prompt, key) for prompt, _, key in engine.calls})
+    assert keys[0] == keys[1]
+    assert len({key for _, key in keys[0]}) == 3, "asked twice, a prompt is answered twice"
+
+
+def test_engines_do_not_wait_for_a_program_that_is_busy_with_something_else(collect):
+    class Busy(Own):
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            await policy.generate([5])
+            await asyncio.sleep(0.3)
+            return await super().agent_run(episode, policy)
+
+    _, engine = collect(load(agent=Busy()), groups=1, n=2, script=lambda ids, key: [8])
+    assert engine.expected[0] == 2, "an episode that begins is waited for"
+    assert 0 in engine.expected[:-2], "one that is busy is not"
+    assert engine.expected[-1] == 0
+    assert min(engine.expected) == 0
+
+
+# --- chat, forks -----------------------------------------------------------------------------------
+
+
+def test_an_agent_may_talk_in_messages(collect, tokenizer):
+    class Talks:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            messages = [{"role": "user", "content": "1+1"}]
+            for word in ("2", "3"):
+                reply = await policy.chat(messages, max_new_tokens=3)
+                assert reply.content
+                assert reply.call_id
+                messages += [reply.message, {"role": "user", "content": word}]
+            helper = policy.fork("helper")
+            await helper.chat([{"role": "user", "content": "12"}])
+            opponent = policy.fork("opponent", trainable=False)
+            await opponent.chat([{"role": "user", "content": "12"}])
+            rows = policy.trajectories()
+            for one in rows:
+                one.agent_rewards = [1.0] * len(one.actions)
+            return rows
+
+    digit = tokenizer.encode("7", add_special_tokens=False)[0]
+    found, engine = collect(load(agent=Talks()), groups=1, n=2, script=lambda ids, key: [digit] * 5)
+    rows = found.groups[0].trajectories
+    assert [(one.role, one.final, len(one.actions), one.row) for one in rows] == [("", True, 2, 0), ("helper", True, 1, 1)] * 2
+    assert rows[0].actions[0].token_ids == [digit] * 3
+    assert len(engine.calls) == 8
+
+
+def test_the_tools_of_a_step_go_into_the_prompt_and_calls_are_read(collect, tokenizer):
+    """With plain text there are none, which is said."""
+
+    class Tools(Guess):
+        @hookimpl
+        def agent_reset(self, episode):
+            return Step("go", tools=[{"type": "function", "function": {"name": "add"}}])
+
+    with pytest.raises(RunError, match="plain text has no tools: put the tools into the system prompt"):
+        collect(load(agent=Tools()), groups=1)

@@ -242,11 +242,11 @@ def test_rows_that_branch_name_their_parent(collect):
 @pytest.mark.parametrize(
     ("branch", "message"),
     [
-        ((1, 3), "row 1 has the parent 1; that is the index of an earlier row"),
-        ((-1, 3), "row 1 has the parent -1"),
-        ((5, 3), "row 1 has the parent 5"),
-        ((0, 4), "row 1 does not begin with the first 4 tokens of row 0"),
-        ((0, 0), "row 1 does not begin with the first 0 tokens of row 0"),
+        ((1, 3), "row 1 with the parent 1; that is the index of an earlier row"),
+        ((-1, 3), "row 1 with the parent -1"),
+        ((5, 3), "row 1 with the parent 5"),
+        ((0, 4), "row 1, which does not begin with the first 4 tokens of row 0"),
+        ((0, 0), "row 1, which does not begin with the first 0 tokens of row 0"),
     ],
 )
 def test_a_row_that_did_not_branch_there_is_refused(collect, branch, message):
@@ -417,7 +417,7 @@ def test_an_agent_reward_that_is_not_finite_is_unjudged(collect):
 
 @pytest.mark.parametrize(
     ("group", "logprobs", "message"),
-    [("other", [-1.0], "the episode's own group_id"), (None, None, "every sampled token keeps its log-probability")],
+    [("other", [-1.0], "the episode's own group_id"), (None, None, "some tokens lack their log-probability")],
 )
 def test_an_agent_s_own_trajectories_are_checked(collect, group, logprobs, message):
     from rlhf_host import Segment
@@ -457,7 +457,7 @@ class Waits(Guess):
 
 
 def fails():
-    raise ValueError("a broken tool")
+    raise UserError("a broken tool")
 
 
 def cancels():

@@ -208,7 +208,7 @@ class Session:
     ) -> list[list[Trajectory]]:
         """The trajectories of each episode, played by the host's own code one after the other or all at once."""
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
-        runner = Episodes(self.manager, engine or self.engine(), tokenizer(), DataConfig(), sampling, max_tokens)
+        runner = Episodes(self.manager, engine or self.engine(), tokenizer(), DataConfig(), sampling, max_tokens, strict=True)
         chosen = self.episodes() if episodes is None else episodes
 
         async def at_once() -> list[list[Trajectory]]:

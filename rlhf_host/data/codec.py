@@ -1,0 +1,461 @@
+"""Chat messages as tokens, and sampled tokens as messages.
+
+A conversation is rendered by the chat template once, where it begins. What follows an answer is found by the *marker delta*: the
+template renders a conversation with a marker in place of the answer, and only the text behind the marker is tokenised. So sampled
+tokens are never decoded and tokenised again, and it does not matter what a template does to earlier turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlhf_host.data import tool_formats
+from rlhf_host.data.chat import apply_template, conversation, encode, render_prompts, uses_chat_template
+from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import EpisodeFailed, FinishReason, Message
+from rlhf_host.records.messages import Reply, ToolCall
+
+Tools = Sequence[Mapping[str, Any]]
+
+WITHOUT_TOOLS = (
+    "put the tools into the system prompt and their results into user messages (the agent multi_turn: tool_format text)"
+)
+"""The way out for chat templates that have no tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Junction:
+    """Where an answer ends and new text begins: a special token's text and id, and all text from there on."""
+
+    stop: str
+    stop_id: int
+    text: str
+    closes: bool
+    """The token ends the answer; otherwise it already opens the next turn."""
+
+
+class ChatCodec:
+    """Messages to tokens and back, for one tokenizer and its chat template, or for plain text.
+
+    Args:
+        template: as ``data.template``: ``None``: the tokenizer's chat template, if it has one.
+        system_prompt: for conversations without one.
+        tool_format: how the model writes tool calls: ``auto``, ``none``, or a name of ``tool_formats.FORMATS``.
+        stop_ids: tokens that end an answer, beside the tokenizer's end of sequence and the chat template's own.
+
+    Raises ``UserError`` for an unknown ``tool_format``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | None = None,
+        *,
+        system_prompt: str | None = None,
+        tool_format: str = "auto",
+        stop_ids: Collection[int] = (),
+    ):
+        self.tokenizer, self.template, self.system_prompt = tokenizer, template, system_prompt
+        self.chat = uses_chat_template(tokenizer, template)
+        known = ("auto", "none", *tool_formats.FORMATS)
+        if tool_format not in known:
+            raise UserError(f"rollout.tool_format {tool_format!r} is none of {', '.join(known)}")
+        self._own = getattr(tokenizer, "response_template", None) if tool_format == "auto" else None
+        self.tool_format = tool_format
+        if tool_format == "auto":
+            self.tool_format = tool_formats.detect(_template_text(tokenizer)) if self.chat else "none"
+        self._mark = "m" + uuid.uuid4().hex  # no text of a conversation has it
+        self._given_stops = frozenset(stop_ids)
+        self._stops: frozenset[int] | None = None
+        self._specials: dict[str, int] | None = None
+        self._as_json = False
+        self._in_parts = self.chat and self._takes_parts()
+        self._endings: dict[str, str] = {}
+        self._rewritten: dict[str, bool] = {}
+        self._begins: str | None = None
+
+    # --- messages to tokens ---------------------------------------------------------------------
+
+    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+        """The tokens of a conversation that begins here, ready for an answer. Raises ``EpisodeFailed`` for what the chat template
+        refuses or leaves out."""
+        if not self.chat:
+            said = [{**message, "content": text_of(message.get("content"))} for message in messages]
+            if any("tool_calls" in message or message["role"] == "tool" for message in said) or tools:
+                raise EpisodeFailed(f"codec: plain text has no tools: {WITHOUT_TOOLS}")
+            return self._told(lambda: render_prompts([said], self.tokenizer, self.system_prompt, self.template)[0])
+        messages = conversation(messages, self.system_prompt)
+        text = self._told(lambda: self._write(messages, True, tools))
+        self._refuse_losses(messages, tools)
+        return encode([text], self.tokenizer, special=False)[0]
+
+    def delta(self, last: Message, new: Sequence[Message], sampled: Sequence[int], *, tools: Tools | None = None) -> list[int]:
+        """The tokens to append after an answer, so that the policy can give the next one.
+
+        They are what the chat template writes after an assistant's message: the rest of its turn's ending, ``new``, and the opening
+        of the next assistant turn. Where the answer ended by itself, its last token stands in place of the template's ending.
+        Without a chat template they are the texts of ``new`` alone.
+
+        Args:
+            last: the answer as a message, ``tool_calls`` included.
+            new: what was said since; no assistant's messages.
+            sampled: the answer's tokens.
+
+        Raises ``EpisodeFailed`` for what the chat template refuses or leaves out, naming it.
+        """
+        for message in new:
+            text = text_of(message.get("content"))
+            if text.strip() and not self._told(lambda text=text: encode([text], self.tokenizer, special=False)[0]):
+                raise EpisodeFailed(f"codec: the tokenizer has no tokens for the observation {text[:40]!r}")
+        if not self.chat:
+            return self._told(
+                lambda: encode(["\n".join(text_of(message.get("content")) for message in new)], self.tokenizer, special=False)[
+                    0
+                ]
+            )
+        junction = self._junction(last, new, tools)
+        last_id = sampled[-1] if sampled else None
+        keeps, text = True, junction.text
+        if last_id is not None and (last_id in self.stop_ids or last_id == junction.stop_id):
+            own = self._text_of_token(last_id)
+            before = text.find(self._first_content(new)) if self._first_content(new) else len(text)
+            if own and (place := text.find(own, 0, before)) >= 0:
+                text, keeps = text[place:], False
+                junction = replace(junction, stop=own, stop_id=last_id)
+            else:
+                keeps = not junction.closes
+        ids = self._told(lambda: encode([text], self.tokenizer, special=False)[0])
+        if not ids or ids[0] != junction.stop_id:
+            raise EpisodeFailed(f"codec: the tokenizer does not read the chat template's {junction.stop!r} as one token")
+        return ids if keeps else ids[1:]
+
+    def rewrites(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools | None = None) -> bool:
+        """Whether the chat template writes ``messages``, which end with an answer, otherwise once ``new`` follow."""
+        if not self.chat:
+            return False
+        shape = json.dumps([[_shape(message) for message in part] for part in (messages, new)] + [bool(tools)])
+        if shape not in self._rewritten:
+            marks = itertools.count()
+            marked = [self._marked(message, marks) for message in conversation(messages, self.system_prompt)]
+            before = self._told(lambda: self._write(marked, False, tools))
+            end = before.rfind(self._mark) + len(self._mark)
+            after = self._told(lambda: self._write([*marked, *(self._marked(one, marks) for one in new)], True, tools))
+            self._rewritten[shape] = not after.startswith(before[:end])
+        return self._rewritten[shape]
+
+    # --- tokens to messages ---------------------------------------------------------------------
+
+    def parse(
+        self,
+        sampled: Sequence[int],
+        *,
+        prompt_ids: Sequence[int] = (),
+        tools: Tools | None = None,
+        finish_reason: FinishReason = "stop",
+    ) -> Reply:
+        """An answer as a message: content, reasoning and, where there are ``tools``, calls. What cannot be read, such as calls that
+        are no JSON, stays text in ``content``, and ``problems`` says so."""
+        ids = list(sampled)
+        while ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        plain = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        reads = tools and (self._own or self.tool_format != "none")
+        thinks = "</think>" in text or "<think>" in text or "<think>" in self._opening
+        if not self.chat or not (reads or thinks or self._own):
+            return Reply(plain, finish_reason=finish_reason)
+        chosen = self._own or tool_formats.response_template(self.tool_format, self._opening, tools=bool(tools))
+        try:
+            told = self.tokenizer.parse_response(text, chosen, prefix=self._opening, tools=list(tools or ()))
+            calls = tuple(_call(call, tools or ()) for call in _as_list(told.get("tool_calls")))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            problem = " ".join(str(error).split())[:200]
+            return Reply(plain, finish_reason=finish_reason, problems=(f"unreadable: {problem}",))
+        reasoning = told.get("reasoning_content") or told.get("thinking") or told.get("reasoning")
+        content = self._without_specials(text_of(told.get("content"))).strip()
+        return Reply(content, reasoning and self._without_specials(str(reasoning)).strip(), calls, finish_reason)
+
+    # --- what the chat template does --------------------------------------------------------------
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        if self._stops is None:
+            stops = set(self._given_stops)
+            if self.tokenizer.eos_token_id is not None:
+                stops.add(self.tokenizer.eos_token_id)
+            if self.chat:
+                first = self._first_special(self._ending({"role": "assistant", "content": ""}, None))
+                stops |= {first[1]} if first else set()
+            self._stops = frozenset(stops)
+        return self._stops
+
+    def check(self, tools: Tools | None = None) -> None:
+        """Raise ``UserError`` for a chat template in which no conversation of several turns, or none with ``tools``, can go on."""
+        if not self.chat:
+            return
+        said: Message = {"role": "assistant", "content": "a"}
+        new: list[Message] = [{"role": "user", "content": "u"}]
+        if tools:
+            name = tools[0].get("function", tools[0])["name"]
+            call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": {}}}
+            said, new = {**said, "content": "", "tool_calls": [call]}, [_result(call, "result")]
+        try:
+            self.render([{"role": "user", "content": "x"}], tools)
+            self.delta(said, new, [], tools=tools)
+        except EpisodeFailed as failure:
+            raise UserError(failure.reason.removeprefix("codec: ")) from failure
+
+    def _junction(self, last: Message, new: Sequence[Message], tools: Tools | None) -> _Junction:
+        calls = last.get("tool_calls")
+        answers = any(message.get("role") == "tool" for message in new)
+        if calls and not answers and self._mark not in self._told(lambda: self._write(self._opened(last), False, tools)):
+            last = {"role": "assistant", "content": last.get("content")}  # a call that nobody answers need not be written
+        ending = self._ending(last, tools)
+        counter = itertools.count()
+        marks = [self._marked(message, counter) for message in new]
+        opened = self._opened(last)
+        skeleton = self._behind(self._told(lambda: self._write([*opened, *marks], True, tools)))
+        place = 0
+        for message, mark in zip(new, marks, strict=True):
+            if text_of(message.get("content")):
+                place = skeleton.find(mark["content"], place)
+                if place < 0:
+                    kind = f"a message of the role {message.get('role')!r}"
+                    way = f": {WITHOUT_TOOLS}" if message.get("role") == "tool" else ": give it another role"
+                    raise EpisodeFailed(f"codec: the chat template leaves out {kind}{way}")
+        text = self._behind(self._told(lambda: self._write([*opened, *new], True, tools)))
+        self._hold(new, text)
+        first, own = self._first_special(text), self._first_special(ending)
+        if first is None or first[0] > skeleton.find(self._mark) >= 0:
+            raise EpisodeFailed(
+                "codec: the chat template ends an answer without a special token, so nothing can be appended to one: use another"
+                " template, or plain text (data.template none)"
+            )
+        stop = text[first[0] : first[0] + first[2]]
+        return _Junction(stop, first[1], text[first[0] :], own is not None and own[1] == first[1])
+
+    def _ending(self, last: Message, tools: Tools | None) -> str:
+        """What the template writes after an answer of this shape when nothing follows."""
+        shape = json.dumps([_shape(last), bool(tools)])
+        if shape not in self._endings:
+            written = self._told(lambda: self._write(self._opened(last), False, tools))
+            if last.get("tool_calls") and self._mark not in written:
+                raise EpisodeFailed(f"codec: the chat template leaves out tool calls: {WITHOUT_TOOLS}")
+            self._endings[shape] = self._behind(written)
+        return self._endings[shape]
+
+    def _behind(self, written: str) -> str:
+        """What follows the answer's mark; a special token that quotes the mark, as in Gemma's calls, belongs to it."""
+        before, mark, behind = written.rpartition(self._mark + "-a")
+        if not mark:
+            raise EpisodeFailed(
+                "codec: the chat template leaves out earlier answers, so no conversation can go on token by token"
+            )
+        first = self._first_special(behind)
+        quote = behind[: first[2]] if first and first[0] == 0 else ""
+        return behind.removeprefix(quote) if quote and before.endswith(quote) else behind
+
+    def _opened(self, last: Message) -> list[Message]:
+        """A conversation that ends with the answer, whose last words are a mark."""
+        mark = self._mark + "-a"
+        answer: Message = {"role": "assistant", "content": mark}
+        if calls := last.get("tool_calls"):
+            answer["content"] = ""
+            answer["tool_calls"] = [
+                {**call, "type": "function", "function": {**call.get("function", call), "arguments": {"m": "x"}}}
+                for call in calls
+            ]
+            answer["tool_calls"][-1]["function"]["arguments"] = {"m": mark}
+        return [{"role": "user", "content": "x"}, answer]
+
+    def _marked(self, message: Message, numbers: itertools.count[int]) -> Message:
+        """The message with marks in place of its content and reasoning."""
+        marked = {name: value for name, value in message.items() if name not in ("reasoning_content", "thinking", "reasoning")}
+        if text_of(message.get("content")):
+            marked["content"] = f"n{next(numbers)}{self._mark}"
+        if reasoning_of(message):
+            marked["reasoning_content"] = marked["thinking"] = f"n{next(numbers)}{self._mark}"
+        return marked
+
+    def _refuse_losses(self, messages: Sequence[Message], tools: Tools | None) -> None:
+        """Raises ``EpisodeFailed`` for a message, a call or a tool that the template does not write."""
+        shape = json.dumps([[_shape(message) for message in messages], "render", bool(tools)])
+        if shape in self._rewritten:
+            return
+        numbers = itertools.count()
+        marked = [self._marked(message, numbers) for message in messages]
+        for message in marked:
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = [self._renamed(call, numbers) for call in calls]
+        renamed = [self._renamed(tool, numbers) for tool in tools or ()]
+        text = self._told(lambda: self._write(marked, True, renamed or None))
+        for message in marked:
+            if self._mark in text_of(message.get("content")) and str(message["content"]) not in text:
+                raise EpisodeFailed(f"codec: the chat template leaves out a message of the role {message.get('role')!r}")
+            if not all(call["function"]["name"] in text for call in message.get("tool_calls") or ()):
+                raise EpisodeFailed(f"codec: the chat template leaves out tool calls: {WITHOUT_TOOLS}")
+        if not all(tool["function"]["name"] in text for tool in renamed):
+            raise EpisodeFailed(f"codec: the chat template leaves out tools: {WITHOUT_TOOLS}")
+        self._rewritten[shape] = False
+
+    def _renamed(self, tool: Mapping[str, Any], numbers: itertools.count[int]) -> dict[str, Any]:
+        """A tool or a call with a mark as its name."""
+        return {**tool, "function": {**tool.get("function", tool), "name": f"n{next(numbers)}{self._mark}"}}
+
+    def _hold(self, new: Sequence[Message], text: str) -> None:
+        """Raises ``EpisodeFailed`` where the text of a message is not in what the template wrote, in order."""
+        place = 0
+        for message in new:
+            words = text_of(message.get("content")).strip()
+            forms = (words, json.dumps(words, ensure_ascii=False)[1:-1], json.dumps(words)[1:-1], " ".join(words.split()))
+            found = [at for form in forms if (at := text.find(form, place)) >= 0]
+            if not found:
+                raise EpisodeFailed(
+                    f"codec: the chat template changes a message of the role {message.get('role')!r}: {words[:60]!r}"
+                )
+            place = min(found)
+
+    def _write(self, messages: Sequence[Message], opens: bool, tools: Tools | None) -> str:
+        """The template's text, in the form of contents and arguments that it takes."""
+        try:
+            return self._apply(messages, opens, tools, self._as_json)
+        except UserError:
+            if self._as_json or not any(message.get("tool_calls") for message in messages):
+                raise
+            text = self._apply(messages, opens, tools, True)
+            self._as_json = True
+            return text
+
+    def _apply(self, messages: Sequence[Message], opens: bool, tools: Tools | None, as_json: bool) -> str:
+        shaped = [_in_form(message, as_json, self._in_parts) for message in messages]
+        return apply_template(self.tokenizer, shaped, add_generation_prompt=opens, tools=tools)
+
+    def _takes_parts(self) -> bool:
+        """Whether contents must be lists of parts: some templates of models that see images lose a plain text."""
+        for in_parts in (False, True):
+            message = _in_form({"role": "user", "content": self._mark}, False, in_parts)
+            with contextlib.suppress(UserError):
+                if self._mark in apply_template(self.tokenizer, [message], add_generation_prompt=True):
+                    return in_parts
+        return False
+
+    @property
+    def _opening(self) -> str:
+        """What the template writes before an answer."""
+        if self._begins is None:
+            messages: list[Message] = [{"role": "user", "content": self._mark}]
+            before = self._told(lambda: self._write(messages, False, None)) if self.chat else ""
+            after = self._told(lambda: self._write(messages, True, None)) if self.chat else ""
+            self._begins = after[len(before) :] if after.startswith(before) else ""
+        return self._begins
+
+    def _first_special(self, text: str) -> tuple[int, int, int] | None:
+        """Place, id and length of the first special token in a text."""
+        if self._specials is None:
+            added = getattr(self.tokenizer, "added_tokens_decoder", {})
+            self._specials = {token.content: number for number, token in added.items() if token.special}
+            self._specials |= {
+                self.tokenizer.convert_ids_to_tokens(number): number for number in self.tokenizer.all_special_ids
+            }
+        found = [(place, -len(token), number) for token, number in self._specials.items() if (place := text.find(token)) >= 0]
+        if not found:
+            return None
+        place, length, number = min(found)
+        return place, number, -length
+
+    def _text_of_token(self, number: int) -> str:
+        return str(self.tokenizer.decode([number], skip_special_tokens=False))
+
+    def _first_content(self, new: Sequence[Message]) -> str:
+        return next((words for message in new if (words := text_of(message.get("content")).strip())), "")
+
+    def _without_specials(self, text: str) -> str:
+        for token in self.tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        return text
+
+    @staticmethod
+    def _told(work: Any) -> Any:
+        """What a template refuses fails one episode, not the run."""
+        try:
+            return work()
+        except UserError as error:
+            raise EpisodeFailed(f"codec: {error}") from error
+
+
+def text_of(content: Any) -> str:
+    """A message's content as one text: parts are joined, ``None`` is empty."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+
+
+def reasoning_of(message: Message) -> str:
+    """Under whichever of its names."""
+    return str(next((value for name in ("reasoning_content", "reasoning", "thinking") if (value := message.get(name))), ""))
+
+
+def _template_text(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template)
+
+
+def _shape(message: Message) -> list[Any]:
+    """All of a message on which the form of what a template writes depends."""
+    calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
+    return [message.get("role"), bool(text_of(message.get("content"))), bool(reasoning_of(message)), calls]
+
+
+def _in_form(message: Message, as_json: bool, in_parts: bool) -> Message:
+    shaped = {**message, "content": text_of(message.get("content"))}
+    if in_parts:
+        shaped["content"] = [{"type": "text", "text": shaped["content"]}]
+    if message.get("tool_calls"):
+        shaped["tool_calls"] = [_call_in_form(call, as_json) for call in message["tool_calls"]]
+    return shaped
+
+
+def _call_in_form(call: Mapping[str, Any], as_json: bool) -> dict[str, Any]:
+    function = dict(call.get("function", call))
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str) and not as_json:
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {"arguments": arguments}
+    elif not isinstance(arguments, str) and as_json:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"id": "call00000", "type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _result(call: Mapping[str, Any], text: str) -> Message:
+    return {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": text}
+
+
+def _as_list(calls: Any) -> list[Any]:
+    if calls is None:
+        return []
+    flat = calls if isinstance(calls, list) else [calls]
+    return [one for call in flat for one in (call if isinstance(call, list) else [call])]
+
+
+def _call(call: Mapping[str, Any], tools: Tools) -> ToolCall:
+    """Raises ``ValueError`` for a call without a name, or with arguments that are no object."""
+    function = call.get("function", call)
+    name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError("a call without a name")
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of {name} are no object")
+    return ToolCall(name.strip(), arguments)
