@@ -155,7 +155,6 @@ class ChatCodec:
         self,
         sampled: Sequence[int],
         *,
-        prompt_ids: Sequence[int] = (),
         tools: Tools | None = None,
         finish_reason: FinishReason = "stop",
     ) -> Reply:

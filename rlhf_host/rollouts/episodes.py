@@ -208,7 +208,7 @@ class Episodes:
             call = await policy.answer(plan, key=(episode.seed, episode.sample, episode.turn), tools=tools)
             answer = call.generation
             assert answer is not None
-            parse = partial(self.codec.parse, answer.token_ids, tools=tools, finish_reason=answer.finish_reason)
+            parse = partial(policy.read, call, answer, tools)
             action = Action(None, answer.token_ids, answer.finish_reason, self.decode, parse)
             step: Step = await self.manager.acall(key, "agent_step", within_s=timeout_s, episode=episode, action=action)
             agent_rewards.append(step.reward)

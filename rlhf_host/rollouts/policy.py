@@ -151,13 +151,14 @@ class EpisodePolicy:
         finally:
             if self.expected is not None:
                 self.expected.answered()
-        reply = None
-        if parsed:
-            reply = self.codec.parse(answer.token_ids, prompt_ids=prompt, tools=tools, finish_reason=answer.finish_reason)
-            calls = [replace(one, id=self._call_id(call, number)) for number, one in enumerate(reply.tool_calls)]
-            reply = replace(reply, tool_calls=tuple(calls))
-        self.tree.done(call, answer, reply)
+        self.tree.done(call, answer, self.read(call, answer, tools) if parsed else None)
         return call
+
+    def read(self, call: Call, answer: Generation, tools: Sequence[Mapping[str, Any]] | None = None) -> Reply:
+        """The answer as a message, its calls with ids."""
+        reply = self.codec.parse(answer.token_ids, tools=tools, finish_reason=answer.finish_reason)
+        calls = [replace(one, id=self._call_id(call, number)) for number, one in enumerate(reply.tool_calls)]
+        return replace(reply, tool_calls=tuple(calls))
 
     def fork(self, role: str = "", *, trainable: bool = True) -> EpisodePolicy:
         fork = replace(self, role=role, trainable=self.trainable and trainable, forks=[])

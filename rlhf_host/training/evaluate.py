@@ -54,7 +54,7 @@ class Evaluation:
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     """Of judged final trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
-    ``length/mean``, ``truncated``, ``samples``."""
+    ``length/mean``, ``truncated``, ``samples``, and the means of what plugins measured."""
     judged: dict[tuple[str, str], list[Trajectory]] = {}
     for group in groups:
         for row in group.trajectories:
@@ -67,7 +67,11 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     def mean(numbers: Sequence[float]) -> float:
         return sum(numbers) / len(numbers)
 
-    values = {
+    measured: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.metrics.items():
+            measured.setdefault(name, []).append(float(value))
+    values = {name: mean(numbers) for name, numbers in measured.items()} | {
         "reward/mean": mean([row.reward or 0.0 for row in rows]),
         "length/mean": mean([float(row.action_length) for row in rows]),
         "truncated": mean([float(row.truncated) for row in rows]),

@@ -1,0 +1,116 @@
+"""Tools: Python functions with their JSON schemas, called with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host import EpisodeFailed, RunError, UserError
+
+MOST_LATE = 64
+"""So many calls may still run after their deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call gave: the text for the policy, and how it went."""
+
+    text: str
+    ok: bool
+    late: bool
+    seconds: float
+
+
+class Tools:
+    """The tools of a run. Raises ``UserError`` for a function without the docstring and types of which schemas are made."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]], timeout_s: float, max_chars: int):
+        self.functions, self.timeout_s, self.max_chars = dict(functions), timeout_s, max_chars
+        self.schemas = [_schema(name, function) for name, function in functions.items()]
+        self._late: set[threading.Thread] = set()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
+        """A mistake of the policy's, or of the tool's, is a text that says so. Raises ``EpisodeFailed`` where the tool does."""
+        started = time.monotonic()
+        late = ok = False
+        function = self.functions.get(name)
+        if function is None:
+            text = f"Error: there is no tool {name!r}; there are {', '.join(self.functions)}"
+        elif problem := _misfit(function, arguments):
+            text = f"Error: {problem}"
+        else:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    value = await self._run(function, arguments)
+                text, ok = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), True
+            except TimeoutError:
+                text, late = f"Error: {name} took longer than {self.timeout_s:g} s", True
+            except EpisodeFailed:
+                raise
+            except Exception as error:
+                text = f"Error: {type(error).__name__}: {error}"
+        return Result(shortened(text, self.max_chars), ok, late, time.monotonic() - started)
+
+    async def _run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if not answer.done():
+                answer.set_result(value) if error is None else answer.set_exception(error)
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = function(**arguments)
+            except StopIteration as stop:  # no future takes one
+                error = RuntimeError(f"StopIteration: {stop}")
+            except Exception as raised:
+                error = raised
+            loop.call_soon_threadsafe(settle, value, error)
+
+        thread = threading.Thread(target=work, daemon=True, name="rlhf-tool")
+        thread.start()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._late = {one for one in self._late if one.is_alive()} | {thread}
+            if len(self._late) > MOST_LATE:
+                raise RunError(f"{len(self._late)} calls of tools still run after their deadline") from None
+            raise
+
+
+def shortened(text: str, most: int) -> str:
+    """Head and tail of a long text, and how much is missing between them."""
+    if len(text) <= most:
+        return text
+    half = max(1, most // 2)
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # importing the plugin must stay light
+
+    try:
+        schema: dict[str, Any] = get_json_schema(function)
+    except Exception as error:
+        raise UserError(
+            f"agent.tools: no schema for {name}: {' '.join(str(error).split())}; give it types, and a docstring with an Args: section"
+        ) from error
+    return schema
+
+
+def _misfit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        return f"wrong arguments: {error}"
+    return ""

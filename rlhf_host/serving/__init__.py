@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over the conversation trees of episodes. It needs aiohttp: the extra ``rlhf-host[serve]``."""

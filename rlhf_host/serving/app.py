@@ -1,0 +1,313 @@
+"""The HTTP server, on the event loop of whoever starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from secrets import compare_digest
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host.errors import UserError
+from rlhf_host.rollouts.conversation import Call
+from rlhf_host.rollouts.policy import EpisodePolicy
+from rlhf_host.serving import asked, chat, completions
+from rlhf_host.serving.errors import ApiError, invalid
+from rlhf_host.serving.limits import Limits
+from rlhf_host.serving.sessions import Session, new_token
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_S = 10.0
+"""A streaming client hears something at least so often."""
+Answer = Callable[[list[Call], Mapping[str, Any]], dict[str, Any]]
+
+
+class PolicyServer:
+    """OpenAI's API for the policies of episodes: each has a base URL of its own.
+
+    ``shared`` gives the policy behind the base URL without an episode, for clients with the server's own key.
+    """
+
+    def __init__(self, limits: Limits, model: str, shared: Callable[[], EpisodePolicy] | None):
+        self.limits, self.model, self.shared = limits, model, shared
+        self.api_key = new_token(256)
+        self.sessions: dict[str, Session] = {}
+        self.url = ""
+        self._common: Session | None = None
+        self._open = 0
+        self._hosts: set[str] = set()
+        self._runner: web.AppRunner | None = None
+        self._said: set[str] = set()
+
+    @classmethod
+    async def start(
+        cls,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limits: Limits | None = None,
+        model: str = "policy",
+        shared: Callable[[], EpisodePolicy] | None = None,
+    ) -> PolicyServer:
+        """A server that accepts requests. Raises ``UserError`` without aiohttp, or where the address cannot be had."""
+        try:
+            from aiohttp import web
+        except ImportError as error:
+            raise UserError("the policy server needs aiohttp: pip install 'rlhf-host[serve]'") from error
+        server = cls(limits or Limits(), model, shared)
+        app = web.Application(client_max_size=server.limits.body_bytes, middlewares=[server._guarded])
+        for base in ("/e/{token}/v1", "/v1"):
+            app.router.add_post(f"{base}/chat/completions", server._chat)
+            app.router.add_post(f"{base}/completions", server._completions)
+            app.router.add_get(f"{base}/models", server._models)
+            app.router.add_post(f"{base}/tokenize", server._tokenize)
+        for what in ("reward", "done", "fail"):
+            app.router.add_post(f"/e/{{token}}/{what}", server._report)
+        app.router.add_get("/health", server._health)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port, backlog=4096)
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise UserError(f"the policy server cannot listen on {host}:{port}: {error.strerror}") from error
+        server._runner = runner
+        address = runner.addresses[0]
+        server.url = f"http://{address[0]}:{address[1]}"
+        server._hosts = {host, str(address[0]), "127.0.0.1", "localhost"}
+        return server
+
+    def open(self, policy: EpisodePolicy) -> Session:
+        """A base URL for one attempt at an episode."""
+        token = new_token()
+        session = self.sessions[token] = Session(policy, f"{self.url}/e/{token}/v1", token, self.limits)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        session.close()
+        self.sessions.pop(session.token, None)
+
+    async def close(self) -> None:
+        for session in list(self.sessions.values()):
+            self.close_session(session)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    @property
+    def _guarded(self) -> Any:
+        from aiohttp import web
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+            try:
+                if request.host.rpartition(":")[0].strip("[]") not in self._hosts and request.host not in self._hosts:
+                    raise ApiError(403, "this server is reached by its own address only", "wrong_host")
+                return await handler(request)
+            except ApiError as error:
+                return web.json_response(error.body, status=error.status, headers=error.headers)
+            except web.HTTPRequestEntityTooLarge:
+                told = ApiError(413, f"a request has at most {self.limits.body_bytes} bytes", "too_large")
+            except web.HTTPException as error:
+                told = ApiError(error.status, f"{request.method} {request.path}: {error.reason}", "not_found")
+            except Exception as error:
+                if (kind := type(error).__name__) not in self._said:
+                    self._said.add(kind)
+                    log.exception("the policy server failed in %s", request.match_info.handler.__name__)
+                told = ApiError(500, f"{kind}: {' '.join(str(error).split())}", "internal_error")
+            return web.json_response(told.body, status=told.status, headers=told.headers)
+
+        return guarded
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        try:
+            body = json.loads(await request.text())
+        except (ValueError, RecursionError) as error:
+            raise invalid("body", f"JSON: {' '.join(str(error).split())}") from error
+        if not isinstance(body, dict):
+            raise invalid("body", "a JSON object")
+        return body
+
+    def _session(self, request: web.Request, body: Mapping[str, Any]) -> Session:
+        metadata = body.get("metadata")
+        token = request.match_info.get("token") or (metadata.get("rlhf_episode") if isinstance(metadata, Mapping) else None)
+        if token is not None:
+            session = self.sessions.get(str(token))
+            if session is None or session.closed:
+                raise ApiError(410, "this episode is over, or there never was one", "episode_over")
+            return session
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not compare_digest(key.encode(), self.api_key.encode()):
+            raise ApiError(401, "a wrong API key", "invalid_api_key")
+        if self.shared is None:
+            raise ApiError(404, "this server has no policy beside its episodes: use an episode's base URL", "no_policy")
+        if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
+            limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
+            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits)  # a tree does not grow for ever
+        return self._common
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        session = self._session(request, body)
+        messages, tools = chat.messages_of(body, self.limits), chat.tools_of(body, self.limits)
+        sampling = asked.sampling_of(body, session.policy.sampling, self.limits)
+        tokenizer = session.policy.tokenizer
+
+        async def work() -> Call:
+            return await session.policy.complete(messages, tools, sampling)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            return chat.answer_of(calls, body, self.model, tokenizer)
+
+        return await self._respond(request, session, body, work, answer, chat.chunks_of, chat.KNOWN)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        session = self._session(request, body)
+        policy = session.policy
+        prompt = completions.prompt_of(body, policy.tokenizer)
+        sampling = asked.sampling_of(body, policy.sampling, self.limits)
+
+        async def work() -> Call:
+            return await policy.answer(policy.tree.plan_ids(prompt), sampling)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            return completions.answer_of(calls, body, self.model, policy.tokenizer)
+
+        return await self._respond(request, session, body, work, answer, completions.chunks_of, completions.KNOWN)
+
+    async def _respond(
+        self,
+        request: web.Request,
+        session: Session,
+        body: Mapping[str, Any],
+        work: Callable[[], Awaitable[Call]],
+        answer: Answer,
+        chunks: Callable[[Mapping[str, Any], Mapping[str, Any]], list[dict[str, Any]]],
+        known: tuple[str, ...],
+    ) -> web.StreamResponse:
+        from aiohttp import web
+
+        count = asked.integer(body, "n", 1, self.limits.choices) or 1
+        ignored = asked.ignored_in(body, session.policy.sampling, known)
+        session.ignored.update(ignored)
+        if self._open >= self.limits.in_flight:
+            raise ApiError(429, "too many requests at once", "overloaded", retry=True)
+        digest = hashlib.blake2b(request.path.encode() + json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
+        again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        headers = {"x-rlhf-ignored": ",".join(ignored)} if ignored else {}
+        self._open += 1
+        try:
+            asking = asyncio.ensure_future(session.ask(digest, again, count, work))
+            try:
+                if body.get("stream"):
+                    return await self._stream(request, asking, body, answer, chunks, headers)
+                calls = await asking
+            finally:
+                asking.cancel()
+        finally:
+            self._open -= 1
+        versions = [version for call in calls if call.generation for version in call.generation.versions]
+        headers["x-rlhf-version"] = str(max(versions, default=-1))
+        response: web.StreamResponse = web.json_response(answer(calls, body), headers=headers)
+        return await self._delivered(request, response, session, calls)
+
+    async def _delivered(
+        self, request: web.Request, response: web.StreamResponse, session: Session, calls: list[Call]
+    ) -> web.StreamResponse:
+        """Write the answer. One that did not arrive trains nothing, unless its client goes on from it."""
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except (ConnectionError, asyncio.CancelledError):
+            for call in calls:
+                session.policy.tree.drop(call, "undelivered")
+            raise
+        return response
+
+    async def _stream(
+        self,
+        request: web.Request,
+        asking: asyncio.Future[list[Call]],
+        body: Mapping[str, Any],
+        answer: Answer,
+        chunks: Callable[[Mapping[str, Any], Mapping[str, Any]], list[dict[str, Any]]],
+        headers: Mapping[str, str],
+    ) -> web.StreamResponse:
+        """The whole message in one event: tokens of a row are known together. An error before the first byte is an ordinary one."""
+        from aiohttp import web
+
+        response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        while not (await asyncio.wait([asking], timeout=KEEPALIVE_S))[0]:
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(b": keepalive\n\n")
+        try:
+            calls = asking.result()
+        except ApiError as error:
+            if not response.prepared:
+                raise
+            await response.write(_event(error.body))
+            await response.write_eof()
+            return response
+        try:
+            if not response.prepared:
+                await response.prepare(request)
+            for chunk in chunks(answer(calls, body), body):
+                await response.write(_event(chunk))
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+        except (ConnectionError, asyncio.CancelledError):
+            for call in calls:
+                call.status = "undelivered"
+            raise
+        return response
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        self._session(request, {})
+        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "rlhf-host"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        body = await self._body(request)
+        policy = self._session(request, body).policy
+        if "messages" in body:
+            tokens = policy.codec.render(chat.messages_of(body, self.limits), chat.tools_of(body, self.limits))
+        else:
+            tokens = completions.prompt_of(body, policy.tokenizer)
+        return web.json_response({"count": len(tokens), "max_model_len": policy.max_tokens, "tokens": tokens})
+
+    async def _report(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        body = await self._body(request) if request.can_read_body else {}
+        session = self._session(request, {})
+        match request.path.rpartition("/")[2]:
+            case "reward":
+                session.report(body)
+            case "fail":
+                session.fail(body)
+            case _:
+                session.done.set()
+        return web.json_response({"ok": True})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        return web.json_response({"status": "ok", "episodes": len(self.sessions)})
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

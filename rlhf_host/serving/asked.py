@@ -1,0 +1,66 @@
+"""What a request asks of the sampling, and what of it the run does not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlhf_host.records.episodes import Sampling
+from rlhf_host.serving.errors import invalid
+from rlhf_host.serving.limits import Limits
+
+REFUSED = {
+    "functions": "use tools",
+    "function_call": "use tools",
+    "audio": "this policy reads text",
+    "prediction": "not supported",
+    "echo": "not supported",
+    "suffix": "not supported",
+    "best_of": "use n",
+    "use_beam_search": "tokens come from the run's own distribution",
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+        "tokens come from the run's own distribution",
+    ),
+}
+"""Parameters that would change what the answer means."""
+LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits) -> Sampling:
+    """The run's sampling with the request's length and stops. Raises ``ApiError`` for what cannot be followed."""
+    for name, way in REFUSED.items():
+        if body.get(name) not in (None, False):
+            raise invalid(name, way)
+    if body.get("top_logprobs"):
+        raise invalid("top_logprobs", "only the sampled token's log-probability is known")
+    length = run.max_new_tokens
+    for name in LENGTHS:
+        if (value := integer(body, name, 1)) is not None:
+            length = min(length, value)
+    stop = body.get("stop") or []
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops) or len(stops) > limits.stops:
+        raise invalid("stop", f"a text, or at most {limits.stops} texts")
+    return replace(run, max_new_tokens=length, stop=tuple(stops))
+
+
+def ignored_in(body: Mapping[str, Any], run: Sampling, known: Collection[str]) -> list[str]:
+    """The request's parameters that have no effect. Values equal to the run's are none of them."""
+    same = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
+    same |= {"tool_choice": "auto", "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}
+    followed = {*known, *LENGTHS, "stop", "n", "model", "stream", "stream_options", "logprobs", "metadata", *REFUSED}
+    followed |= {"top_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
+    given = [name for name, value in body.items() if value is not None and name not in followed]
+    return [name for name in given if name not in same or body[name] != same[name]]
+
+
+def integer(body: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
+    """Raises ``ApiError`` for another value than an integer of this range."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise invalid(name, f"an integer from {least}" + (f" to {most}" if most is not None else "") + f", not {value!r}")
+    return value
