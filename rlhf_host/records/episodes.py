@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from rlhf_host.records.endpoints import Endpoint
     from rlhf_host.records.messages import Reply
 
 Message: TypeAlias = dict[str, Any]
@@ -357,6 +358,10 @@ class Policy(Protocol):
         """The policy again, with a tree of its own: a sub-agent, or another seat of a game. Its rows have the role, and without
         ``trainable`` it has none."""
 
-    def trajectories(self) -> list[Trajectory]:
+    async def endpoint(self) -> Endpoint:
+        """The policy behind a base URL that OpenAI's clients understand, as long as the episode lasts. Its calls are in the same
+        tree. Raises ``UserError`` without the extra ``rlhf-host[serve]``."""
+
+    def trajectories(self, final: str | None = None) -> list[Trajectory]:
         """The rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. Of each role, the
-        row with its last answer is final."""
+        row with its last answer is final; with ``final``, the ``call_id`` of an answer, the row that has it."""

@@ -213,9 +213,10 @@ class Tree:
         if call.generation is None:
             call.seconds = time.monotonic() - call.started
 
-    def rows(self, episode: Episode, role: str = "") -> list[Trajectory]:
+    def rows(self, episode: Episode, role: str = "", final: str | None = None) -> list[Trajectory]:
         """The trajectories of what was said so far: every answer is an action in exactly one, and in the prompt of those that
-        branch off behind it. They are in the order of their first own answers; none is final but the one with the last answer.
+        branch off behind it. They are in the order of their first own answers; none is final but the one with the last answer,
+        or with the answer ``final``.
         """
         done = [call for call in self.calls if call.status == "done"]
         inner = {id(call.parent) for call in done}
@@ -227,6 +228,7 @@ class Tree:
             owner |= dict.fromkeys(map(id, row), row)
         rows.sort(key=lambda row: row[0].number)
         numbers = {id(row): number for number, row in enumerate(rows)}
+        answer_call = next((call for call in done if call.id == final), done[-1] if done else None)
         made = []
         for number, row in enumerate(rows):
             first, last = row[0], row[-1]
@@ -247,7 +249,7 @@ class Tree:
                 episode.sample,
                 row=number,
                 role=role,
-                final=done[-1] in row,
+                final=answer_call in row,
             )
             if first.parent is not None:
                 trajectory.parent, trajectory.branch = numbers[id(owner[id(first.parent)])], first.parent.ends

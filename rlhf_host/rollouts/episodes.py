@@ -32,7 +32,7 @@ from rlhf_host.records.episodes import (
 )
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.conversation import Plan
-from rlhf_host.rollouts.policy import EpisodePolicy, Expected
+from rlhf_host.rollouts.policy import Endpoints, EpisodePolicy, Expected
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Episodes:
     engine_name: str = "the engine"
     stop_ids: Collection[int] = ()
     """Tokens that end an answer, beside the tokenizer's end of sequence."""
+    endpoints: Endpoints | None = None
     strict: bool = False
     """Whatever an agent raises ends the run at once."""
 
@@ -167,7 +168,7 @@ class Episodes:
     def _policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
         history = self.settings.history
         return EpisodePolicy(
-            episode, self.sampling, self.max_tokens, self.codec, self.generate, self.fitting, history, expected
+            episode, self.sampling, self.max_tokens, self.codec, self.generate, self.fitting, history, expected, self.endpoints
         )
 
     async def _run_by_agent(self, key: str, episode: Episode) -> list[Trajectory]:
@@ -180,6 +181,7 @@ class Episodes:
             trajectories = list(rows)
         finally:
             expected.end()
+            policy.close()
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):

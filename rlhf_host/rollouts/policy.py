@@ -8,14 +8,27 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlhf_host.data.codec import ChatCodec
+from rlhf_host.errors import RunError
+from rlhf_host.records.endpoints import Endpoint
 from rlhf_host.records.episodes import Episode, Generation, Message, SampleKey, Sampling, Trajectory
 from rlhf_host.records.messages import Reply
 from rlhf_host.rollouts.conversation import Call, Plan, Tree
+
+
+class Endpoints(Protocol):
+    """Where base URLs come from: ``serving.endpoints``."""
+
+    async def open(self, policy: EpisodePolicy) -> Any:
+        """A base URL for the policy."""
+
+    def close_session(self, session: Any) -> None:
+        """It is over: later requests find nothing."""
+
 
 Generate = Callable[[Sequence[int], Sampling, SampleKey], Awaitable[Generation]]
 
@@ -80,9 +93,12 @@ class EpisodePolicy:
     """The sampling after so many tokens."""
     history: Any = "append"
     expected: Expected | None = None
+    endpoints: Endpoints | None = None
     role: str = ""
     trainable: bool = True
     tree: Tree = field(init=False)
+    served: Any = field(init=False, default=None)
+    """The open endpoint, if there is one."""
     forks: list[EpisodePolicy] = field(default_factory=list)
     _asked: Counter[int] = field(default_factory=Counter)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -160,16 +176,33 @@ class EpisodePolicy:
         calls = [replace(one, id=self._call_id(call, number)) for number, one in enumerate(reply.tool_calls)]
         return replace(reply, tool_calls=tuple(calls))
 
+    async def endpoint(self) -> Endpoint:
+        if self.endpoints is None:
+            raise RunError("there is no policy server here")
+        if self.served is None:
+            self.served = await self.endpoints.open(self)
+        return self.served  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close its endpoints. Raises what ended the engine where a program heard of it alone."""
+        lost = None
+        for policy in self._family():
+            if policy.served is not None and policy.endpoints is not None:
+                policy.endpoints.close_session(policy.served)
+                lost = lost or policy.served.lost
+        if lost is not None:
+            raise lost
+
     def fork(self, role: str = "", *, trainable: bool = True) -> EpisodePolicy:
         fork = replace(self, role=role, trainable=self.trainable and trainable, forks=[])
         self.forks.append(fork)
         return fork
 
-    def trajectories(self) -> list[Trajectory]:
+    def trajectories(self, final: str | None = None) -> list[Trajectory]:
         rows: list[Trajectory] = []
         last: dict[str, tuple[int, Trajectory]] = {}
         for policy in self._family():
-            added = policy.tree.rows(policy.episode, policy.role) if policy.trainable else []
+            added = policy.tree.rows(policy.episode, policy.role, final) if policy.trainable else []
             for row in added:
                 row.row += len(rows)
                 row.parent = None if row.parent is None else row.parent + len(rows)

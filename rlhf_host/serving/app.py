@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 10.0
 """A streaming client hears something at least so often."""
+STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 Answer = Callable[[list[Call], Mapping[str, Any]], dict[str, Any]]
+Chunks = Callable[[Mapping[str, Any], bool], list[dict[str, Any]]]
 
 
 class PolicyServer:
@@ -191,84 +193,73 @@ class PolicyServer:
         body: Mapping[str, Any],
         work: Callable[[], Awaitable[Call]],
         answer: Answer,
-        chunks: Callable[[Mapping[str, Any], Mapping[str, Any]], list[dict[str, Any]]],
+        chunks: Chunks,
         known: tuple[str, ...],
     ) -> web.StreamResponse:
         from aiohttp import web
 
         count = asked.integer(body, "n", 1, self.limits.choices) or 1
+        usage = asked.wants_usage(body)
         ignored = asked.ignored_in(body, session.policy.sampling, known)
         session.ignored.update(ignored)
         if self._open >= self.limits.in_flight:
             raise ApiError(429, "too many requests at once", "overloaded", retry=True)
-        digest = hashlib.blake2b(request.path.encode() + json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
+        try:
+            digest = hashlib.blake2b(request.path.encode() + json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
+        except RecursionError as error:
+            raise invalid("body", "it is nested too deeply") from error
         again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        headers = {"x-rlhf-ignored": ",".join(ignored)} if ignored else {}
         self._open += 1
+        asking = asyncio.ensure_future(session.ask(digest, again, count, work))
+        calls: list[Call] = []
         try:
-            asking = asyncio.ensure_future(session.ask(digest, again, count, work))
-            try:
-                if body.get("stream"):
-                    return await self._stream(request, asking, body, answer, chunks, headers)
-                calls = await asking
-            finally:
-                asking.cancel()
-        finally:
-            self._open -= 1
-        versions = [version for call in calls if call.generation for version in call.generation.versions]
-        headers["x-rlhf-version"] = str(max(versions, default=-1))
-        response: web.StreamResponse = web.json_response(answer(calls, body), headers=headers)
-        return await self._delivered(request, response, session, calls)
-
-    async def _delivered(
-        self, request: web.Request, response: web.StreamResponse, session: Session, calls: list[Call]
-    ) -> web.StreamResponse:
-        """Write the answer. One that did not arrive trains nothing, unless its client goes on from it."""
-        try:
-            await response.prepare(request)
-            await response.write_eof()
-        except (ConnectionError, asyncio.CancelledError):
-            for call in calls:
-                session.policy.tree.drop(call, "undelivered")
-            raise
-        return response
-
-    async def _stream(
-        self,
-        request: web.Request,
-        asking: asyncio.Future[list[Call]],
-        body: Mapping[str, Any],
-        answer: Answer,
-        chunks: Callable[[Mapping[str, Any], Mapping[str, Any]], list[dict[str, Any]]],
-        headers: Mapping[str, str],
-    ) -> web.StreamResponse:
-        """The whole message in one event: tokens of a row are known together. An error before the first byte is an ordinary one."""
-        from aiohttp import web
-
-        response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        while not (await asyncio.wait([asking], timeout=KEEPALIVE_S))[0]:
-            if not response.prepared:
+            response: web.StreamResponse | None = None
+            if body.get("stream"):
+                response = await self._kept_alive(request, asking)
+            calls = await asking
+            headers = {"x-rlhf-ignored": ",".join(dict.fromkeys(ignored))} if ignored else {}
+            versions = [version for call in calls if call.generation for version in call.generation.versions]
+            headers["x-rlhf-version"] = str(max(versions, default=-1))
+            whole = answer(calls, body)
+            if not body.get("stream"):
+                response = web.json_response(whole, headers=headers)
                 await response.prepare(request)
-            await response.write(b": keepalive\n\n")
-        try:
-            calls = asking.result()
+            else:
+                if response is None:
+                    response = web.StreamResponse(headers=STREAM | headers)
+                    await response.prepare(request)
+                for chunk in chunks(whole, usage):
+                    await response.write(_event(chunk))
+                await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+            session.arrived.update(calls)
+            return response
         except ApiError as error:
-            if not response.prepared:
+            if response is None:
                 raise
-            await response.write(_event(error.body))
+            await response.write(_event(error.body))  # the stream has begun
             await response.write_eof()
             return response
-        try:
-            if not response.prepared:
-                await response.prepare(request)
-            for chunk in chunks(answer(calls, body), body):
-                await response.write(_event(chunk))
-            await response.write(b"data: [DONE]\n\n")
-            await response.write_eof()
-        except (ConnectionError, asyncio.CancelledError):
-            for call in calls:
-                call.status = "undelivered"
+        except BaseException:
+            # It did not arrive: it trains nothing, unless its client goes on from it, or has another answer of it.
+            for call in set(calls) - session.arrived:
+                session.policy.tree.drop(call, "undelivered")
             raise
+        finally:
+            self._open -= 1
+            asking.cancel()
+
+    async def _kept_alive(self, request: web.Request, asking: asyncio.Future[list[Call]]) -> web.StreamResponse | None:
+        """Wait for the answer; a stream that hears something meanwhile, where that takes long. The whole message comes in one event
+        then: an error before the first byte is an ordinary one."""
+        from aiohttp import web
+
+        response = None
+        while not (await asyncio.wait([asking], timeout=KEEPALIVE_S))[0]:
+            if response is None:
+                response = web.StreamResponse(headers=STREAM)
+                await response.prepare(request)
+            await response.write(b": keepalive\n\n")
         return response
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -310,4 +301,4 @@ class PolicyServer:
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(value).encode() + b"\n\n"

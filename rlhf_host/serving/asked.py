@@ -48,12 +48,21 @@ def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits) -> Sampl
 
 def ignored_in(body: Mapping[str, Any], run: Sampling, known: Collection[str]) -> list[str]:
     """The request's parameters that have no effect. Values equal to the run's are none of them."""
-    same = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
+    same: dict[str, Any] = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
     same |= {"tool_choice": "auto", "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}
     followed = {*known, *LENGTHS, "stop", "n", "model", "stream", "stream_options", "logprobs", "metadata", *REFUSED}
     followed |= {"top_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
     given = [name for name, value in body.items() if value is not None and name not in followed]
-    return [name for name in given if name not in same or body[name] != same[name]]
+    odd = [name for name in given if name not in same or body[name] != same[name]]
+    return [name if name.isidentifier() and name.isascii() and len(name) < 40 else "other" for name in odd[:50]]
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a stream ends with the usage. Raises ``ApiError`` for options that are no object."""
+    options = body.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise invalid("stream_options", "an object")
+    return bool(options.get("include_usage"))
 
 
 def integer(body: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:

@@ -135,8 +135,15 @@ def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokeni
     choices = []
     for place, call in enumerate(calls):
         assert call.generation is not None
-        logprobs = logprobs_of(call, tokenizer, as_ids=bool(body.get("return_tokens_as_token_ids"))) if body.get("logprobs") else None
-        choice = {"index": place, "message": message_of(call, tokenizer), "finish_reason": finish_of(call), "logprobs": logprobs}
+        logprobs = (
+            logprobs_of(call, tokenizer, as_ids=bool(body.get("return_tokens_as_token_ids"))) if body.get("logprobs") else None
+        )
+        choice = {
+            "index": place,
+            "message": message_of(call, tokenizer),
+            "finish_reason": finish_of(call),
+            "logprobs": logprobs,
+        }
         if body.get("return_token_ids"):
             choice["token_ids"] = list(call.generation.token_ids)
         choices.append(choice)
@@ -146,7 +153,7 @@ def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokeni
     return {**answer, "choices": choices, "usage": usage_of(calls)}
 
 
-def chunks_of(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def chunks_of(answer: Mapping[str, Any], usage: bool) -> list[dict[str, Any]]:
     """The same as events: every message whole, then its end, and the usage where it is asked for."""
     head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     chunks = []
@@ -158,6 +165,6 @@ def chunks_of(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[dict[s
         chunks.append({**head, "choices": [{**place, "delta": delta, "finish_reason": None}]})
         end = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
         chunks.append({**head, "choices": [end]})
-    if (body.get("stream_options") or {}).get("include_usage"):
+    if usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
     return chunks

@@ -21,7 +21,8 @@ def prompt_of(body: Mapping[str, Any], tokenizer: Any) -> list[int]:
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         [ids] = encode_prompts([prompt], tokenizer, chat=False)
-        return ids
+        if ids:
+            return ids
     size = len(tokenizer)
     if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < size for token in prompt):
         return prompt
@@ -50,9 +51,9 @@ def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokeni
     return {**head, "choices": choices, "usage": usage_of(calls)}
 
 
-def chunks_of(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def chunks_of(answer: Mapping[str, Any], usage: bool) -> list[dict[str, Any]]:
     head = {name: answer[name] for name in ("id", "object", "created", "model")}
     chunks = [{**head, "choices": [choice]} for choice in answer["choices"]]
-    if (body.get("stream_options") or {}).get("include_usage"):
+    if usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
     return chunks

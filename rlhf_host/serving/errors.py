@@ -35,7 +35,7 @@ def as_api_error(error: Exception, max_tokens: int) -> ApiError:
     text = " ".join(str(error).split())
     if isinstance(error, NoRoom):
         return ApiError(400, f"This model's maximum context length is {max_tokens} tokens: {text}", "context_length_exceeded")
-    if isinstance(error, EpisodeFailed | UserError | ValueError):
+    if isinstance(error, EpisodeFailed | UserError):
         return ApiError(400, text, "invalid_conversation", "messages")
     if isinstance(error, RunError):
         return ApiError(503, text, "engine_lost")

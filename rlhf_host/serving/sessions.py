@@ -40,6 +40,8 @@ class Session:
     """Parameters that requests had and the run does not follow."""
     closed: bool = False
     calls: int = 0
+    arrived: set[Call] = field(default_factory=set)
+    """Calls whose answer some client has."""
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
     _answers: dict[bytes, asyncio.Future[list[Call]]] = field(default_factory=dict)
 
@@ -75,6 +77,8 @@ class Session:
         if len(self._open) >= self.limits.calls_at_once:
             raise ApiError(429, f"{self.limits.calls_at_once} calls of this episode are open", "overloaded", retry=True)
         self.calls += count
+        if len(self._answers) >= self.limits.calls:
+            self._answers.pop(next(iter(self._answers)))
         answer = self._answers[digest] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._together(count, work))
         self._open.add(task)
@@ -99,7 +103,16 @@ class Session:
     async def _together(self, count: int, work: Callable[[], Awaitable[Call]]) -> list[Call]:
         if count == 1:
             return [await work()]
-        return list(await asyncio.gather(*(work() for _ in range(count))))
+        asking = [asyncio.ensure_future(work()) for _ in range(count)]
+        try:
+            return list(await asyncio.gather(*asking))
+        except BaseException:
+            for one in asking:
+                one.cancel()
+            for done in await asyncio.gather(*asking, return_exceptions=True):
+                if isinstance(done, Call):
+                    self.policy.tree.drop(done, "undelivered")
+            raise
 
     def report(self, body: Mapping[str, Any]) -> None:
         """The program's reward. Raises ``ApiError`` for what is none."""

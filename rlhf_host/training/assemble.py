@@ -26,6 +26,7 @@ from rlhf_host.records.episodes import Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, RoleHandle
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.training.batching import refuse_large_units
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
@@ -86,6 +87,7 @@ class Started:
     tokenizer: Any
     kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
     """Role that is not loaded → its log-probabilities."""
+    endpoints: Endpoints = field(default_factory=Endpoints)
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -301,4 +303,6 @@ def _episodes(
     name, engine = f"engine {config.engine.name}", started.runtime.engine
     assert engine is not None
     ends = stop_tokens(config.roles["actor"])
-    return Episodes(manager, engine, started.tokenizer, data, sampling, longest, rollout, name, ends, config.debug)
+    return Episodes(
+        manager, engine, started.tokenizer, data, sampling, longest, rollout, name, ends, started.endpoints, config.debug
+    )

@@ -293,6 +293,7 @@ def _close(events: EventLoop, started: Started, manager: PluginManager) -> None:
     """A failure of the runtime is raised unless another error is already on its way."""
     under_way = sys.exc_info()[1]
     try:
+        events.run(started.endpoints.close(), interruptible=False)
         events.run(started.runtime.close(), interruptible=False)
     except Exception:
         if under_way is None:

@@ -10,7 +10,6 @@ from rlhf_host.records.episodes import NoRoom
 from rlhf_host.rollouts.policy import EpisodePolicy
 from rlhf_host.serving.app import PolicyServer
 from rlhf_host.testing.engines import ScriptedEngine
-
 from tests.data.conftest import byte_tokenizer
 from tests.data.test_codec import QWEN
 

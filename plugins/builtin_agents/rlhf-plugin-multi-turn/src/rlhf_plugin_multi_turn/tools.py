@@ -103,7 +103,7 @@ def _schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(function)
     except Exception as error:
         raise UserError(
-            f"agent.tools: no schema for {name}: {' '.join(str(error).split())}; give it types, and a docstring with an Args: section"
+            f"agent.tools: no schema for {name}: {' '.join(str(error).split())}; give it types and a docstring with an Args: part"
         ) from error
     return schema
 

@@ -1,0 +1,178 @@
+"""An episode is one run of a program, or one call of a function."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import math
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlhf_host import Episode, EpisodeFailed, Needs, Policy, Trajectory, UserError, hookimpl
+from rlhf_plugin_openai_agent.process import run
+
+KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Of the environment, this is passed on: a program that a model steers gets no keys of yours."""
+
+
+class OpenAIAgent:
+    """A program, or a function, talks to the policy by OpenAI's API, as it would to any model. Its calls are what trains."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+        command: str | None = Field(
+            None,
+            description="the program and its arguments; {task_file} is a JSON file with the task, {python} this interpreter",
+        )
+        function: str | None = Field(None, description="instead: FILE.py:NAME, a function (task, base_url, api_key)")
+        env: list[str] = Field([], description="names of environment variables to pass on")
+        at_once: int = Field(32, ge=1, description="programs that run at the same time")
+        nonzero: Literal["fail", "score0"] = Field(
+            "fail", description="an exit code that is not 0: the episode has failed, or its reward is 0"
+        )
+        rewards: bool = Field(True, description="the program gives the reward; if not, --reward plugins judge its last answer")
+
+    def __init__(self, options: Options):
+        self.options = options
+        if (options.command is None) == (options.function is None):
+            raise UserError("openai_agent: give --agent.command 'PROGRAM {task_file}' or --agent.function FILE.py:NAME")
+        self.function = _function(options.function) if options.function else None
+        self.command = shlex.split(options.command or "")
+        self._slots: asyncio.Semaphore | None = None
+
+    @hookimpl
+    def needs(self) -> Needs:
+        return Needs(rewards=not self.options.rewards)
+
+    @hookimpl
+    async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(self.options.at_once)
+        async with self._slots:
+            endpoint = await policy.endpoint()
+            task = _plain(episode)
+            if self.function is not None:
+                given = self.function(task, endpoint.base_url, endpoint.api_key)
+                given = await given if inspect.isawaitable(given) else given
+            else:
+                given = await self._run(task, endpoint, episode)
+        if endpoint.failed is not None:
+            reason, retryable = endpoint.failed
+            raise EpisodeFailed(reason, retryable)
+        if endpoint.calls == 0:
+            raise EpisodeFailed("the program never asked the policy")
+        reward, score, metrics = endpoint.reward, endpoint.score, dict(endpoint.metrics)
+        if reward is None:
+            reward, score, more = _verdict(given)
+            metrics |= more
+        rows = policy.trajectories(endpoint.final)
+        if not rows:
+            raise EpisodeFailed("no answer of the policy arrived")
+        if reward is None and self.options.rewards:
+            raise EpisodeFailed("the program gave no reward: return it, print it as its last line, or POST it to .../reward")
+        for row in rows:
+            if row.final:
+                row.agent_rewards = [None] * (len(row.actions) - 1) + [reward] if reward is not None else []
+                row.score, row.metrics = score, metrics
+        return rows
+
+    async def _run(self, task: Mapping[str, Any], endpoint: Any, episode: Episode) -> Any:
+        with tempfile.TemporaryDirectory(prefix="rlhf-episode-") as folder:
+            file = Path(folder) / "task.json"
+            file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
+            named = {name: os.environ[name] for name in (*KEPT, *self.options.env) if name in os.environ}
+            own = {"HOME": folder, "TMPDIR": folder, "RLHF_TASK_FILE": str(file), "RLHF_EPISODE": episode.episode_id}
+            own |= {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.api_key, "OPENAI_MODEL": "policy"}
+            places = {"{task_file}": str(file), "{python}": sys.executable}
+            command = [_replaced(part, places) for part in self.command]
+            ended = await run(command, _where(), named | own)
+        if ended.code != 0:
+            if self.options.nonzero == "score0" and endpoint.calls:
+                return 0.0
+            raise EpisodeFailed(f"the program ended with exit code {ended.code}: {ended.last_words}")
+        last = [line for line in ended.stdout.splitlines() if line.strip()][-1:]
+        try:
+            return json.loads(last[0]) if last else None
+        except ValueError:
+            return None
+
+
+def _where() -> Path:
+    """Programs run where the run was started, so that relative paths in the command mean what they say."""
+    return Path.cwd()
+
+
+def _replaced(part: str, places: Mapping[str, str]) -> str:
+    for place, value in places.items():
+        part = part.replace(place, value)
+    return part
+
+
+def _plain(episode: Episode) -> dict[str, Any]:
+    task = episode.task
+    return {
+        "prompt": task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt],
+        "ground_truth": task.ground_truth,
+        "metadata": dict(task.metadata),
+        "source": task.source,
+        "index": task.index,
+        "sample": episode.sample,
+        "seed": episode.seed,
+        "split": episode.split,
+    }
+
+
+def _verdict(given: Any) -> tuple[float | None, float | None, dict[str, float]]:
+    """Reward, score and metrics of what a program gave. Raises ``EpisodeFailed`` for a reward that is no finite number."""
+    if isinstance(given, bool):
+        given = float(given)
+    if isinstance(given, int | float):
+        given = {"reward": given}
+    if not isinstance(given, Mapping) or given.get("reward") is None:
+        return None, None, {}
+    try:
+        reward = float(given["reward"])
+        score = None if given.get("score") is None else float(given["score"])
+        metrics = {str(name): float(value) for name, value in (given.get("metrics") or {}).items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise EpisodeFailed(f"the program's reward cannot be read: {error}") from error
+    if not math.isfinite(reward) or not (score is None or 0.0 <= score <= 1.0):
+        raise EpisodeFailed(f"the program gave the reward {reward:g} and the score {score}; finite, and a score in [0, 1]")
+    return reward, score, metrics
+
+
+def _function(place: str) -> Callable[..., Any]:
+    path_text, _, name = place.partition(".py:")
+    path = Path(path_text + ".py").expanduser().resolve()
+    if not name or not path.is_file():
+        raise UserError(f"agent.function {place}: give FILE.py:NAME of a file that is there")
+    spec = importlib.util.spec_from_file_location(f"rlhf_program_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"agent.function {place}: importing it failed: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"agent.function {place}: the file has no function {name!r}")
+    if not inspect.iscoroutinefunction(function):
+        inner: Callable[..., Any] = function
+
+        async def in_thread(*arguments: Any) -> Any:
+            return await asyncio.to_thread(inner, *arguments)
+
+        return in_thread
+    return function

@@ -1,0 +1,52 @@
+"""Programs as people write them; each is told by its first argument."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+
+def ask(text):
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    request = urllib.request.Request(
+        f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def report(path, **body):
+    url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + path
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=20).read()
+
+
+def main(kind, task_file):
+    task = json.loads(Path(task_file).read_text())
+    if kind == "silent":
+        return
+    said = ask(task["prompt"])
+    if kind == "prints":
+        print("thinking ...")
+        print(json.dumps({"reward": 0.5, "score": 1.0, "metrics": {"words": len(said.split())}}))
+    elif kind == "posts":
+        report("/reward", reward=0.25, score=0.0)
+        print(1.0)
+    elif kind == "fails":
+        sys.exit("no sandbox today")
+    elif kind == "gives up":
+        report("/fail", reason="the shop is closed", retryable=False)
+        time.sleep(0.2)
+    elif kind == "hangs":
+        subprocess.Popen(["sleep", "60"])
+        time.sleep(60)
+    elif kind == "environment":
+        print(json.dumps({"reward": float("SECRET_KEY" not in os.environ and os.environ.get("ALLOWED") == "1")}))
+    elif kind == "nan":
+        print('{"reward": NaN}')
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
