@@ -23,11 +23,11 @@ import rlhf_host
 from rlhf_host import functional, hookspecs, testing
 from rlhf_host.plugins.discovery import GROUPS
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
-from rlhf_host.records import episodes, messages, needs, tensors
+from rlhf_host.records import endpoints, episodes, messages, needs, tensors
 
 SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
-MODULES = (episodes, messages, needs, tensors, common, engines, syncs, backends, runtimes, kernels)
+MODULES = (episodes, messages, endpoints, needs, tensors, common, engines, syncs, backends, runtimes, kernels)
 
 HOST_MADE = frozenset(
     {

@@ -31,7 +31,7 @@ from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover, n
 from rlhf_host.plugins.options import describe_options, options_model, type_name
 from rlhf_host.plugins.selection import load
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
-from rlhf_host.records import episodes, messages, needs, tensors
+from rlhf_host.records import endpoints, episodes, messages, needs, tensors
 from rlhf_host.testing.contracts import subject as contracts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,7 +182,7 @@ def records_page() -> str:
         " plain values.",
     ]
     aliases: list[tuple[str, str, str]] = []
-    for module in (episodes, messages, needs, tensors):
+    for module in (episodes, messages, endpoints, needs, tensors):
         parts += _classes(module, "##", aliases)
     parts += ["## Aliases", table(("name", "is", ""), aliases)]
     return "\n\n".join(parts)

@@ -26,6 +26,11 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "rm": "rlhf-plugin-reward-model-training",
         "sft": "rlhf-plugin-sft",
     },
+    "agent": {
+        "multi_turn": "rlhf-plugin-multi-turn",
+        "openai_agent": "rlhf-plugin-openai-agent",
+        "retry": "rlhf-plugin-multi-turn",
+    },
     "extension": {
         "dynamic_filtering": "rlhf-plugin-dapo",
         "icepop": "rlhf-plugin-off-policy",

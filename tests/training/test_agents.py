@@ -1,0 +1,106 @@
+"""Programs that talk to the policy over HTTP: what they said trains under the log-probabilities with which it was sampled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.data.conftest import byte_tokenizer
+from tests.data.test_codec import QWEN
+
+PROGRAM = '''
+"""A conversation with all that happens to one: cut by length, ended by a stop text, tools, an edit, two answers to one question."""
+
+import zlib
+
+from openai import AsyncOpenAI
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds", "parameters": {"type": "object", "properties": {}}}}]
+
+
+async def talk(task, base_url, api_key):
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+
+        async def ask(messages, **more):
+            answer = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, **more)
+            return {"role": "assistant", "content": answer.choices[0].message.content}
+
+        messages = [{"role": "user", "content": task["prompt"]}]
+        messages.append(await ask(messages, max_tokens=3))
+        messages.append({"role": "tool", "tool_call_id": "x", "content": "3 \\u00e4 <|im_end|>"})
+        messages.append(await ask(messages, stop=list("abcdefghij")))
+        messages.append({"role": "user", "content": "and now?"})
+        first, second = await ask(messages), await ask(messages)
+        edited = [{"role": "user", "content": "another question"}, *messages[1:]]
+        last = await ask(edited)
+        await client.completions.create(model="policy", prompt="plain text", max_tokens=4)
+        words = str([first, second, last])
+        return {"reward": zlib.crc32(words.encode()) % 7 / 6, "metrics": {"words": len(words)}}
+'''
+
+
+@pytest.fixture
+def flags(tmp_path):
+    tokenizer = byte_tokenizer(QWEN)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=264,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    model = tmp_path / "model"
+    LlamaForCausalLM(config).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": f"question {n}", "label": "1"}) + "\n" for n in range(8)))
+    return [
+        *("train", "--algo", "rloo", "--agent", "openai_agent", "--agent.function", f"{tmp_path}/program.py:talk"),
+        *("--actor.model", model, "--actor.lr", "1e-3", "--data", tmp_path / "data.jsonl", "--run-dir", tmp_path / "run"),
+        *("--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "2", "--train.steps", "3"),
+        *("--train.threads", "1", "--trajectories.every", "1", "--trajectories.tokens"),
+    ]
+
+
+def check(tmp_path, tolerance):
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    print("mismatch/max", [row["mismatch/max"] for row in rows])
+    assert max(row["mismatch/max"] for row in rows) < tolerance
+    assert min(row["grad_norm"] for row in rows) > 0
+    ended = [(row["rollout/finished"] + row["rollout/truncated"], row["rollout/failed"]) for row in rows]
+    assert ended == [(8, 0)] * 3
+    said = [json.loads(line) for line in (tmp_path / "run/trajectories/train-step-000003.jsonl").read_text().splitlines()]
+    first = [row for row in said if row["episode_id"] == said[0]["episode_id"]]
+    kinds = [[segment["kind"][0] for segment in row["segments"]] for row in first]
+    assert kinds == [list("paoaoa"), list("pa"), list("pa"), list("pa")], "one conversation, its branch, its edit, plain text"
+    assert [row.get("final", True) for row in first] == [False, False, False, True]
+    assert len({row["reward"] for row in first}) == 1
+    before, after = (load_file(tmp_path / place / "model.safetensors") for place in ("model", "run/model"))
+    assert any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_what_a_program_said_trains_as_it_was_sampled(rlhf, flags, tmp_path):
+    pytest.importorskip("aiohttp")
+    rlhf.run(*flags)
+    check(tmp_path, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_on_ray_with_vllm_too(rlhf, flags, tmp_path):
+    pytest.importorskip("ray")
+    pytest.importorskip("vllm")
+    ray = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
+    rlhf.run(*flags, *ray, "--engine", "vllm")
+    check(tmp_path, 1e-4)
