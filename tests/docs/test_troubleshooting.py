@@ -179,8 +179,17 @@ CAUSES = {
     "in every group": lambda said, tmp: said("--reward", "flat"),
     "the loss is nan": lambda said, tmp: said("--with", "nan"),
     "gave [4, 1]": lambda said, tmp: said("--with", "wide", "--train.batch-size", "1"),
-    "agent_step gave": lambda said, tmp: said("--agent", "silent", "--reward", "vowels"),
+    "gave neither an observation": lambda said, tmp: said("--agent", "silent", "--reward", "vowels"),
+    "put the tools": lambda said, tmp: said(
+        "--agent", "multi_turn", "--agent.tools", tools(tmp), "--agent.tool-format", "native", "--reward", "vowels"
+    ),
 }
+
+
+def tools(folder: Path) -> str:
+    file = folder / "tools.py"
+    file.write_text('def now() -> str:\n    """Tells the time."""\n    return "noon"\n')
+    return str(file)
 
 
 @pytest.mark.parametrize("heading", HEADINGS)

@@ -15,7 +15,7 @@ from rlhf_host.config.schema import RolloutConfig
 
 from .playing import load
 
-EPISODES, STEP_TIMEOUT_S = 2000, 4.0
+EPISODES, STEP_TIMEOUT_S = 2000, 3.0
 
 
 class Unreliable:
@@ -91,6 +91,7 @@ def test_every_episode_ends_in_exactly_one_way(collect):
     assert took < 10 + 2 * STEP_TIMEOUT_S, "hangs cost their deadline once, not once each"
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(2):
-        play()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB: a second and third time needs no more memory"
+    play()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, (
+        "KiB: a second time needs no more memory"
+    )

@@ -19,7 +19,8 @@ import zlib
 
 from openai import AsyncOpenAI
 
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds", "parameters": {"type": "object", "properties": {}}}}]
+ADD = {"name": "add", "description": "Adds", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": ADD}]
 
 
 async def talk(task, base_url, api_key):
@@ -63,7 +64,9 @@ def flags(tmp_path):
     LlamaForCausalLM(config).save_pretrained(model)
     tokenizer.save_pretrained(model)
     (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": f"question {n}", "label": "1"}) + "\n" for n in range(8)))
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"question {n}", "label": "1"}) + "\n" for n in range(8))
+    )
     return [
         *("train", "--algo", "rloo", "--agent", "openai_agent", "--agent.function", f"{tmp_path}/program.py:talk"),
         *("--actor.model", model, "--actor.lr", "1e-3", "--data", tmp_path / "data.jsonl", "--run-dir", tmp_path / "run"),

@@ -102,8 +102,9 @@ def _schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     try:
         schema: dict[str, Any] = get_json_schema(function)
     except Exception as error:
+        why = " ".join(str(error).split())
         raise UserError(
-            f"agent.tools: no schema for {name}: {' '.join(str(error).split())}; give it types and a docstring with an Args: part"
+            f"agent.tools: no schema for {name}: {why}; give it types, and a docstring with an Args: section"
         ) from error
     return schema
 
