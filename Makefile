@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks lint docs smollm2 oracles learning-matrix results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -73,6 +73,16 @@ build/triton: | $(STAMP)
 test-liger: setup build/triton ## run Liger's kernels on the CPU, in Triton's interpreter: a gigabyte the first time
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=build/triton $(VENV)/bin/python -m pytest \
 		plugins/builtin_kernels/rlhf-kernels-liger
+
+# In an environment of their own: they want other versions of what they share with the host.
+build/frameworks/bin/python: | $(STAMP)
+	$(PYTHON) -m venv build/frameworks.unfinished
+	build/frameworks.unfinished/bin/python -m pip install --quiet --disable-pip-version-check \
+		openai-agents==0.24.0 smolagents[openai]==1.26.0 langgraph langchain-openai
+	@rm -rf build/frameworks && mv build/frameworks.unfinished build/frameworks
+
+test-frameworks: setup build/frameworks/bin/python ## train with openai-agents, langgraph and smolagents as environments, unchanged
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_frameworks.py
 
 lint: setup ## ruff, mypy and the import floors only
 	$(VENV)/bin/ruff check .

@@ -1,4 +1,4 @@
-"""What the policy server costs: episodes of several calls at once, client and server in one process, an engine that answers at once.
+"""What the policy server costs: many episodes of several calls at once, client and server in one process, an engine without work.
 
     python benchmarks/policy_server.py [--episodes 500] [--calls 8]
 

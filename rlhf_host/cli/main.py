@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("rlhf_host.cli.eval:evaluate", "Evaluate a model: pass@k and rewards on one or more task sets."),
     "rollout": ("rlhf_host.cli.rollout:rollout", "Sample and score without training, into a file."),
     "generate": ("rlhf_host.cli.generate:generate", "Write the best of several answers to each prompt, to train on."),
+    "serve": ("rlhf_host.cli.serve:serve", "Serve a model by OpenAI's API, as programs reach it in training."),
     "replay": ("rlhf_host.cli.replay:replay", "Score saved trajectories again with other plugins; show what changes."),
     "data": ("rlhf_host.cli.data:data", "Show how a run reads data; remove what runs keep of it."),
     "merge-lora": ("rlhf_host.cli.merge_lora:merge_lora", "Merge a LoRA adapter into its base, write the model and compare."),

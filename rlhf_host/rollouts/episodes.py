@@ -165,7 +165,8 @@ class Episodes:
                     await closing  # interrupted or not, what the episode holds is released before the run goes on
                 raise
 
-    def _policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
+    def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
+        """The policy for one attempt at an episode."""
         history = self.settings.history
         return EpisodePolicy(
             episode, self.sampling, self.max_tokens, self.codec, self.generate, self.fitting, history, expected, self.endpoints
@@ -174,7 +175,7 @@ class Episodes:
     async def _run_by_agent(self, key: str, episode: Episode) -> list[Trajectory]:
         expected = Expected(self.expect)
         expected.begin()
-        policy = self._policy(episode, expected)
+        policy = self.policy(episode, expected)
         timeout_s = self.settings.episode_timeout_s
         try:
             rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
@@ -200,7 +201,7 @@ class Episodes:
     async def _take_turns(self, key: str, episode: Episode) -> list[Trajectory]:
         timeout_s = self.settings.step_timeout_s
         first: Step = await self.manager.acall(key, "agent_reset", within_s=timeout_s, episode=episode)
-        policy, tools = self._policy(episode), first.tools
+        policy, tools = self.policy(episode), first.tools
         plan = Plan(None, self._prompt(episode.task, first), "root")
         tokens = len(plan.added)
         agent_rewards: list[float | None] = []

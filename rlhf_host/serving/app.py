@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_host.errors import UserError
 from rlhf_host.rollouts.conversation import Call
 from rlhf_host.rollouts.policy import EpisodePolicy
-from rlhf_host.serving import asked, chat, completions
+from rlhf_host.serving import asked, chat, completions, responses
 from rlhf_host.serving.errors import ApiError, invalid
 from rlhf_host.serving.limits import Limits
 from rlhf_host.serving.sessions import Session, new_token
@@ -67,6 +67,7 @@ class PolicyServer:
         for base in ("/e/{token}/v1", "/v1"):
             app.router.add_post(f"{base}/chat/completions", server._chat)
             app.router.add_post(f"{base}/completions", server._completions)
+            app.router.add_post(f"{base}/responses", server._responses)
             app.router.add_get(f"{base}/models", server._models)
             app.router.add_post(f"{base}/tokenize", server._tokenize)
         for what in ("reward", "done", "fail"):
@@ -153,14 +154,15 @@ class PolicyServer:
             raise ApiError(404, "this server has no policy beside its episodes: use an episode's base URL", "no_policy")
         if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
             limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
-            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits)  # a tree does not grow for ever
+            # A new one now and then, because a tree keeps what was said.
+            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits, free=True)
         return self._common
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         session = self._session(request, body)
         messages, tools = chat.messages_of(body, self.limits), chat.tools_of(body, self.limits)
-        sampling = asked.sampling_of(body, session.policy.sampling, self.limits)
+        sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
         tokenizer = session.policy.tokenizer
 
         async def work() -> Call:
@@ -176,7 +178,7 @@ class PolicyServer:
         session = self._session(request, body)
         policy = session.policy
         prompt = completions.prompt_of(body, policy.tokenizer)
-        sampling = asked.sampling_of(body, policy.sampling, self.limits)
+        sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free)
 
         async def work() -> Call:
             return await policy.answer(policy.tree.plan_ids(prompt), sampling)
@@ -185,6 +187,27 @@ class PolicyServer:
             return completions.answer_of(calls, body, self.model, policy.tokenizer)
 
         return await self._respond(request, session, body, work, answer, completions.chunks_of, completions.KNOWN)
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        session = self._session(request, body)
+        before = responses.previous_of(body, session.responses)
+        messages, tools = responses.messages_of(body, before, self.limits), responses.tools_of(body, self.limits)
+        sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
+        if body.get("n") not in (None, 1):
+            raise invalid("n", "a response is one")
+
+        async def work() -> Call:
+            return await session.policy.complete(messages, tools, sampling)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            whole = responses.answer_of(calls, body, self.model, session.policy.tokenizer)
+            assert calls[0].reply is not None
+            said = messages[1:] if body.get("instructions") else messages
+            session.remember(whole["id"], [*said, calls[0].reply.message])
+            return whole
+
+        return await self._respond(request, session, body, work, answer, responses.chunks_of, responses.KNOWN)
 
     async def _respond(
         self,
@@ -200,7 +223,7 @@ class PolicyServer:
 
         count = asked.integer(body, "n", 1, self.limits.choices) or 1
         usage = asked.wants_usage(body)
-        ignored = asked.ignored_in(body, session.policy.sampling, known)
+        ignored = asked.ignored_in(body, session.policy.sampling, known, free=session.free)
         session.ignored.update(ignored)
         if self._open >= self.limits.in_flight:
             raise ApiError(429, "too many requests at once", "overloaded", retry=True)
@@ -230,7 +253,8 @@ class PolicyServer:
                     await response.prepare(request)
                 for chunk in chunks(whole, usage):
                     await response.write(_event(chunk))
-                await response.write(b"data: [DONE]\n\n")
+                if chunks is not responses.chunks_of:
+                    await response.write(b"data: [DONE]\n\n")
             await response.write_eof()
             session.arrived.update(calls)
             return response
@@ -301,4 +325,5 @@ class PolicyServer:
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {json.dumps(value)}\n\n".encode()

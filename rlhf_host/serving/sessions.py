@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlhf_host.records.episodes import Message
 from rlhf_host.rollouts.conversation import Call
 from rlhf_host.rollouts.policy import EpisodePolicy
 from rlhf_host.serving.errors import ApiError, as_api_error, invalid
@@ -24,6 +25,8 @@ class Session:
     base_url: str
     token: str
     limits: Limits
+    free: bool = False
+    """Nothing of it trains, so requests choose the distribution."""
     reward: float | None = None
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -42,6 +45,8 @@ class Session:
     calls: int = 0
     arrived: set[Call] = field(default_factory=set)
     """Calls whose answer some client has."""
+    responses: dict[str, list[Message]] = field(default_factory=dict)
+    """Id of a response → its conversation, for those that go on from it."""
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
     _answers: dict[bytes, asyncio.Future[list[Call]]] = field(default_factory=dict)
 
@@ -113,6 +118,11 @@ class Session:
                 if isinstance(done, Call):
                     self.policy.tree.drop(done, "undelivered")
             raise
+
+    def remember(self, response: str, messages: list[Message]) -> None:
+        if len(self.responses) >= self.limits.calls:
+            self.responses.pop(next(iter(self.responses)))
+        self.responses[response] = messages
 
     def report(self, body: Mapping[str, Any]) -> None:
         """The program's reward. Raises ``ApiError`` for what is none."""

@@ -245,7 +245,7 @@ def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> Task
 
 
 def collector_of(config: RunConfig, manager: PluginManager, started: Started) -> Collector:
-    episodes = _episodes(config, manager, started, config.data, config.rollout)
+    episodes = episodes_of(config, manager, started, config.data, config.rollout)
     return Collector(episodes, manager, config.rollout, n=config.rollout.n, seed=config.seed, split="train")
 
 
@@ -253,7 +253,7 @@ def evaluation_of(
     config: RunConfig, manager: PluginManager, started: Started, held_out: TaskSet, data: DataConfig
 ) -> Evaluation:
     settings = config.eval
-    episodes = _episodes(config, manager, started, data, settings)
+    episodes = episodes_of(config, manager, started, data, settings)
     collector = Collector(episodes, manager, config.rollout, n=settings.n, seed=settings.seed, split="eval")
     return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
 
@@ -285,7 +285,7 @@ def evaluate_of(
     return lambda step: events.run(evaluation.run(step))
 
 
-def _episodes(
+def episodes_of(
     config: RunConfig, manager: PluginManager, started: Started, data: DataConfig, drawn: RolloutConfig | EvalConfig
 ) -> Episodes:
     rollout = config.rollout

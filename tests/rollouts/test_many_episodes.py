@@ -92,6 +92,4 @@ def test_every_episode_ends_in_exactly_one_way(collect):
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     play()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, (
-        "KiB: a second time needs no more memory"
-    )
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB: a second time needs no more memory"

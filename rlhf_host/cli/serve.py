@@ -1,0 +1,92 @@
+"""``rlhf serve``: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import click
+
+from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.eval import model_of
+from rlhf_host.config.choices import complete
+from rlhf_host.errors import UserError
+from rlhf_host.phases import phase
+
+CONTROL = ("config", "preset", "host", "port", "name", "key-file", "disable", "help")
+
+START = {
+    "host": "the address to listen on; one that others reach needs --key-file (default 127.0.0.1)",
+    "port": "0: any free one (int, default 8000)",
+    "name": "what clients call the model (default: policy)",
+    "key-file": "a file with the API key; default: a new key, which is printed",
+    "actor.model": "the model, instead of MODEL: a directory, hub name or GGUF file",
+    "rollout.max-new-tokens": "longest answer, whatever a request says (int, default 256)",
+    "config": "FILE.yaml: settings; flags override them",
+    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
+}
+
+SECTIONS = {"rollout": "Rollouts", "roles": "Models"}
+
+ABOUT = """Serve a model, or the model of a run, with the API that programs see in training: chat and text completions, responses,
+tools, token ids and log-probabilities. It needs rlhf-host[serve]. Ctrl-C ends it."""
+
+
+@click.command(
+    cls=RawCommand,
+    control=CONTROL,
+    usage="serve MODEL [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
+    takes_file=True,
+)
+@click.pass_context
+def serve(ctx: click.Context, line: CommandLine) -> None:
+    """Serve a model by OpenAI's API, as programs reach it in training."""
+    loaded = line.read(line.value("config"), quickstart=False)
+    config = complete(loaded.config, loaded.origins, "rollout")
+    actor = config.roles["actor"]
+    if line.file is not None:
+        path = Path(line.file)
+        actor.model = str(model_of(path)) if path.is_dir() else line.file
+    if not actor.model:
+        raise UserError("no model is given: rlhf serve MODEL")
+    host, port, key = line.value("host") or "127.0.0.1", line.value("port") or "8000", _key(line.value("key-file"))
+    if not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--port {port}: should be a whole number from 0 to 65535")
+    if key is None and not _is_loopback(host):
+        raise UserError(f"--host {host}: others can reach it: give --key-file FILE with a key of your own")
+    phase("Loading libraries")
+    from rlhf_host.serving.app import PolicyServer
+    from rlhf_host.training.serve import serve as run
+
+    name = line.value("name") or "policy"
+
+    def ready(server: PolicyServer) -> None:
+        click.echo(f"OPENAI_BASE_URL={server.url}/v1")
+        if key is None:
+            click.echo(f"OPENAI_API_KEY={server.api_key}")
+        click.echo(f"Serving {actor.model} as {name}. Ctrl-C ends it.", err=True)
+
+    try:
+        run(config, host=host, port=int(port), model=name, key=key, ready=ready)
+    except KeyboardInterrupt:
+        click.echo("Ended.", err=True)
+
+
+def _key(file: str | None) -> str | None:
+    if file is None:
+        return None
+    key = Path(file).expanduser().read_text(encoding="utf-8").strip()
+    if len(key) < 16:
+        raise UserError(f"--key-file {file}: a key has at least 16 characters; this one has {len(key)}")
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,52 @@
+"""A model behind the policy server, without a run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.episodes import Episode, Task
+from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.rollouts.policy import EpisodePolicy
+from rlhf_host.serving.app import PolicyServer
+from rlhf_host.training.assemble import episodes_of
+from rlhf_host.training.run import using_roles
+
+
+def serve(
+    config: RunConfig, *, host: str, port: int, model: str, key: str | None, ready: Callable[[PolicyServer], Any]
+) -> None:
+    """Serve the actor until interrupted.
+
+    Args:
+        model: its name for clients.
+        key: the API key; ``None``: a new one.
+        ready: told of the server when it answers.
+
+    Raises:
+        UserError: where no server can be started.
+        KeyboardInterrupt: when asked to stop.
+    """
+    tokenizer = load_tokenizer(config.roles["actor"])
+    manager, numbers = PluginManager([]), itertools.count()
+    needs = Needs(roles=(RoleNeed("actor", source=None),))
+    with using_roles(config, manager, tokenizer, needs) as (started, events, _):
+        episodes = episodes_of(config, manager, started, config.data, config.rollout)
+
+        def policy() -> EpisodePolicy:
+            number = next(numbers)
+            return episodes.policy(Episode(f"served-{number}", "served", Task(""), number, config.seed, split="eval"))
+
+        server = events.run(PolicyServer.start(host, port, model=model, shared=policy))
+        if key is not None:
+            server.api_key = key
+        ready(server)
+        try:
+            events.run(asyncio.Event().wait())
+        finally:
+            events.run(server.close(), interruptible=False)

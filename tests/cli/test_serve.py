@@ -1,0 +1,66 @@
+"""``rlhf serve``: the real command, a real client, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import openai
+import pytest
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture
+def served(tiny_model, tmp_path):
+    """The command as a process, and what it printed to reach it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlhf_host.cli.main", "serve", str(tiny_model), "--port", "0", "--rollout.max-new-tokens", "6"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    settings = dict(process.stdout.readline().strip().partition("=")[::2] for _ in range(2))
+    yield process, settings
+    process.kill()
+    process.communicate()
+
+
+def test_a_model_is_served_until_ctrl_c(served):
+    process, settings = served
+    with openai.OpenAI(base_url=settings["OPENAI_BASE_URL"], api_key=settings["OPENAI_API_KEY"]) as client:
+        ask = {"model": "policy", "prompt": "1+1="}
+        greedy = [client.completions.create(**ask, temperature=0).choices[0] for _ in range(2)]
+        assert greedy[0].token_ids == greedy[1].token_ids, "clients choose the distribution"
+        assert len({tuple(client.completions.create(**ask, n=4).choices[n].token_ids) for n in range(4)}) > 1
+    with (
+        openai.OpenAI(base_url=settings["OPENAI_BASE_URL"], api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    assert told.rstrip().endswith("Ended.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "no model is given: rlhf serve MODEL"),
+        (["MODEL", "--port", "x"], "--port x: should be a whole number from 0 to 65535"),
+        (["MODEL", "--host", "0.0.0.0"], "give --key-file FILE with a key of your own"),
+        (["MODEL", "--key-file", "short"], "a key has at least 16 characters; this one has 3"),
+        (["nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_served(rlhf_here, tiny_model, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_text("abc\n")
+    result = rlhf_here("serve", *(str(tiny_model) if word == "MODEL" else word for word in flags))
+    assert result.exit_code == 2
+    assert message in result.output
