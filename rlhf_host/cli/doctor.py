@@ -22,9 +22,10 @@ LABEL = 20
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print an object instead of a report.")
+@click.option("--chat", "model", metavar="MODEL", help="Look at a model's chat template instead: turns, tools, reasoning.")
 @click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one import may take.")
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool, deadline: float) -> None:
+def doctor(ctx: click.Context, as_json: bool, model: str | None, deadline: float) -> None:
     """Check this machine: Python, torch and GPUs, memory, disk, hubs, libraries that do not fit together, plugins.
 
     Prints what is wrong and what to do, and what each runtime, engine and backend lacks. Tokens are searched for but never
@@ -32,7 +33,7 @@ def doctor(ctx: click.Context, as_json: bool, deadline: float) -> None:
     """
     width = min(shutil.get_terminal_size().columns, 120)
     reported: list[Finding] = []
-    for finding in findings(deadline):
+    for finding in findings(deadline) if model is None else _of_chat(model):
         if not as_json:
             if not reported or reported[-1].section != finding.section:
                 click.echo(f"{chr(10) if reported else ''}{finding.section}")
@@ -45,6 +46,12 @@ def doctor(ctx: click.Context, as_json: bool, deadline: float) -> None:
         click.echo(f"\n{_summary(counts)}")
     if counts["problem"]:
         ctx.exit(1)
+
+
+def _of_chat(model: str) -> Iterator[Finding]:
+    from rlhf_host.cli.doctor_chat import chat
+
+    return chat(model)
 
 
 def findings(deadline_s: float) -> Iterator[Finding]:

@@ -1,0 +1,48 @@
+"""``rlhf doctor --chat``: what a chat template can express."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.data.conftest import CHATML, byte_tokenizer
+from tests.data.test_codec import QWEN
+
+DATED = CHATML + "{# {{ strftime_now('%d %b %Y') }} #}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+FORGETS = QWEN.replace(
+    "{{ message.content }}{%- for call",
+    "{% if message.reasoning_content and loop.last %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content }}{%- for call",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (QWEN, {"tools": "ok", "parallel calls": "ok", "calls are written as": "ok", "earlier reasoning": "ok"}),
+        (CHATML, {"several turns": "ok", "tools": "absent", "calls are written as": "absent"}),
+        (DATED, {"date": "note"}),
+        (NO_SYSTEM, {"system messages": "absent"}),
+        (FORGETS, {"earlier answers": "ok", "earlier reasoning": "note"}),
+        (None, {"template": "note"}),
+    ],
+)
+def test_what_a_template_can_express(rlhf_here, tiny_model, tmp_path, template, found):
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    byte_tokenizer(template).save_pretrained(tmp_path)
+    result = rlhf_here("doctor", "--chat", tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    findings = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert {name: findings[name]["status"] for name in found} == found
+    if template == CHATML:
+        assert findings["tools"]["detail"] == "the chat template leaves out tools"
+        assert findings["tools"]["advice"].startswith("put the tools into the system prompt")
+
+
+def test_a_model_that_is_not_there(rlhf_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = rlhf_here("doctor", "--chat", "./nowhere")
+    assert result.exit_code == 2
+    assert "no model at ./nowhere" in result.output
