@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -30,9 +31,9 @@ FORGETS = QWEN.replace(
     ],
 )
 def test_what_a_template_can_express(rlhf_here, tiny_model, tmp_path, template, found):
-    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
-    byte_tokenizer(template).save_pretrained(tmp_path)
-    result = rlhf_here("doctor", "--chat", tmp_path, "--json")
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    byte_tokenizer(template).save_pretrained(model)
+    result = rlhf_here("doctor", "--chat", model, "--json")
     assert result.exit_code == 0, result.output
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert {name: findings[name]["status"] for name in found} == found
