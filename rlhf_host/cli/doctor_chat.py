@@ -25,7 +25,9 @@ def chat(model: str) -> Iterator[Finding]:
     tokenizer = load_tokenizer(role)
     codec = ChatCodec(tokenizer, stop_ids=stop_tokens(role))
     if not codec.chat:
-        advice = "conversations of several turns work as plain text; tools need a model with a chat template, or tool_format text"
+        advice = (
+            "conversations of several turns work as plain text; tools need a model with a chat template, or tool_format text"
+        )
         yield Finding(SECTION, "template", "note", "none: prompts are plain text", advice)
         return
     ends = " ".join(repr(tokenizer.decode([token])) for token in sorted(codec.stop_ids))
@@ -50,7 +52,8 @@ def _calls(count: int) -> Message:
 
 def _results(count: int) -> list[Message]:
     return [
-        {"role": "tool", "name": "add", "tool_call_id": f"call0000{number}", "content": f"result {number}"} for number in range(count)
+        {"role": "tool", "name": "add", "tool_call_id": f"call0000{number}", "content": f"result {number}"}
+        for number in range(count)
     ]
 
 

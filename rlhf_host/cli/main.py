@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("rlhf_host.cli.generate:generate", "Write the best of several answers to each prompt, to train on."),
     "serve": ("rlhf_host.cli.serve:serve", "Serve a model by OpenAI's API, as programs reach it in training."),
     "replay": ("rlhf_host.cli.replay:replay", "Score saved trajectories again with other plugins; show what changes."),
+    "view": ("rlhf_host.cli.view:view", "Show saved episodes in the terminal: turns, tools, branches, rewards."),
     "data": ("rlhf_host.cli.data:data", "Show how a run reads data; remove what runs keep of it."),
     "merge-lora": ("rlhf_host.cli.merge_lora:merge_lora", "Merge a LoRA adapter into its base, write the model and compare."),
     "plugins": ("rlhf_host.cli.plugins:plugins", "List installed plugins; show, check, bench, install or uninstall one."),

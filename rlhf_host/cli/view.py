@@ -1,0 +1,106 @@
+"""``rlhf view``: saved episodes in the terminal, each as a tree of its rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlhf_host.errors import UserError, near_matches, visible
+
+if TYPE_CHECKING:
+    from rlhf_host.records.episodes import Trajectory
+
+KINDS = {"prompt": "prompt", "action": "answer", "observation": "seen"}
+
+
+@click.command()
+@click.argument("place", metavar="RUN|FILE.jsonl", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Of this step; default: the last one there is.")
+@click.option("--episode", help="Only this episode, by its id.")
+@click.option("--count", default=3, show_default=True, help="So many episodes; 0: all.")
+@click.option("--worst", is_flag=True, help="Those with the lowest rewards first; default: in their order.")
+@click.option("--chars", default=400, show_default=True, help="Longest text; of longer ones, head and tail are shown. 0: all.")
+def view(place: Path, step: int | None, episode: str | None, count: int, worst: bool, chars: int) -> None:
+    """Show episodes that a run or rlhf rollout saved.
+
+    An episode has a row for each conversation that went on by itself. A row that branched off says from which row, and where.
+    Texts are shown by turn where the file has tokens (--trajectories.tokens).
+    """
+    from rlhf_host.training.saved_rows import read_steps
+
+    steps = read_steps(place, texts=True)
+    chosen = [each for each in steps if step is None or each.step == step]
+    if not chosen:
+        raise UserError(f"--step {step}: {place} has the steps {', '.join(str(each.step) for each in steps)}")
+    found = chosen[-1]
+    episodes: dict[str, list[Trajectory]] = {}
+    for row in found.rows:
+        episodes.setdefault(row.episode_id, []).append(row)
+    if episode is not None and episode not in episodes:
+        raise UserError(f"--episode {episode}: step {found.step} has no such episode{near_matches(episode, episodes)}")
+    names = [episode] if episode is not None else list(episodes)
+    if worst:
+        names.sort(key=lambda name: min(_worth(row) for row in episodes[name]))
+    shown = names[: count or None]
+    for name in shown:
+        click.echo("\n".join(_episode(name, episodes[name], chars)) + "\n")
+    click.echo(f"{len(shown)} of {len(names)} episodes of step {found.step} ({found.split})", err=True)
+
+
+def _worth(row: Trajectory) -> float:
+    return float("-inf") if row.reward is None else row.reward
+
+
+def _episode(name: str, rows: Sequence[Trajectory], chars: int) -> Iterator[str]:
+    first = rows[0]
+    source = f"{first.task.source}:{first.task.index}" if first.task.source else f"task {first.task.index}"
+    yield f"{name}  {source}  label {_short(str(first.task.ground_truth), 60)}"
+    width = max(40, shutil.get_terminal_size().columns - 14)
+    for place, row in enumerate(rows):
+        last = place == len(rows) - 1
+        yield f"{'└' if last else '├'}─ {_head(row, len(rows) > 1)}"
+        for kind, text in _parts(row):
+            lines = _wrapped(_short(text, chars), width)
+            yield f"{' ' if last else '│'}    {kind:8}{lines[0]}"
+            yield from (f"{' ' if last else '│'}            {line}" for line in lines[1:])
+
+
+def _head(row: Trajectory, several: bool) -> str:
+    parts = [f"row {row.row}"] if several else []
+    if row.role:
+        parts.append(row.role)
+    if several:
+        parts.append("final" if row.final else "not judged")
+    if row.parent is not None:
+        parts.append(f"from row {row.parent} behind its first {row.branch} tokens")
+    parts.append(f"reward {row.reward:g}" if row.reward is not None else f"unjudged: {row.unjudged_reason}")
+    if row.score is not None:
+        parts.append(f"score {row.score:g}")
+    if row.advantage is not None:
+        parts.append(f"advantage {row.advantage:+.3g}")
+    return ", ".join([*parts, f"{row.action_length} tokens", row.finish_reason])
+
+
+def _parts(row: Trajectory) -> Iterator[tuple[str, str]]:
+    """The texts of the row's segments, or its prompt and answer where the file has no more."""
+    try:
+        parts = [(KINDS[segment.kind], row._text(segment.token_ids)) for segment in row.segments]
+    except UserError:
+        parts = [("prompt", row.prompt_text), ("answer", row.full_text if len(row.actions) > 1 else row.text)]
+    yield from parts
+
+
+def _short(text: str, most: int) -> str:
+    if not most or len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]} [... {len(text) - most * 2 // 3 - most // 3} characters ...] {text[-(most // 3) :]}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of what cannot move a cursor."""
+    lines = [visible(line) for line in text.split("\n")]
+    return [line[start : start + width] for line in lines for start in range(0, max(1, len(line)), width)]

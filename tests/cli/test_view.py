@@ -1,0 +1,93 @@
+"""``rlhf view``: saved episodes as trees."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def segment(kind, ids, text):
+    more = {"logprobs": [-1.0] * len(ids), "versions": [0] * len(ids)} if kind == "action" else {}
+    return {"kind": kind, "token_ids": ids, "text": text, **more}
+
+
+def row(episode, reward, segments, **more):
+    texts = [part["text"] for part in segments]
+    saved = {"step": 2, "episode_id": episode, "group_id": "g", "segments": segments, "source": "sums", "task": 7, "label": "3"}
+    return saved | {"prompt": texts[0], "text": texts[1], "full_text": "".join(texts[1:]), "reward": reward} | more
+
+
+@pytest.fixture
+def saved(tmp_path):
+    stem = [segment("prompt", [1], "1+2?"), segment("action", [2, 3], "add(1,2)")]
+    whole = [*stem, segment("observation", [4], "it is\n3\x1b[2J"), segment("action", [5], "3")]
+    branch = [segment("prompt", [1, 2, 3], "1+2? add(1,2)"), segment("action", [6], "four")]
+    rows = [
+        row("e-1", 1.0, whole, score=1.0, advantage=0.5),
+        row("e-1", 1.0, branch, tree={"row": 1, "parent": 0, "branch": 3}, final=False, finish_reason="length"),
+        row("e-2", 0.0, stem, role="black"),
+        row("e-3", None, stem, unjudged="no judge"),
+    ]
+    path = tmp_path / "saved.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def test_an_episode_is_a_tree_of_its_rows(rlhf_here, saved):
+    result = rlhf_here("view", saved, "--count", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[:12] == [
+        "e-1  sums:7  label 3",
+        "├─ row 0, final, reward 1, score 1, advantage +0.5, 3 tokens, stop",
+        "│    prompt  1+2?",
+        "│    answer  add(1,2)",
+        "│    seen    it is",
+        "│            3\\x1b[2J",
+        "│    answer  3",
+        "└─ row 1, not judged, from row 0 behind its first 3 tokens, reward 1, 1 tokens, length",
+        "     prompt  1+2? add(1,2)",
+        "     answer  four",
+        "",
+    ]
+    assert result.stderr.strip().endswith("1 of 3 episodes of step 2 (train)")
+
+
+def test_which_episodes(rlhf_here, saved):
+    worst = rlhf_here("view", saved, "--worst", "--count", "2").stdout
+    assert worst.index("e-3") < worst.index("e-2")
+    assert "e-1" not in worst
+    assert "unjudged: no judge" in worst
+    assert "black, reward 0" in worst
+    assert rlhf_here("view", saved, "--episode", "e-2").stdout.startswith("e-2")
+    long = rlhf_here("view", saved, "--episode", "e-1", "--chars", "6").stdout
+    assert "add( [... 2 characters ...] 2)" in long
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--step", "5"], "has the steps 2"),
+        (["--episode", "e-9"], "step 2 has no such episode; did you mean 'e-"),
+    ],
+)
+def test_what_is_not_there(rlhf_here, saved, flags, message):
+    result = rlhf_here("view", saved, *flags)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_file_of_texts_alone(rlhf_here, tmp_path):
+    line = {
+        "step": 1,
+        "episode_id": "e",
+        "group_id": "g",
+        "prompt": "1+1=",
+        "text": "2",
+        "length": 1,
+        "reward": 1.0,
+        "label": "2",
+    }
+    (tmp_path / "train-step-000001.jsonl").write_text(json.dumps(line) + "\n")
+    result = rlhf_here("view", tmp_path)
+    assert "     prompt  1+1=\n     answer  2\n" in result.stdout
