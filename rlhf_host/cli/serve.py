@@ -10,6 +10,7 @@ import click
 from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.cli.eval import model_of
 from rlhf_host.config.choices import complete
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
 
@@ -45,14 +46,8 @@ tools, token ids and log-probabilities. It needs rlhf-host[serve]. Ctrl-C ends i
 @click.pass_context
 def serve(ctx: click.Context, line: CommandLine) -> None:
     """Serve a model by OpenAI's API, as programs reach it in training."""
-    loaded = line.read(line.value("config"), quickstart=False)
-    config = complete(loaded.config, loaded.origins, "rollout")
+    config = config_of(line, "serve")
     actor = config.roles["actor"]
-    if line.file is not None:
-        path = Path(line.file)
-        actor.model = str(model_of(path)) if path.is_dir() else line.file
-    if not actor.model:
-        raise UserError("no model is given: rlhf serve MODEL")
     host, port, key = line.value("host") or "127.0.0.1", line.value("port") or "8000", _key(line.value("key-file"))
     if not port.isdecimal() or int(port) > 65535:
         raise UserError(f"--port {port}: should be a whole number from 0 to 65535")
@@ -74,6 +69,19 @@ def serve(ctx: click.Context, line: CommandLine) -> None:
         run(config, host=host, port=int(port), model=name, key=key, ready=ready)
     except KeyboardInterrupt:
         click.echo("Ended.", err=True)
+
+
+def config_of(line: CommandLine, command: str) -> RunConfig:
+    """The configuration with MODEL as the actor's. Raises ``UserError`` where none is given."""
+    loaded = line.read(line.value("config"), quickstart=False)
+    config = complete(loaded.config, loaded.origins, "rollout")
+    actor = config.roles["actor"]
+    if line.file is not None:
+        path = Path(line.file)
+        actor.model = str(model_of(path)) if path.is_dir() else line.file
+    if not actor.model:
+        raise UserError(f"no model is given: rlhf {command} MODEL")
+    return config
 
 
 def _key(file: str | None) -> str | None:

@@ -1,20 +1,23 @@
-"""A model behind the policy server, without a run."""
+"""A model that answers without a run: behind the policy server, or in a terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Episode, Task
+from rlhf_host.records.episodes import Episode, Message, Task
+from rlhf_host.records.messages import Reply
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.rollouts.policy import EpisodePolicy
 from rlhf_host.serving.app import PolicyServer
 from rlhf_host.training.assemble import episodes_of
+from rlhf_host.training.events import EventLoop
 from rlhf_host.training.run import using_roles
 
 
@@ -32,16 +35,7 @@ def serve(
         UserError: where no server can be started.
         KeyboardInterrupt: when asked to stop.
     """
-    tokenizer = load_tokenizer(config.roles["actor"])
-    manager, numbers = PluginManager([]), itertools.count()
-    needs = Needs(roles=(RoleNeed("actor", source=None),))
-    with using_roles(config, manager, tokenizer, needs) as (started, events, _):
-        episodes = episodes_of(config, manager, started, config.data, config.rollout)
-
-        def policy() -> EpisodePolicy:
-            number = next(numbers)
-            return episodes.policy(Episode(f"served-{number}", "served", Task(""), number, config.seed, split="eval"))
-
+    with _policies(config) as (events, policy):
         server = events.run(PolicyServer.start(host, port, model=model, shared=policy))
         if key is not None:
             server.api_key = key
@@ -50,3 +44,24 @@ def serve(
             events.run(asyncio.Event().wait())
         finally:
             events.run(server.close(), interruptible=False)
+
+
+def talk(config: RunConfig, turns: Callable[[Callable[[list[Message]], Awaitable[Reply]]], Coroutine[Any, Any, None]]) -> None:
+    """Run ``turns`` with a function that answers a conversation. Raises ``KeyboardInterrupt`` when asked to stop."""
+    with _policies(config) as (events, policy):
+        events.run(turns(policy().chat))
+
+
+@contextmanager
+def _policies(config: RunConfig) -> Iterator[tuple[EventLoop, Callable[[], EpisodePolicy]]]:
+    """An event loop, and what makes policies of the actor for it."""
+    tokenizer = load_tokenizer(config.roles["actor"])
+    manager, numbers = PluginManager([]), itertools.count()
+    with using_roles(config, manager, tokenizer, Needs(roles=(RoleNeed("actor", source=None),))) as (started, events, _):
+        episodes = episodes_of(config, manager, started, config.data, config.rollout)
+
+        def policy() -> EpisodePolicy:
+            number = next(numbers)
+            return episodes.policy(Episode(f"served-{number}", "served", Task(""), number, config.seed, split="eval"))
+
+        yield events, policy
