@@ -38,7 +38,7 @@ class Arguments:
         for key, kind in SINGLE.items():
             if key in tree:
                 tree[key] = self._choice(kind, tree[key])
-        for section, key in ((tree, "reward"), (tree, "with"), (tree, "tracker"), (tree.get("eval", {}), "reward")):
+        for section, key in [*((tree, key) for key in MANY), (tree.get("eval", {}), "reward")]:
             if key in section:
                 section[key] = self._choices(MANY[key], section[key])
         self.settings = _located(tree, ())

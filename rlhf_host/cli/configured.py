@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PLUGINS = {
     "with": "[ALIAS=]NAME: an extension (filters, shaping, corrections); repeatable, in order; ALIAS=none removes one",
     "agent": "NAME: how an episode is played",
+    "agents": "[ALIAS=]NAME: further agents, for tasks that name one (data.agent_key); repeatable",
     "eval.reward": "[ALIAS=]NAME: rewards for evaluation; default: the training rewards",
     "tracker": "[ALIAS=]NAME: where metrics go; repeatable, adds to the default ones; ALIAS=none removes one",
     "engine": "NAME: what generates tokens",

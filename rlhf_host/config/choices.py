@@ -44,9 +44,9 @@ class Chosen:
 Use: TypeAlias = Literal["train", "evaluate", "rollout", "replay"]
 
 KEYS: dict[Use, tuple[str, ...]] = {
-    "train": ("agent", "algo", "reward", "with", "tracker", "sync"),
-    "evaluate": ("agent", "reward"),
-    "rollout": ("agent", "reward", "with"),
+    "train": ("agent", "agents", "algo", "reward", "with", "tracker", "sync"),
+    "evaluate": ("agent", "agents", "reward"),
+    "rollout": ("agent", "agents", "reward", "with"),
     "replay": ("algo", "reward", "with"),
 }
 """What takes part in each use of a configuration."""
@@ -56,13 +56,13 @@ SAMPLING = {name for name, rule in RULES.items() if rule.per == "agent"} | {"sco
 
 
 def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
-    """The run's plugins in the manager's order: agent, algorithm, rewards, extensions, trackers, weight sync.
+    """The run's plugins in the manager's order: agents, algorithm, rewards, extensions, trackers, weight sync.
 
     Rewards of ``eval.reward`` have the kind ``eval_reward``. Training on saved trajectories plays and scores nothing.
     """
     keys = KEYS[use]
     if use == "train" and config.from_trajectories is not None:
-        keys = tuple(key for key in keys if key not in ("agent", "reward"))
+        keys = tuple(key for key in keys if key not in ("agent", "agents", "reward"))
     items: list[Chosen] = []
     for key in keys:
         if key in SINGLE:

@@ -326,6 +326,7 @@ class RunConfig(Section):
     algo: PluginChoice | None = None
     reward: dict[str, RewardChoice] = Field({}, description="alias → plugin; --reward, repeatable")
     agent: PluginChoice = Field(default_factory=lambda: defaults()["agent"])
+    agents: dict[str, PluginChoice] = Field({}, description="alias → plugin; further agents, for tasks that name one")
     extensions: dict[str, PluginChoice] = Field({}, alias="with", description="alias → plugin; --with, repeatable, in order")
     tracker: dict[str, PluginChoice] = Field(
         default_factory=lambda: defaults()["tracker"],

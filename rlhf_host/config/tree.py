@@ -30,7 +30,7 @@ SINGLE = {
 }
 """Key → plugin kind, one plugin each."""
 
-MANY = {"reward": "reward", "with": "extension", "tracker": "tracker"}
+MANY = {"agents": "agent", "reward": "reward", "with": "extension", "tracker": "tracker"}
 """Key → plugin kind, an alias → plugin mapping each; ``eval.reward`` is another."""
 
 SHORTHANDS = {

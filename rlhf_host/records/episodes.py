@@ -23,7 +23,7 @@ class Task:
     ground_truth: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     agent: str | None = None
-    """Provisional: which of several agents plays it."""
+    """Provisional: the alias of the agent that plays it, where a run has several; default: the first."""
     index: int = 0
     """Position in its data source, stable across runs."""
     source: str = ""

@@ -86,7 +86,9 @@ class Episodes:
         name = task.agent or next(iter(self.agents), None)
         if name is None or name not in self.agents:
             place = f"{task.source}:{task.index}"
-            raise UserError(f"task {place} asks for the agent {name!r}, which is not loaded; choose it with --agent")
+            raise UserError(
+                f"task {place} asks for the agent {name!r}, which is not loaded; choose it with --agent or --agents"
+            )
         return self.agents[name]
 
     def fitting(self, length: int) -> Sampling:

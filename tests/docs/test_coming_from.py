@@ -21,7 +21,7 @@ from .conftest import DOCS, ROOT
 
 ORACLES = ROOT / ".oracles"
 CONTROL = {"resume", "config", "preset"}
-CHOSEN_BY = {"reward": "reward", "with": "extension", "tracker": "tracker"}
+CHOSEN_BY = {"agents": "agent", "reward": "reward", "with": "extension", "tracker": "tracker"}
 
 
 def theirs(section):

@@ -27,7 +27,7 @@ def adds(*items):
 
 def experience():
     rows = make_batch([2, 3], rewards=[1.0, 2.0])
-    rows.trajectories = [SimpleNamespace(metrics={}, advantage=None) for _ in range(2)]
+    rows.trajectories = [SimpleNamespace(metrics={}, advantage=None, final=True) for _ in range(2)]
     return rows
 
 

@@ -1,0 +1,26 @@
+"""Several agents in one run, chosen by the tasks."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_a_task_names_the_agent_that_plays_it(rlhf_here, tmp_path):
+    rows = [{"prompt": f"12+{n}=", "label": "0", "agent": ("single_turn", "again")[n % 2]} for n in range(4)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--data", tmp_path / "data.jsonl", "--data.agent-key", "agent", "--actor.model", "quickstart", "--rollout.n", "2"]
+    flags += ["--agents", "again=retry", "--agents.again.feedback", "{prompt}", "--agents.again.max-turns", "3"]
+    flags += ["--reward", "math_verifier", "--train.batch-size", "4", "--output", tmp_path / "out.jsonl"]
+    result = rlhf_here("rollout", *flags)
+    assert result.exit_code == 0, result.output
+    played = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    turns = {(row["row"]["agent"], sum(part["kind"] == "action" for part in row["segments"])) for row in played}
+    assert turns == {("single_turn", 1), ("again", 3)}
+
+
+def test_an_agent_that_was_not_chosen_is_named(rlhf_here, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "label": "2", "agent": "game"}\n')
+    flags = ["--data", tmp_path / "data.jsonl", "--data.agent-key", "agent", "--actor.model", "quickstart"]
+    result = rlhf_here("rollout", *flags, "--reward", "math_verifier", "--output", tmp_path / "out.jsonl")
+    assert result.exit_code == 2
+    assert "asks for the agent 'game', which is not loaded; choose it with --agent" in result.output
