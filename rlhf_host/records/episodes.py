@@ -262,6 +262,10 @@ class Action:
         return self._message
 
 
+FAILED = "failed: "
+"""So the reason begins of a row that stands for an episode which could not be finished: a prompt, and nothing sampled."""
+
+
 class EpisodeFailed(Exception):
     """Raised by an agent hook if the episode cannot be finished, and the policy is not the reason."""
 

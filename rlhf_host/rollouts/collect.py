@@ -12,7 +12,7 @@ from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Drop, Episode, EpisodeFailed, Group, Trajectory
+from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Trajectory
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
@@ -33,7 +33,7 @@ class Collected:
     """How episodes ended: ``finished``, ``truncated`` or ``failed``, and of these ``failed/AGENT:TYPE`` where a hook raised."""
     dropped: Counter[str] = field(default_factory=Counter)
     unjudged_rows: list[Trajectory] = field(default_factory=list)
-    """Unjudged trajectories, for the log."""
+    """Unjudged trajectories, for the log, and rows that stand for failed episodes."""
 
     def note_unjudged(self, rows: Sequence[Trajectory]) -> None:
         """Count the trajectories, and those without a reward."""
@@ -90,9 +90,10 @@ class Collector:
         self.episodes.expect(len(draws) * self.n - self.episodes.live)
         playing = [self._play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
         for group, failed, states in await side_by_side("scoring a group", playing):
-            into.failed += failed
+            into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
             into.states += states
             self._settle(group, into)
+            into.unjudged_rows += failed
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
         if total and lost / total > self.settings.max_unjudged:
@@ -102,10 +103,11 @@ class Collector:
                 f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)"
             )
 
-    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> tuple[Group, Counter[str], Counter[str]]:
-        """A group whose episodes are over and scored, why some of them failed, and how all ended."""
+    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> tuple[Group, list[Trajectory], Counter[str]]:
+        """A group whose episodes are over and scored, a row for each that failed, and how all ended."""
         seed = episode_seed(self.seed, self.split, draw.task, draw.epoch)
-        failed, states = Counter[str](), Counter[str]()
+        failed: list[Trajectory] = []
+        states = Counter[str]()
 
         async def play(sample: int) -> list[Trajectory]:
             episode = Episode(f"{group_id}-{sample}", group_id, draw.task, sample=sample, seed=seed, split=self.split)
@@ -114,7 +116,7 @@ class Collector:
                 states["truncated" if any(row.truncated for row in rows if row.final) else "finished"] += 1
                 return rows
             except EpisodeFailed as failure:
-                failed[failure.reason] += 1
+                failed.append(self.episodes.failed_row(episode, failure.reason))
                 states.update(["failed", *([f"failed/{failure.kind}"] if failure.kind else [])])
                 return []
             finally:

@@ -18,6 +18,7 @@ from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.plugins.manager import HookFailed, PluginManager
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import (
+    FAILED,
     Action,
     Episode,
     EpisodeFailed,
@@ -26,6 +27,7 @@ from rlhf_host.records.episodes import (
     NoRoom,
     SampleKey,
     Sampling,
+    Segment,
     Step,
     Task,
     Trajectory,
@@ -140,6 +142,14 @@ class Episodes:
             except EpisodeFailed as failure:
                 if not failure.retryable or not attempts:
                     raise
+
+    def failed_row(self, episode: Episode, reason: str) -> Trajectory:
+        """What the log has of an episode that failed."""
+        ids = (episode.episode_id, episode.group_id)
+        prompt = Segment("prompt", Numbers("i", episode.task.prompt_ids or ()))
+        row = Trajectory(*ids, episode.task, [prompt], "abort", episode.sample, unjudged_reason=f"{FAILED}{reason}")
+        row.decode = self.decode
+        return row
 
     def _failed(self, key: str, error: Exception) -> EpisodeFailed:
         failure = EpisodeFailed(str(error))

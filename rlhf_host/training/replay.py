@@ -14,7 +14,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, sizes
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Group, Trajectory
+from rlhf_host.records.episodes import FAILED, Group, Trajectory
 from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import drop_reason
@@ -193,6 +193,8 @@ class _Replayer:
             return rows, by, step.reward_weights({})
         groups: dict[str, list[Trajectory]] = {}
         for row in rows:
+            if (row.unjudged_reason or "").startswith(FAILED):
+                continue  # nobody said anything that could be judged
             agent_judged = any(reward is not None for reward in row.agent_rewards)
             row.rewards, row.reward, row.unjudged_reason = {}, None, None
             row.score = row.score if agent_judged else None
