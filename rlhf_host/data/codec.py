@@ -38,6 +38,8 @@ class _Junction:
     text: str
     closes: bool
     """The token ends the answer; otherwise it already opens the next turn."""
+    header: int
+    """Length of the template's own text before the first new content."""
 
 
 class ChatCodec:
@@ -124,8 +126,7 @@ class ChatCodec:
         keeps, text = True, junction.text
         if last_id is not None and (last_id in self.stop_ids or last_id == junction.stop_id):
             own = self._text_of_token(last_id)
-            before = text.find(self._first_content(new)) if self._first_content(new) else len(text)
-            if own and (place := text.find(own, 0, before)) >= 0:
+            if own and (place := text.find(own, 0, junction.header)) >= 0:
                 text, keeps = text[place:], False
                 junction = replace(junction, stop=own, stop_id=last_id)
             else:
@@ -238,7 +239,9 @@ class ChatCodec:
                 " template, or plain text (data.template none)"
             )
         stop = text[first[0] : first[0] + first[2]]
-        return _Junction(stop, first[1], text[first[0] :], own is not None and own[1] == first[1])
+        filled = [str(mark["content"]) for mark in marks if self._mark in text_of(mark.get("content"))]
+        header = skeleton.find(filled[0]) if filled else len(text)
+        return _Junction(stop, first[1], text[first[0] :], own is not None and own[1] == first[1], header - first[0])
 
     def _ending(self, last: Message, tools: Tools | None) -> str:
         """What the template writes after an answer of this shape when nothing follows."""
@@ -371,9 +374,6 @@ class ChatCodec:
 
     def _text_of_token(self, number: int) -> str:
         return str(self.tokenizer.decode([number], skip_special_tokens=False))
-
-    def _first_content(self, new: Sequence[Message]) -> str:
-        return next((words for message in new if (words := text_of(message.get("content")).strip())), "")
 
     def _without_specials(self, text: str) -> str:
         for token in self.tokenizer.all_special_tokens:

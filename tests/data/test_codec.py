@@ -89,6 +89,8 @@ def test_a_template_whose_next_turn_is_the_end_token_writes_it_once(make_tokeniz
     assert after(tokenizer, "m", [opens]) == "m<|assistant|>"
     assert after(tokenizer, "m") == "<|user|>m<|assistant|>"
     assert after(tokenizer, "m", [tokenizer.eos_token_id]) == "<|user|>m<|assistant|>"
+    assert after(tokenizer, "use", [opens], stop_ids=[opens]) == "use<|assistant|>", "though the token has these letters"
+    assert after(tokenizer, "<|user|>", [opens], stop_ids=[opens]) == "<|user|><|assistant|>"
 
 
 def test_without_a_chat_template_it_is_the_text_alone(plain, chatml):
