@@ -23,6 +23,9 @@ from rlhf_host.records.messages import Reply, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
 
+MEMO = 4096
+"""Most shapes of conversations that are kept; conversations with tools have as many as there are episodes."""
+
 WITHOUT_TOOLS = (
     "put the tools into the system prompt and their results into user messages (the agent multi_turn: tool_format text)"
 )
@@ -142,6 +145,7 @@ class ChatCodec:
             return False
         shape = json.dumps([[_shape(message) for message in part] for part in (messages, new)] + [bool(tools)])
         if shape not in self._rewritten:
+            _bound(self._rewritten)
             marks = itertools.count()
             marked = [self._marked(message, marks) for message in conversation(messages, self.system_prompt)]
             before = self._told(lambda: self._write(marked, False, tools))
@@ -166,19 +170,26 @@ class ChatCodec:
             ids.pop()
         plain = self.tokenizer.decode(ids, skip_special_tokens=True)
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        reads = tools and (self._own or self.tool_format != "none")
-        thinks = "</think>" in text or "<think>" in text or "<think>" in self._opening
+        reads = tools and self.reads_calls
+        thinks = "</think>" in text or "<think>" in text or "<think>" in self._opening or self.tool_format == "gptoss"
         if not self.chat or not (reads or thinks or self._own):
             return Reply(plain, finish_reason=finish_reason)
-        chosen = self._own or tool_formats.response_template(self.tool_format, self._opening, tools=bool(tools))
+        if self._own:
+            chosen = self._own if tools else tool_formats.without_calls(self._own)
+        else:
+            chosen = tool_formats.response_template(self.tool_format, self._opening, tools=bool(tools))
         try:
             told = self.tokenizer.parse_response(text, chosen, prefix=self._opening, tools=list(tools or ()))
-            calls = tuple(_call(call, tools or ()) for call in _as_list(told.get("tool_calls")))
+            calls = tuple(_call(call) for call in _as_list(told.get("tool_calls")))
+            if calls and not self._own:
+                tool_formats.check_ended(self.tool_format, text)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = " ".join(str(error).split())[:200]
             return Reply(plain, finish_reason=finish_reason, problems=(f"unreadable: {problem}",))
         reasoning = told.get("reasoning_content") or told.get("thinking") or told.get("reasoning")
         content = self._without_specials(text_of(told.get("content"))).strip()
+        if plain.strip() and not (content or reasoning or calls):
+            return Reply(plain, finish_reason=finish_reason, problems=("unreadable: none of the answer's parts is found",))
         return Reply(content, reasoning and self._without_specials(str(reasoning)).strip(), calls, finish_reason)
 
     # --- what the chat template does --------------------------------------------------------------
@@ -191,10 +202,16 @@ class ChatCodec:
             if self.tokenizer.eos_token_id is not None:
                 stops.add(self.tokenizer.eos_token_id)
             if self.chat:
-                first = self._first_special(self._ending({"role": "assistant", "content": ""}, None))
-                stops |= {first[1]} if first else set()
+                with contextlib.suppress(EpisodeFailed):  # a template without assistants; one turn needs no more
+                    first = self._first_special(self._ending({"role": "assistant", "content": ""}, None))
+                    stops |= {first[1]} if first else set()
             self._stops = frozenset(stops)
         return self._stops
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether ``parse`` can find calls."""
+        return bool(self._own) or self.tool_format != "none"
 
     def check(self, tools: Tools | None = None) -> None:
         """Raise ``UserError`` for a chat template in which no conversation of several turns, or none with ``tools``, can go on."""
@@ -211,6 +228,12 @@ class ChatCodec:
             self.delta(said, new, [], tools=tools)
         except EpisodeFailed as failure:
             raise UserError(failure.reason.removeprefix("codec: ")) from failure
+        if tools and not self.reads_calls:
+            known = ", ".join(tool_formats.FORMATS)
+            raise UserError(
+                f"the form in which this chat template writes calls is not known, so none would be read: choose one of {known} as"
+                f" rollout.tool_format, give the tokenizer a response_template, or {WITHOUT_TOOLS}"
+            )
 
     def _junction(self, last: Message, new: Sequence[Message], tools: Tools | None) -> _Junction:
         calls = last.get("tool_calls")
@@ -233,14 +256,14 @@ class ChatCodec:
         text = self._behind(self._told(lambda: self._write([*opened, *new], True, tools)))
         self._hold(new, text)
         first, own = self._first_special(text), self._first_special(ending)
-        if first is None or first[0] > skeleton.find(self._mark) >= 0:
+        filled = [str(mark["content"]) for mark in marks if self._mark in text_of(mark.get("content"))]
+        header = skeleton.find(filled[0]) if filled else len(text)
+        if first is None or first[0] >= header:  # the first special token is a content's
             raise EpisodeFailed(
                 "codec: the chat template ends an answer without a special token, so nothing can be appended to one: use another"
                 " template, or plain text (data.template none)"
             )
         stop = text[first[0] : first[0] + first[2]]
-        filled = [str(mark["content"]) for mark in marks if self._mark in text_of(mark.get("content"))]
-        header = skeleton.find(filled[0]) if filled else len(text)
         return _Junction(stop, first[1], text[first[0] :], own is not None and own[1] == first[1], header - first[0])
 
     def _ending(self, last: Message, tools: Tools | None) -> str:
@@ -250,6 +273,7 @@ class ChatCodec:
             written = self._told(lambda: self._write(self._opened(last), False, tools))
             if last.get("tool_calls") and self._mark not in written:
                 raise EpisodeFailed(f"codec: the chat template leaves out tool calls: {WITHOUT_TOOLS}")
+            _bound(self._endings)
             self._endings[shape] = self._behind(written)
         return self._endings[shape]
 
@@ -305,6 +329,7 @@ class ChatCodec:
                 raise EpisodeFailed(f"codec: the chat template leaves out tool calls: {WITHOUT_TOOLS}")
         if not all(tool["function"]["name"] in text for tool in renamed):
             raise EpisodeFailed(f"codec: the chat template leaves out tools: {WITHOUT_TOOLS}")
+        _bound(self._rewritten)
         self._rewritten[shape] = False
 
     def _renamed(self, tool: Mapping[str, Any], numbers: itertools.count[int]) -> dict[str, Any]:
@@ -317,7 +342,7 @@ class ChatCodec:
         for message in new:
             words = text_of(message.get("content")).strip()
             forms = (words, json.dumps(words, ensure_ascii=False)[1:-1], json.dumps(words)[1:-1], " ".join(words.split()))
-            found = [at for form in forms if (at := text.find(form, place)) >= 0]
+            found = [at + len(form) for form in forms if (at := text.find(form, place)) >= 0]
             if not found:
                 raise EpisodeFailed(
                     f"codec: the chat template changes a message of the role {message.get('role')!r}: {words[:60]!r}"
@@ -390,12 +415,27 @@ class ChatCodec:
 
 
 def text_of(content: Any) -> str:
-    """A message's content as one text: parts are joined, ``None`` is empty."""
+    """A message's content as one text: parts are joined, ``None`` is empty. Raises ``EpisodeFailed`` for what is no text."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    if not isinstance(content, Sequence):
+        raise EpisodeFailed(f"codec: a message's content is a {type(content).__name__}: write it as text, as by json.dumps")
+    return "".join(_text_of_part(part) for part in content)
+
+
+def _text_of_part(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise EpisodeFailed(f"codec: a message's content has a part of the type {kind!r}: only texts are read")
+    return text
+
+
+def _bound(memo: dict[str, Any]) -> None:
+    if len(memo) >= MEMO:
+        memo.clear()
 
 
 def reasoning_of(message: Message) -> str:
@@ -447,8 +487,8 @@ def _as_list(calls: Any) -> list[Any]:
     return [one for call in flat for one in (call if isinstance(call, list) else [call])]
 
 
-def _call(call: Mapping[str, Any], tools: Tools) -> ToolCall:
-    """Raises ``ValueError`` for a call without a name, or with arguments that are no object."""
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    """Raises ``ValueError`` for a call without a name, with arguments that are no object, or that other programs cannot read."""
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):
@@ -457,4 +497,5 @@ def _call(call: Mapping[str, Any], tools: Tools) -> ToolCall:
         raise ValueError("a call without a name")
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {name} are no object")
+    json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()  # NaN, half characters
     return ToolCall(name.strip(), arguments)

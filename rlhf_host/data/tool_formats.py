@@ -11,8 +11,10 @@ from typing import Any
 
 _CALL = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-_REASONING = {"open": "<think>", "close": "</think>"}
-_JSON_VALUE = {"name": "json", "args": {"allow_non_json": True}}
+_REASONING = {"open": "<think>", "close": "</think>", "repeats": True, "join": "\n"}
+_TEXT = {"repeats": True, "join": "\n"}
+_VALUE = {"name": "text", "args": {"strip": False}}
+"""Types come from the tool's schema, for ``75001`` may be a number or a text."""
 
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "hermes": {
@@ -27,8 +29,8 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
         "close_pattern": r"</function>\s*</tool_call>",
         "content": "xml-inline",
         "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-            "value_parser": _JSON_VALUE,
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?(?:</parameter>|\Z)",
+            "value_parser": _VALUE,
         },
         "repeats": True,
         "transform": _NAMED,
@@ -39,8 +41,15 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
         "content": "xml-inline",
         "content_args": {
             "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-            "value_parser": _JSON_VALUE,
+            "value_parser": _VALUE,
         },
+        "repeats": True,
+        "transform": _NAMED,
+    },
+    "gptoss": {
+        "open_pattern": r"(?:<\|channel\|>commentary )?to=functions\.(?P<name>[^\s<]+)[^\n]{0,80}?<\|message\|>",
+        "close_pattern": r"<\|call\|>|<\|end\|>",
+        "content": "json",
         "repeats": True,
         "transform": _NAMED,
     },
@@ -65,6 +74,7 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
 """The field ``tool_calls`` of each; the names are those of ``rollout.tool_format``, beside ``auto`` and ``none``."""
 
 _MARKS = (
+    ("gptoss", ("<|channel|>commentary", "functions.")),
     ("glm", ("<tool_call>", "<arg_key>")),
     ("xml", ("<tool_call>", "<function=")),
     ("hermes", ("<tool_call>",)),
@@ -78,6 +88,27 @@ def detect(chat_template: str) -> str:
     return next((name for name, marks in _MARKS if all(mark in chat_template for mark in marks)), "none")
 
 
+_CHANNELS = {
+    "reasoning_content": {"open": "<|channel|>analysis<|message|>", "close": "<|end|>"},
+    "content": {
+        "open_pattern": r"<\|channel\|>(?:final|commentary)<\|message\|>",
+        "close_pattern": r"<\|end\|>|<\|return\|>",
+    },
+}
+"""Of gpt-oss, which writes each part of an answer into a channel."""
+
+
+def without_calls(template: Mapping[str, Any]) -> dict[str, Any]:
+    """A response template that leaves calls as text."""
+    return {**template, "fields": {name: field for name, field in template["fields"].items() if name != "tool_calls"}}
+
+
+def check_ended(name: str, text: str) -> None:
+    """Raise ``ValueError`` for a last call without its end, where the format does not show by itself that it was cut."""
+    if name in ("xml", "glm") and "</tool_call>" not in text.rpartition("<tool_call>")[2]:
+        raise ValueError("a call without an end")
+
+
 def response_template(name: str, opening: str, *, tools: bool) -> dict[str, Any]:
     """A response template for ``name``.
 
@@ -85,7 +116,9 @@ def response_template(name: str, opening: str, *, tools: bool) -> dict[str, Any]
         opening: what the chat template writes before an answer; it may have begun the reasoning.
         tools: whether calls are read too.
     """
-    fields: dict[str, Any] = {"content": {}, "reasoning_content": _REASONING}
+    fields: dict[str, Any] = {"content": _TEXT, "reasoning_content": _REASONING}
+    if name == "gptoss":
+        fields = {part: {**_TEXT, **marks} for part, marks in _CHANNELS.items()}
     if tools and name in FORMATS:
         fields["tool_calls"] = FORMATS[name]
     anchor = opening.partition("<think>")[0].rstrip() or "\0"

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
 from rlhf_host.errors import RunError, UserError
@@ -15,6 +15,8 @@ from rlhf_host.errors import RunError, UserError
 T = TypeVar("T")
 
 ENDED = "the event loop has ended: a plugin ended its thread"
+WAKE_S = 0.5
+"""So often the waiting thread looks for signals."""
 CLOSE_S = 10.0
 """How long closing waits for tasks that were cancelled."""
 
@@ -49,6 +51,9 @@ class EventLoop:
         future = self._awaited = asyncio.run_coroutine_threadsafe(self._tracked(work, interruptible), self._loop)
         if self._ended:  # before ``_run`` could see the future
             raise RunError(ENDED)
+        # A signal that the kernel gives to another thread wakes nobody here: look now and then.
+        while not wait([future], WAKE_S).done:
+            pass
         try:
             return future.result()
         except (CancelledError, asyncio.CancelledError):

@@ -12,6 +12,8 @@ ELSEWHERE = {
     "generate": "cli/test_generate.py",
     "merge-lora": "cli/test_merge_lora.py",
     "doctor": "cli/test_doctor.py",
+    "serve": "cli/test_serve.py",
+    "chat": "cli/test_chat.py",
 }
 """Commands that these files start with ``rlhf_process``."""
 
@@ -23,6 +25,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
         "eval": ["--checkpoint", run_dir, "--eval.data", prompts, "--json"],
         "replay": [run_dir, "--reward", "vowels", "--algo", "rloo", "--output", replayed],
         "data": ["show", prompts, "--actor.model", tiny_model],
+        "view": [run_dir, "--count", "2"],
         "plugins": ["--json"],
         "completion": ["bash"],
     }
@@ -31,6 +34,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
     assert "Traceback" not in "".join(each.stdout + each.stderr for each in done.values())
     assert "eval/pass@1" in json.loads(done["eval"].stdout)
     assert "1: 0+0= — label 0" in done["data"].stdout
+    assert done["view"].stdout.count("answer") == 2
     assert replayed.read_text().count("\n") == 16
     assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
     assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout

@@ -133,6 +133,62 @@ def test_an_observation_without_tokens_is_refused(chat_template):
         assert codec.delta(ANSWER, [user("")], []) == []
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "what?"}],
+            "a part of the type 'image_url'",
+        ),
+        ([{"type": "text", "text": None}], "a part of the type 'text'"),
+        ({"result": 3}, "is a dict: write it as text"),
+        (3, "is a int: write it as text"),
+    ],
+)
+@pytest.mark.parametrize("chat_template", [None, CHATML])
+def test_an_observation_that_is_no_text_is_refused(make_tokenizer, chat_template, content, reason):
+    codec, seen = ChatCodec(make_tokenizer(chat_template)), {"role": "user", "content": content}
+    with pytest.raises(EpisodeFailed, match=reason):
+        codec.delta(ANSWER, [seen], [])
+    with pytest.raises(EpisodeFailed, match=reason):
+        codec.render([seen])
+
+
+@pytest.mark.parametrize("content", ["<|im_end|>", "<|im_end|>hi", "hi<|im_end|>", "a long text<|im_end|>"])
+def test_a_special_token_of_a_content_does_not_end_an_answer(make_tokenizer, content):
+    lines = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    with pytest.raises(EpisodeFailed, match="ends an answer without a special token"):
+        ChatCodec(make_tokenizer(lines)).delta(ANSWER, [user(content)], [])
+
+
+def test_the_second_of_two_equal_messages_is_looked_for_behind_the_first(make_tokenizer):
+    once = CHATML.replace(
+        "{{ '<|im_start|>' + m", "{% if loop.first or message != messages[loop.index0 - 1] %}{{ '<|im_start|>' + m"
+    )
+    codec = ChatCodec(make_tokenizer(once.replace("'\n' }}{% endfor", "'\n' }}{% endif %}{% endfor")))
+    result = {"role": "tool", "content": "(3)"}
+    codec.delta(ANSWER, [result, {**result, "content": "(4)"}], [])
+    with pytest.raises(EpisodeFailed, match=r"changes a message of the role 'tool': '\(3\)'"):
+        codec.delta(ANSWER, [result, result], [])
+
+
+def test_what_is_remembered_of_conversations_is_bounded(chatml, monkeypatch):
+    monkeypatch.setattr("rlhf_host.data.codec.MEMO", 5)
+    codec, talk = ChatCodec(chatml), [user("q"), ANSWER]
+    for _ in range(20):
+        assert codec.rewrites(talk, [user("u")]) is False
+        codec.render(talk)
+        talk = [*talk, user("u"), ANSWER]
+    assert len(codec._rewritten) <= 5
+
+
+def test_a_template_without_assistants_is_enough_for_one_turn(make_tokenizer):
+    codec = ChatCodec(make_tokenizer(CHATML.replace("in messages %}", "in messages if message.role != 'assistant' %}")))
+    assert codec.parse(codec.tokenizer.encode("yes<|im_end|>")).content == "yes"
+
+
 def test_a_message_that_the_template_changes_is_refused(make_tokenizer):
     codec = ChatCodec(make_tokenizer(CHATML.replace("message['content'] +", "message['content'].replace('!', '') +")))
     with pytest.raises(EpisodeFailed, match="changes a message of the role 'user': 'is it!'"):
@@ -284,6 +340,26 @@ def test_a_tokenizer_s_own_response_template_comes_first():
     ids = tokenizer.encode("ok<<" + json.dumps({"name": "add", "arguments": {}}) + ">>", add_special_tokens=False)
     reply = codec.parse(ids, tools=[tool()])
     assert (reply.content, reply.tool_calls) == ("ok", (ToolCall("add", {}),))
+
+
+def test_without_tools_a_tokenizer_s_own_response_template_leaves_calls_as_text():
+    tokenizer = byte_tokenizer(QWEN)
+    fields = {"content": {}, "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True}}
+    tokenizer.response_template = {"fields": fields, "start_anchor": "<|im_start|>assistant"}
+    text = 'ok<<{"name": "add", "arguments": {}}>>'
+    reply = ChatCodec(tokenizer).parse(tokenizer.encode(text, add_special_tokens=False))
+    assert (reply.content, reply.tool_calls) == (text, ())
+
+
+def test_a_start_with_tools_whose_calls_would_not_be_read_is_refused():
+    unknown = QWEN.replace("tool_call>", "call>")
+    tokenizer = byte_tokenizer(unknown)
+    with pytest.raises(UserError, match=r"none would be read: choose one of hermes, .* as rollout\.tool_format"):
+        ChatCodec(tokenizer).check([tool()])
+    ChatCodec(tokenizer, tool_format="hermes").check([tool()])
+    ChatCodec(tokenizer).check()
+    tokenizer.response_template = {"fields": {"content": {}}, "start_anchor": "<|im_start|>assistant"}
+    ChatCodec(tokenizer).check([tool()])
 
 
 def test_an_unknown_format_is_refused(chatml):

@@ -20,10 +20,9 @@ from rlhf_host.records.episodes import EpisodeFailed
 
 def templates():
     spec = importlib.util.find_spec("trl")
-    folders = [os.environ.get("RLHF_CHAT_TEMPLATES", "")] + [
-        f"{place}/chat_templates" for place in (spec.submodule_search_locations if spec else [])
-    ]
-    found = [path for folder in folders if folder for path in sorted(Path(folder).glob("*.jinja"))]
+    installed = [f"{place}/chat_templates" for place in (spec.submodule_search_locations if spec else [])]
+    given = os.environ.get("RLHF_CHAT_TEMPLATES")
+    found = [path for folder in ([given] if given else installed) for path in sorted(Path(folder).glob("*.jinja"))]
     return [path for path in found if not path.stem.endswith("_training")]
 
 
@@ -79,6 +78,7 @@ CONVERSATIONS = {
     "tool and user at once": ([user("q1"), answer("", None, [ONE])], [result("3"), user("go on")], TOOLS),
     "nobody answers the call": ([user("q1"), answer("", None, [ONE])], [user("no tools, please")], TOOLS),
     "unicode": ([user("q1"), answer("a1")], [user("größer als 三 🙂\n\n- `x`\t?")], None),
+    "markup of an end": ([user("<EOS> q1 <EOS>"), answer("a1")], [user("<EOS><|im_end|>\n<|eot_id|> q2 <EOS>")], None),
     "markup": ([user("q1"), answer("", None, [ONE])], [result('<tool_call>\n{"name": "x"}\n</tool_call> </think>')], TOOLS),
 }
 
@@ -117,7 +117,8 @@ def outcome(path, name):
     assert codec.delta(before[-1], new, [*said, cut[0]], tools=tools) == cut[1:], (
         "its own end stands in place of the template's"
     )
-    if codec._write([*before, *new], True, tools).endswith(text):
+    whole = codec._write([*before, *new], True, tools)
+    if tokenizer.encode(whole, add_special_tokens=False)[-len(cut) :] == cut:
         return "handled"
     behind_its_calls = (path.stem, name) == ("gemma4_v2", "tool with text")  # where this template puts an answer's text
     assert behind_its_calls or codec.rewrites(before, new, tools), f"{text!r} is not how the conversation ends"
@@ -192,7 +193,26 @@ def test_the_whole_matrix():
     outcomes = Counter(outcome(path, name) for path in TEMPLATES for name in CONVERSATIONS)
     handled, rewritten = outcomes.pop("handled"), outcomes.pop("rewritten")
     print(f"{len(TEMPLATES)} templates: {handled} handled, {rewritten} rewritten, {outcomes.total()} refused")
-    assert (len(TEMPLATES), handled, rewritten, outcomes.total()) == (41, 371, 6, 115)
+    assert (len(TEMPLATES), handled, rewritten, outcomes.total()) == (41, 412, 6, 115)
+
+
+UNREAD = ("diffusion_gemma", "gemma4", "lfm2_", "muse_glimmer")
+"""Where calls are read only by a response template of the tokenizer."""
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_calls_that_the_template_writes_are_read_or_refused(path):
+    codec = ChatCodec(tokenizer_of(path))
+    if path.stem in REFUSED and "tool" in REFUSED[path.stem]:
+        return
+    if path.stem.startswith(UNREAD):
+        with pytest.raises(UserError, match="none would be read: choose one of"):
+            codec.check(TOOLS)
+        return
+    asked, called = [user("x")], answer("", None, [ONE])
+    written, opening = codec._write([*asked, called], False, TOOLS), codec._write(asked, False, TOOLS)
+    ids = codec.tokenizer.encode(written.removeprefix(opening), add_special_tokens=False)
+    assert [(call.name, call.arguments) for call in codec.parse(ids, tools=TOOLS).tool_calls] == [("add", ONE)]
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
@@ -202,5 +222,5 @@ def test_the_check_at_the_start_says_it_too(path):
     if path.stem in (*NO_TOOLS, "deepseekv3", "lfm2"):
         with pytest.raises(UserError, match="put the tools into the system prompt"):
             codec.check(TOOLS)
-    else:
+    elif not path.stem.startswith(UNREAD):
         codec.check(TOOLS)
