@@ -90,7 +90,7 @@ class Run:
             temperature: default: as in training; 0: greedy.
             seed: fixes the samples.
         """
-        from rlhf_host.data.chat import render_prompts
+        from rlhf_host.data.chat import for_chat, render_prompts
         from rlhf_host.models.loading import load_tokenizer
         from rlhf_host.training.run import generate_only
 
@@ -104,7 +104,7 @@ class Run:
             stop=tuple(rollout.stop),
             stop_token_ids=tuple(rollout.stop_token_ids),
         )
-        prompt_ids = render_prompts(prompts, tokenizer, data.system_prompt, data.template)
+        prompt_ids = render_prompts(prompts, for_chat(tokenizer, data), data.system_prompt, data.template)
         config = self.config.model_copy(update={"roles": {"actor": role}})
         answers = generate_only(config, tokenizer, prompt_ids, sampling, n=n, seed=seed)
         return [

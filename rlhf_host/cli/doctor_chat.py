@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_host.cli.findings import Finding
 from rlhf_host.config.schema import RoleConfig
+from rlhf_host.data.chat import tells_the_day
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, stop_tokens
@@ -41,7 +42,7 @@ def chat(model: str) -> Iterator[Finding]:
     yield Finding(SECTION, "calls are written as", "ok" if own or form != "none" else "absent", f"{form}{own}")
     for name, answer in (("earlier answers", _ANSWER), ("earlier reasoning", {**_ANSWER, "reasoning_content": "thoughts"})):
         yield _kept(name, codec, answer)
-    if "strftime_now" in str(tokenizer.chat_template):
+    if tells_the_day(tokenizer):
         yield Finding(SECTION, "date", "note", "the template writes today's date into prompts: runs of another day have others")
 
 

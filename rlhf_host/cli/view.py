@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,6 +68,10 @@ def _episode(name: str, rows: Sequence[Trajectory], chars: int) -> Iterator[str]
             lines = _wrapped(_short(text, chars), width)
             yield f"{' ' if last else '│'}    {kind:8}{lines[0]}"
             yield from (f"{' ' if last else '│'}            {line}" for line in lines[1:])
+    if first.events:
+        yield "   what happened:"
+        for event in first.events:
+            yield from (f"     {line}" for line in _wrapped(_short(_told(event), chars), width))
 
 
 def _head(row: Trajectory, several: bool) -> str:
@@ -83,6 +88,21 @@ def _head(row: Trajectory, several: bool) -> str:
     if row.advantage is not None:
         parts.append(f"advantage {row.advantage:+.3g}")
     return ", ".join([*parts, f"{row.action_length} tokens", row.finish_reason])
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    """An event of the log in a line: when, what, and its values."""
+    kind = event.get("kind")
+    values = {name: value for name, value in event.items() if name not in ("kind", "t") and value not in (None, "")}
+    if kind == "call":
+        whose = f"{values.pop('role')} " if "role" in values else ""
+        after = f" after {values.pop('parent')}" if "parent" in values else ""
+        head = f"{whose}{values.pop('id', '')} ({values.pop('why', '')}{after})"
+        head += f": {values.pop('prompt', 0)} → {values.pop('tokens', 'no')} tokens in {values.pop('s', 0)} s"
+    else:
+        head = str(kind)
+    more = ", ".join(f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items())
+    return f"{event.get('t', 0):8.2f} s  {head}" + (f", {more}" if more else "")
 
 
 def _parts(row: Trajectory) -> Iterator[tuple[str, str]]:

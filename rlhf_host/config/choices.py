@@ -274,4 +274,5 @@ def merge_needs(manager: PluginManager) -> Needs:
 def _spec(need: RoleNeed) -> str:
     rate = "" if need.lr is None else f", learning rate {need.lr:g}"
     rate += f", after {need.idle_steps} steps" if need.idle_steps else ""
-    return f"{need.head} head, {'trainable' if need.trainable else 'frozen'}, from {need.source or 'its own model'}{rate}"
+    kind = "trainable" if need.trainable else "frozen" + (" and generating" if need.generates else "")
+    return f"{need.head} head, {kind}, from {need.source or 'its own model'}{rate}"

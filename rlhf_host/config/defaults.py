@@ -101,6 +101,8 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
     engine, backend, runtime, sync = (getattr(config, key).name for key in (*KINDS, "sync"))
     if config.placement and not traits.runtime.places:
         yield f"runtime {runtime} has one process and takes no placement: choose another --runtime, or leave --placement out"
+    if talking := [need.name for need in needs.roles if need.generates and not traits.runtime.generates]:
+        yield f"the role {talking[0]} generates, and runtime {runtime} has engines for the actor only: use --runtime local"
     if not needs.samples:
         return
     if traits.in_place and traits.backend.sharded:

@@ -163,6 +163,12 @@ class DataConfig(Section):
     template: str | None = Field(
         None, description="prompt template with {prompt}; 'none': no chat template; default: the tokenizer's chat template"
     )
+    template_kwargs: list[str] = Field(
+        [], description="KEY=VALUE for the chat template, such as enable_thinking=false; values are JSON or texts"
+    )
+    day: str | None = Field(
+        None, description="what chat templates take for today, as 2026-12-31; default: the day on which the run began"
+    )
     format: (
         Literal[
             "messages",

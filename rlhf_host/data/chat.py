@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import json
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
+from functools import partial
 from typing import Any
 
+from rlhf_host.config.schema import DataConfig
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
 
 TEMPLATE_S = 10.0
 """Longest time for one conversation."""
+
+
+def for_chat(tokenizer: Any, data: DataConfig) -> Any:
+    """The tokenizer, or a copy whose chat template knows ``data.template_kwargs`` and ``data.day``, whoever applies it.
+
+    Raises ``UserError`` for what no chat template can be told.
+    """
+    if not data.template_kwargs and data.day is None:
+        return tokenizer
+    told: dict[str, Any] = {}
+    taken = inspect.signature(tokenizer.apply_chat_template).parameters
+    for text in data.template_kwargs:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"data.template_kwargs {text!r}: write KEY=VALUE, such as enable_thinking=false")
+        if name in (*taken, "messages", "strftime_now"):
+            raise UserError(f"data.template_kwargs {text!r}: {name} is given by the host")
+        if not re.search(rf"\b{name}\b", str(getattr(tokenizer, "chat_template", None))):
+            raise UserError(f"data.template_kwargs {text!r}: the tokenizer's chat template does not read {name}")
+        try:
+            told[name] = json.loads(value)
+        except ValueError:
+            told[name] = value
+    if data.day is not None:
+        try:
+            told["strftime_now"] = date.fromisoformat(data.day).strftime
+        except ValueError as error:
+            raise UserError(f"data.day {data.day!r} is no day such as 2026-12-31") from error
+    own = copy.copy(tokenizer)
+    own.apply_chat_template = partial(tokenizer.apply_chat_template, **told)
+    return own
+
+
+def tells_the_day(tokenizer: Any) -> bool:
+    """Whether its chat template writes what day it is."""
+    return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
 def render_prompt(

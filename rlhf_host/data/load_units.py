@@ -13,6 +13,7 @@ from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from rlhf_host.config.schema import DataConfig, DataSource
+from rlhf_host.data.chat import for_chat
 from rlhf_host.data.conditions import check_condition
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example, Reading
@@ -89,7 +90,11 @@ def load_units(
 def marker_of(data: DataConfig, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Marker:
     """What says which tokens of these data are trained. Raises ``UserError`` where the tokenizer lacks what the settings want."""
     marker = Marker(
-        tokenizer, system_prompt=data.system_prompt, template=data.template, history=data.history, stop_ids=stop_ids
+        for_chat(tokenizer, data),
+        system_prompt=data.system_prompt,
+        template=data.template,
+        history=data.history,
+        stop_ids=stop_ids,
     )
     if data.hh == "chat" and not marker.chat:
         raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from rlhf_host.config.schema import DataConfig, DataSource
-from rlhf_host.data.chat import check_template, render_prompts, rendering
+from rlhf_host.data.chat import check_template, for_chat, render_prompts, rendering
 from rlhf_host.data.row_reader import Malformed, RowReader, check_prompt
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
@@ -221,7 +221,8 @@ class _Reader:
 
     def _tokenised(self, tasks: Sequence[Task]) -> list[Task]:
         open_prompts = [task.prompt for task in tasks if task.prompt_ids is None]
-        ids = iter(render_prompts(open_prompts, self.tokenizer, self.data.system_prompt, self.data.template))
+        tokenizer = for_chat(self.tokenizer, self.data)
+        ids = iter(render_prompts(open_prompts, tokenizer, self.data.system_prompt, self.data.template))
         tokenised = [task if task.prompt_ids is not None else replace(task, prompt_ids=tuple(next(ids))) for task in tasks]
         if (empty := next((task for task in tokenised if not task.prompt_ids), None)) is not None:
             raise UserError(

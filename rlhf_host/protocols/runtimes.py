@@ -32,6 +32,8 @@ class RuntimeTraits(Traits):
     """The default weight sync, where engines have their own weights."""
     sync_in_place: str = "in_process"
     """The default weight sync, where the engine samples from the trainer's own module."""
+    generates: bool = False
+    """It has ``engines`` for frozen roles that generate."""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,10 @@ class Runtime(Protocol):
     @property
     def engine(self) -> Generator | None:
         """Answers the requests of episodes; ``None`` where nothing is sampled."""
+
+    @property
+    def engines(self) -> Mapping[str, Generator]:
+        """By its name, the engine of each frozen role that generates; asked for where the traits say ``generates``."""
 
     @property
     def source(self) -> WeightSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -45,6 +46,13 @@ class Episode:
     turn: int = 0
     split: Literal["train", "eval"] = "train"
     state: Any = None
+    events: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """What happened, for the log of trajectories: ``kind``, ``t`` in seconds since the episode began, and JSON values."""
+    began: float = field(default_factory=time.monotonic, repr=False)
+
+    def log(self, kind: str, **values: Any) -> None:
+        """Note something for the log, such as a tool's result. Attempts of an episode share it."""
+        self.events.append({"kind": kind, "t": round(time.monotonic() - self.began, 4), **values})
 
 
 @dataclass(slots=True)
@@ -144,6 +152,8 @@ class Trajectory:
     final: bool = True
     """Whether it has the answer. Rewards judge such rows; the others of the episode, such as those of a sub-agent, take the
     reward of the final rows of their role, or else of the episode."""
+    events: Sequence[Mapping[str, Any]] = ()
+    """Set by the host in an episode's first row: its calls of the policy where there were several, and what its agent noted."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -361,6 +371,11 @@ class Policy(Protocol):
     def fork(self, role: str = "", *, trainable: bool = True) -> Policy:
         """The policy again, with a tree of its own: a sub-agent, or another seat of a game. Its rows have the role, and without
         ``trainable`` it has none."""
+
+    def role(self, name: str) -> Policy:
+        """A frozen model, as an opponent or a user to talk to, with a conversation tree of its own. It is never trained, and
+        samples as it is asked. The plugin declares it: ``Needs(roles=(RoleNeed("opponent", generates=True),))``. Raises
+        ``ValueError`` for another name."""
 
     async def endpoint(self) -> Endpoint:
         """The policy behind a base URL that OpenAI's clients understand, as long as the episode lasts. Its calls are in the same

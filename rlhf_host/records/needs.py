@@ -24,6 +24,14 @@ class RoleNeed:
     """Peak learning rate if the configuration sets none."""
     idle_steps: int = 0
     """Number of first steps in which no loss trains it; its learning rate's schedule begins after them."""
+    generates: bool = False
+    """A frozen model that agents talk to (``policy.role``)."""
+
+    def __post_init__(self) -> None:
+        if self.generates and (self.trainable or self.head != "lm" or self.name == "actor"):
+            raise ValueError(
+                f"the role {self.name!r} generates, so it is no actor, frozen, and has the head of a language model"
+            )
 
 
 What: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy", "logits", "distribution"]

@@ -32,6 +32,8 @@ class Collected:
     states: Counter[str] = field(default_factory=Counter)
     """How episodes ended: ``finished``, ``truncated`` or ``failed``, and of these ``failed/AGENT:TYPE`` where a hook raised."""
     dropped: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    """What the logs of episodes count: calls of the policy, and what was odd about them."""
     unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log, and rows that stand for failed episodes."""
 
@@ -49,7 +51,14 @@ class Collected:
         values = {"drawn": self.drawn, "groups": len(self.groups), "unjudged": self.unjudged.total()}
         values |= {"finished": 0, "truncated": 0, "failed": 0} | self.states | {"dropped": self.dropped.total()}
         values |= {f"dropped/{reason}": count for reason, count in self.dropped.items()}
-        return {f"rollout/{name}": float(value) for name, value in values.items()}
+        return {f"rollout/{name}": float(value) for name, value in values.items()} | self._of_agents()
+
+    def _of_agents(self) -> dict[str, float]:
+        """Means per episode; nothing where each was one call."""
+        episodes = sum(self.states[name] for name in ("finished", "truncated", "failed"))
+        if set(self.events) <= {"calls", "rows"} and all(count <= episodes for count in self.events.values()):
+            return {}
+        return {f"agent/{name}": count / episodes for name, count in self.events.items()}
 
 
 @dataclass
@@ -92,6 +101,7 @@ class Collector:
         for group, failed, states in await side_by_side("scoring a group", playing):
             into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
             into.states += states
+            into.events += counted([*group.trajectories, *failed])
             self._settle(group, into)
             into.unjudged_rows += failed
         ended = into.failed.total()
@@ -138,6 +148,20 @@ class Collector:
             into.groups.append(group)
         else:
             into.dropped[reason] += 1
+
+
+def counted(rows: Sequence[Trajectory]) -> Counter[str]:
+    """What happened in their episodes."""
+    counts = Counter(rows=sum(bool(row.actions) for row in rows))
+    for row in rows:
+        calls = [event for event in row.events if event["kind"] == "call"]
+        counts["calls"] += len(calls) if row.events else (row.row == 0) * len(row.actions)
+        counts.update(str(call["why"]) for call in calls if call.get("why") not in ("root", "extend", None))
+        counts["unreadable"] += sum("problems" in call for call in calls)
+        for event in row.events:
+            if event["kind"] == "ignored":
+                counts.update({f"ignored/{name}": number for name, number in event.get("parameters", {}).items()})
+    return +counts
 
 
 def drop_reason(manager: PluginManager, group: Group) -> str | None:

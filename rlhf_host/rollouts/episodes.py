@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.data.chat import for_chat
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.plugins.manager import HookFailed, PluginManager
@@ -68,10 +69,12 @@ class Episodes:
     endpoints: Endpoints | None = None
     strict: bool = False
     """Whatever an agent raises ends the run at once."""
+    frozen: Mapping[str, Episodes] = field(default_factory=dict)
+    """Roles that generate, each with its engine and tokenizer."""
 
     def __post_init__(self) -> None:
         self.codec = ChatCodec(
-            self.tokenizer,
+            for_chat(self.tokenizer, self.data),
             self.data.template,
             system_prompt=self.data.system_prompt,
             tool_format=self.settings.tool_format,
@@ -132,7 +135,9 @@ class Episodes:
         while True:
             attempts -= 1
             try:
-                return await self._play_once(replace(episode))
+                rows = await self._play_once(replace(episode))
+                rows[0].events = episode.events
+                return rows
             except TimeoutError as late:
                 raise self._failed(self.agent_key(episode.task), late) from late
             except HookFailed as failure:
@@ -142,13 +147,14 @@ class Episodes:
             except EpisodeFailed as failure:
                 if not failure.retryable or not attempts:
                     raise
+                episode.log("retry", reason=failure.reason)
 
     def failed_row(self, episode: Episode, reason: str) -> Trajectory:
         """What the log has of an episode that failed."""
         ids = (episode.episode_id, episode.group_id)
         prompt = Segment("prompt", Numbers("i", episode.task.prompt_ids or ()))
         row = Trajectory(*ids, episode.task, [prompt], "abort", episode.sample, unjudged_reason=f"{FAILED}{reason}")
-        row.decode = self.decode
+        row.decode, row.events = self.decode, episode.events
         return row
 
     def _failed(self, key: str, error: Exception) -> EpisodeFailed:
@@ -163,10 +169,11 @@ class Episodes:
 
     async def _play_once(self, episode: Episode) -> list[Trajectory]:
         key = self.agent_key(episode.task)
+        runs = key in self.manager.names("agent_run")
+        play = self._run_by_agent if runs else self._take_turns
         try:
-            if key in self.manager.names("agent_run"):
-                return await self._run_by_agent(key, episode)
-            return await self._take_turns(key, episode)
+            with contextlib.closing(self.policy(episode, Expected(self.expect) if runs else None)) as policy:
+                return await play(key, episode, policy)
         finally:
             timeout_s = self.settings.step_timeout_s
             closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", within_s=timeout_s, episode=episode))
@@ -180,21 +187,26 @@ class Episodes:
     def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
         """The policy for one attempt at an episode."""
         history = self.settings.history
+        frozen = {name: episodes.policy for name, episodes in self.frozen.items()}
         return EpisodePolicy(
-            episode, self.sampling, self.max_tokens, self.codec, self.generate, self.fitting, history, expected, self.endpoints
+            episode,
+            self.sampling,
+            self.max_tokens,
+            self.codec,
+            self.generate,
+            self.fitting,
+            history,
+            expected,
+            self.endpoints,
+            frozen,
         )
 
-    async def _run_by_agent(self, key: str, episode: Episode) -> list[Trajectory]:
-        expected = Expected(self.expect)
-        expected.begin()
-        policy = self.policy(episode, expected)
+    async def _run_by_agent(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
+        if policy.expected is not None:
+            policy.expected.begin()
         timeout_s = self.settings.episode_timeout_s
-        try:
-            rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
-            trajectories = list(rows)
-        finally:
-            expected.end()
-            policy.close()
+        rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
+        trajectories = list(rows)
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):
@@ -210,10 +222,10 @@ class Episodes:
             self.manager.raise_misfit(key, "agent_run", "gave no final row: set final on the one with the answer")
         return trajectories
 
-    async def _take_turns(self, key: str, episode: Episode) -> list[Trajectory]:
+    async def _take_turns(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
         timeout_s = self.settings.step_timeout_s
         first: Step = await self.manager.acall(key, "agent_reset", within_s=timeout_s, episode=episode)
-        policy, tools = self.policy(episode), first.tools
+        tools = first.tools
         plan = Plan(None, self._prompt(episode.task, first), "root")
         tokens = len(plan.added)
         agent_rewards: list[float | None] = []

@@ -94,7 +94,10 @@ class EpisodePolicy:
     history: Any = "append"
     expected: Expected | None = None
     endpoints: Endpoints | None = None
-    role: str = ""
+    frozen: Mapping[str, Callable[[Episode], EpisodePolicy]] = field(default_factory=dict)
+    """Roles that generate."""
+    name: str = ""
+    """Whose rows these are: ``Trajectory.role``."""
     trainable: bool = True
     tree: Tree = field(init=False)
     served: Any = field(init=False, default=None)
@@ -151,7 +154,7 @@ class EpisodePolicy:
         length = len(plan.added) + (plan.parent.ends if plan.parent else 0)
         chosen = self.fitting(length)
         if sampling is not None:
-            chosen = _within(sampling, chosen, train=self.episode.split == "train")
+            chosen = _within(sampling, chosen, train=self.trainable and self.episode.split == "train")
         call = self.tree.begin(plan)
         prompt = call.prompt_ids
         if self.expected is not None:
@@ -184,25 +187,44 @@ class EpisodePolicy:
         return self.served  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Close its endpoints. Raises what ended the engine where a program heard of it alone."""
+        """Close its endpoints, and note what was asked in the episode's log. Raises what ended the engine where a program heard of
+        it alone."""
+        if self.expected is not None:
+            self.expected.end()
         lost = None
         for policy in self._family():
             if policy.served is not None and policy.endpoints is not None:
                 policy.endpoints.close_session(policy.served)
                 lost = lost or policy.served.lost
+                if policy.served.ignored:
+                    self.episode.log("ignored", parameters=dict(policy.served.ignored))
+        calls = [(policy, call) for policy in self._family() for call in policy.tree.calls]
+        if len(calls) > 1 or self.episode.events:
+            self.episode.events += [_event(policy, call) for policy, call in calls]
+            self.episode.events.sort(key=lambda event: float(event["t"]))
         if lost is not None:
             raise lost
 
     def fork(self, role: str = "", *, trainable: bool = True) -> EpisodePolicy:
-        fork = replace(self, role=role, trainable=self.trainable and trainable, forks=[])
+        fork = replace(self, name=role, trainable=self.trainable and trainable, forks=[])
         self.forks.append(fork)
         return fork
+
+    def role(self, name: str) -> EpisodePolicy:
+        if name not in self.frozen:
+            raise ValueError(
+                f"no role {name!r} generates here; an agent asks for one in needs():"
+                f" Needs(roles=(RoleNeed({name!r}, generates=True),))"
+            )
+        frozen = replace(self.frozen[name](self.episode), name=name, trainable=False, _numbers=self._numbers, forks=[])
+        self.forks.append(frozen)
+        return frozen
 
     def trajectories(self, final: str | None = None) -> list[Trajectory]:
         rows: list[Trajectory] = []
         last: dict[str, tuple[int, Trajectory]] = {}
         for policy in self._family():
-            added = policy.tree.rows(policy.episode, policy.role, final) if policy.trainable else []
+            added = policy.tree.rows(policy.episode, policy.name, final) if policy.trainable else []
             for row in added:
                 row.row += len(rows)
                 row.parent = None if row.parent is None else row.parent + len(rows)
@@ -228,14 +250,31 @@ class EpisodePolicy:
 
     @property
     def _salt(self) -> bytes:
-        return hashlib.blake2b(self.role.encode(), digest_size=16).digest()
+        return hashlib.blake2b(self.name.encode(), digest_size=16).digest()
 
     def _call_id(self, call: Call, number: int) -> str:
         """Nine letters and digits, which is what Mistral's template takes; the same in a run that is repeated."""
-        text = f"{self.episode.episode_id}/{self.role}/{call.number}/{number}"
+        text = f"{self.episode.episode_id}/{self.name}/{call.number}/{number}"
         value = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         letters = "0123456789abcdefghijklmnopqrstuvwxyz"
         return "".join(letters[value // 36**place % 36] for place in range(9))
+
+
+def _event(policy: EpisodePolicy, call: Call) -> dict[str, Any]:
+    """A call in the episode's log. Its tokens are in the rows."""
+    event: dict[str, Any] = {"kind": "call", "t": round(call.started - policy.episode.began, 4), "id": call.id}
+    if policy.name:
+        event["role"] = policy.name
+    event |= {"why": call.why, "parent": call.parent and call.parent.id, "prompt": call.begins, "s": round(call.seconds, 4)}
+    if call.status != "done":
+        event |= {"status": call.status, "reason": call.reason}
+    if call.generation is not None:
+        versions = call.generation.versions
+        event |= {"tokens": len(call.generation.token_ids), "finish": call.generation.finish_reason}
+        event["versions"] = [min(versions), max(versions)] if versions else []
+    if call.reply is not None and call.reply.problems:
+        event["problems"] = list(call.reply.problems)
+    return event
 
 
 def _within(asked: Sampling, run: Sampling, *, train: bool) -> Sampling:

@@ -87,7 +87,7 @@ def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, Ada
     views = {}
     for need, own in roles:
         source, other = trained.get(need.source or "", (None, None))
-        if source is None or other is None or need.trainable or need.head != source.head:
+        if source is None or other is None or need.trainable or need.generates or need.head != source.head:
             continue
         same = ("model", "revision", "dtype", "quantize", "attn_implementation", "device")
         if all(getattr(own, name) in ("auto", getattr(other, name)) for name in same):

@@ -15,7 +15,7 @@ class Local:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-    traits = RuntimeTraits()
+    traits = RuntimeTraits(generates=True)
 
     def __init__(self, options: Options):
         self.options = options

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_host.errors import told_of
-from rlhf_host.models.loading import load_model, model_directory
+from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
@@ -65,10 +65,24 @@ class LocalRuntime:
         self.trainer = LocalTrainer(roles.worker, self._compute)
         self.source = LocalSource(roles.models["actor"], roles.weights.buckets)
         self.engine: Engine | None = None
+        self.engines: dict[str, Engine] = {}
         self.targets: list[SyncTarget] = []
         self.exact = roles.exact
         if start.engine is not None:
             self._start_engine(start.engine.build(), start, roles)
+            for need in start.needs.roles:
+                if need.generates:
+                    self.engines[need.name] = self._start_frozen(start.engine.build(), need.name, start, roles)
+
+    def _start_frozen(self, engine: EnginePlugin, name: str, start: RuntimeStart, roles: Roles) -> Engine:
+        """For a role whose weights stay."""
+        model: Any = roles.models[name]
+        tokenizer = load_tokenizer(start.roles[name])
+        with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory, told_of(self._engine_name, "start"):
+            if engine.traits.takes != "module":
+                model = save_for_engine(model, tokenizer, directory, with_weights=True)
+            setup = EngineStart(model=model, tokenizer=tokenizer, version=0, compute=self._compute, kernels=roles.kernels)
+            return engine.start(setup)
 
     def _start_engine(self, engine: EnginePlugin, start: RuntimeStart, roles: Roles) -> None:
         model: Any = roles.models["actor"]
@@ -111,8 +125,9 @@ class LocalRuntime:
 
     async def close(self) -> None:
         try:
-            if self.engine is not None:
-                with told_of(self._engine_name, "close"):
-                    await self.engine.close()
+            for engine in (self.engine, *self.engines.values()):
+                if engine is not None:
+                    with told_of(self._engine_name, "close"):
+                        await engine.close()
         finally:
             self._compute.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, RuntimeStart, SyncTarget
+from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget
 from rlhf_host.runtimes.building import EngineSetup, RolesSetup, adapter_views, check_state
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
@@ -102,6 +102,7 @@ class RayRuntime:
         traits = self._engine_traits or EngineTraits()
         self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
         self.engine = self.pool if engines else None
+        self.engines: dict[str, Generator] = {}
         self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
         self.pool.lives.start(infos)
         self.pool.resync = self._resync

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_host.config.defaults import kernels_to_try
-from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
+from rlhf_host.data.chat import tells_the_day
 from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
@@ -84,6 +86,7 @@ class Started:
     runtime: Runtime
     handles: dict[str, RoleHandle]
     needs: Needs
+    roles: Mapping[str, RoleConfig]
     tokenizer: Any
     kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
     """Role that is not loaded → its log-probabilities."""
@@ -148,12 +151,15 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     assert isinstance(bring, Bring)
     bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
     bring.exact = runtime.exact and not start.needs.rounded_weights
-    return Started(runtime, handles, start.needs, start.tokenizer)
+    return Started(runtime, handles, start.needs, start.roles, start.tokenizer)
 
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
     check_vocabularies(config.roles, needs, tokenizer)
+    if tells_the_day(tokenizer):
+        for data in (config.data, config.eval.data):
+            data.day = data.day or date.today().isoformat()  # another one after midnight would be another prompt
     phase("Reading data")
     if not needs.samples:
         actor = config.roles["actor"]
@@ -302,7 +308,34 @@ def episodes_of(
     longest = min(rollout.max_tokens or context_length, context_length)
     name, engine = f"engine {config.engine.name}", started.runtime.engine
     assert engine is not None
+    frozen = {
+        need.name: Episodes(
+            manager,
+            started.runtime.engines[need.name],
+            started.handles[need.name].tokenizer,
+            data,
+            sampling,
+            min(longest, started.handles[need.name].context_length),
+            rollout,
+            f"{name} of the role {need.name}",
+            stop_tokens(started.roles[need.name]),
+            started.endpoints,
+        )
+        for need in started.needs.roles
+        if need.generates
+    }
     ends = stop_tokens(config.roles["actor"])
     return Episodes(
-        manager, engine, started.tokenizer, data, sampling, longest, rollout, name, ends, started.endpoints, config.debug
+        manager,
+        engine,
+        started.tokenizer,
+        data,
+        sampling,
+        longest,
+        rollout,
+        name,
+        ends,
+        started.endpoints,
+        config.debug,
+        frozen,
     )

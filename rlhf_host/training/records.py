@@ -10,6 +10,8 @@ from typing import Any
 from rlhf_host.records.episodes import Reward, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
+LONGEST = 8_000
+"""Characters of one value of an event."""
 _LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
 
 
@@ -41,7 +43,18 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
         row["advantage"] = trajectory.advantage
     if trajectory.unjudged_reason is not None:
         row["unjudged"] = trajectory.unjudged_reason
+    if trajectory.events:
+        row["events"] = [_bounded(event) for event in trajectory.events]
     return row | _whole(trajectory) if tokens else row
+
+
+def _bounded(event: Mapping[str, Any]) -> dict[str, Any]:
+    """With values that are not endless: a tool's result may be a file."""
+    bounded = {}
+    for name, value in event.items():
+        text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+        bounded[name] = value if len(text) <= LONGEST else f"{text[:LONGEST]} [... {len(text) - LONGEST} characters more]"
+    return bounded
 
 
 def _whole(trajectory: Trajectory) -> dict[str, Any]:

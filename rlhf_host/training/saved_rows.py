@@ -164,6 +164,7 @@ class _Row(_Strict):
     metrics: dict[str, float | None] = {}
     advantage: float | None = None
     unjudged: str | None = None
+    events: list[dict[str, Any]] = []
     row: _Task | None = None
     tree: _Tree = _Tree()
     weights: dict[str, float] = {}
@@ -311,6 +312,7 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         advantage=row.advantage,
         unjudged_reason=row.unjudged,
         decode=_reader(row, where),
+        events=row.events,
         **row.tree.model_dump(),
     )
 

@@ -53,6 +53,23 @@ def test_an_episode_is_a_tree_of_its_rows(rlhf_here, saved):
     assert result.stderr.strip().endswith("1 of 3 episodes of step 2 (train)")
 
 
+def test_what_happened_is_told_in_its_order(rlhf_here, saved):
+    call = {"kind": "call", "t": 0.1, "id": "call-0", "why": "root", "parent": None, "prompt": 3, "s": 0.5, "tokens": 2}
+    tool = {"kind": "tool", "t": 0.7, "name": "add", "arguments": {"a": 1}, "result": "3\x1b[2J", "ok": True}
+    after = {**call, "t": 0.9, "id": "call-1", "why": "edited", "parent": "call-0", "role": "black", "problems": ["odd"]}
+    lines = [json.loads(line) for line in saved.read_text().splitlines()]
+    lines[0]["events"] = [call, tool, after, {"kind": "own", "x": None}]
+    saved.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    shown = rlhf_here("view", saved, "--episode", "e-1").stdout
+    assert shown.splitlines()[10:15] == [
+        "   what happened:",
+        "         0.10 s  call-0 (root): 3 → 2 tokens in 0.5 s",
+        '         0.70 s  tool, name add, arguments {"a": 1}, result 3\\x1b[2J, ok true',
+        '         0.90 s  black call-1 (edited after call-0): 3 → 2 tokens in 0.5 s, problems ["odd"]',
+        "         0.00 s  own",
+    ]
+
+
 def test_which_episodes(rlhf_here, saved):
     worst = rlhf_here("view", saved, "--worst", "--count", "2").stdout
     assert worst.index("e-3") < worst.index("e-2")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhf_host.data.chat import render_prompt
+from rlhf_host.config.schema import DataConfig
+from rlhf_host.data.chat import for_chat, render_prompt
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed
@@ -365,3 +367,39 @@ def test_a_start_with_tools_whose_calls_would_not_be_read_is_refused():
 def test_an_unknown_format_is_refused(chatml):
     with pytest.raises(UserError, match=r"rollout\.tool_format 'hermas' is none of auto, none, hermes"):
         ChatCodec(chatml, tool_format="hermas")
+
+
+# --- what the data say to the template --------------------------------------------------------------
+
+
+def told(**data):
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}{{ strftime_now('%d %b %Y') }} {{ enable_thinking }}"
+    tokenizer = byte_tokenizer(template)
+    own = for_chat(tokenizer, DataConfig(**data))
+    message = [{"role": "user", "content": "x"}]
+    return own.apply_chat_template(message, tokenize=False), tokenizer.apply_chat_template(message, tokenize=False), own
+
+
+def test_the_template_is_told_what_the_data_say_and_the_day_stays():
+    own, plain, tokenizer = told(template_kwargs=["enable_thinking=false"], day="2025-02-03")
+    assert own == "x 03 Feb 2025 False"
+    assert plain != own
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == own
+    codec = ChatCodec(tokenizer)
+    assert "03 Feb 2025" in tokenizer.decode(codec.render([{"role": "user", "content": "hello"}]))
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"template_kwargs": ["enable_thinkin=false"]}, "the tokenizer's chat template does not read enable_thinkin"),
+        ({"template_kwargs": ["reasoning_effort=low"]}, "the tokenizer's chat template does not read reasoning_effort"),
+        ({"template_kwargs": ["enable_thinking"]}, "write KEY=VALUE"),
+        ({"template_kwargs": ["tools=[]"]}, "tools is given by the host"),
+        ({"day": "yesterday"}, "is no day such as 2026-12-31"),
+    ],
+)
+def test_what_no_template_can_be_told(odd, words):
+    with pytest.raises(UserError, match=words):
+        told(**odd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import pytest
@@ -107,3 +108,17 @@ def test_on_ray_with_vllm_too(rlhf, flags, tmp_path):
     ray = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
     rlhf.run(*flags, *ray, "--engine", "vllm")
     check(tmp_path, 1e-4)
+
+
+def test_a_template_that_writes_the_day_writes_the_same_one_in_a_resumed_run(rlhf, flags, tmp_path):
+    byte_tokenizer("{{ strftime_now('%Y-%m-%d') }}" + QWEN).save_pretrained(tmp_path / "model")
+    start = flags.index("--agent")
+    plain = [*flags[:start], "--agent", "single_turn", "--reward", "math_verifier", *flags[start + 4 :]]
+    rlhf.run(*plain, "--train.steps", "1")
+    config = tmp_path / "run/config.yaml"
+    day = datetime.date.today().isoformat()
+    assert f"day: '{day}'" in config.read_text()
+    config.write_text(config.read_text().replace(day, "2001-02-03"))
+    rlhf.run("train", "--resume", tmp_path / "run", "--train.steps", "2")
+    said = [(tmp_path / f"run/trajectories/train-step-00000{step}.jsonl").read_text() for step in (1, 2)]
+    assert [json.loads(text.splitlines()[0])["prompt"][:10] for text in said] == [day, "2001-02-03"]

@@ -32,9 +32,10 @@ def answer(*calls, problems=(), text=""):
     return Action(text, [1], "stop", parse=lambda: reply)
 
 
-def step(calls, problems=(), **options):
+def step(calls, problems=(), log=None, **options):
     """The agent's answer to calls of the policy."""
     made, episode = agent(**options)
+    episode.events = [] if log is None else log
 
     async def play():
         await made.agent_reset(episode)
@@ -77,6 +78,14 @@ def test_what_goes_wrong_is_told_to_the_policy(call, told, counted):
     assert got.observation[0]["content"].startswith(told)
     assert got.metrics[counted] == 1
     assert time.monotonic() - started < 0.9
+
+
+def test_calls_are_in_the_episode_s_log():
+    log = []
+    step([("add", {"a": 1, "b": 2}), ("sub", {})], problems=("odd",), log=log)
+    assert [event["kind"] for event in log] == ["malformed", "tool", "tool"]
+    told = [(event["name"], event["arguments"], event["result"][:8], event["ok"]) for event in log[1:]]
+    assert told == [("add", {"a": 1, "b": 2}, "3", True), ("sub", {}, "Error: t", False)]
 
 
 def test_a_tool_may_end_the_episode():

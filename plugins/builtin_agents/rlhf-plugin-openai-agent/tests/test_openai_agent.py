@@ -35,6 +35,9 @@ def test_the_reward_is_posted_or_printed(play, kind, reward, score):
     rows = play(kind)
     assert [(row.reward, row.score) for row in rows] == [(reward, score)] * 4
     assert all(row.actions[0].logprobs for row in rows)
+    program = [event for event in rows[0].events if event["kind"] == "program"]
+    assert [event["code"] for event in program] == [0]
+    assert program[0]["stdout"].endswith("}\n" if kind == "prints" else "1.0\n")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,13 @@ def test_a_late_program_ends_with_all_that_it_started(play):
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "programs.py hangs" not in left
     assert "sleep 60" not in left
+
+
+def test_what_holds_the_pipes_of_a_program_that_ended_holds_up_nothing(play):
+    started = time.monotonic()
+    rows = play("daemon", settings={"rollout.n": 1, "train.batch_size": 1})
+    assert [row.reward for row in rows] == [1.0]
+    assert time.monotonic() - started < 6.5
 
 
 def test_a_program_gets_no_keys(play, monkeypatch):

@@ -71,10 +71,12 @@ class MultiTurn:
         state.turns += 1
         calls, problems = self._calls(action)
         state.counts["malformed_calls"] += len(problems)
+        if problems:
+            episode.log("malformed", turn=episode.turn, problems=list(problems))
         ended = not calls and (not problems or self.options.on_malformed == "end")
         if ended or state.turns == self.options.max_turns:
             return Step(done=True, metrics=self._metrics(state))
-        texts = await self._results(calls, state)
+        texts = await self._results(calls, state, episode)
         if self.native:
             seen: list[Message] = [
                 {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": text}
@@ -94,7 +96,7 @@ class MultiTurn:
             return action.message.tool_calls, action.message.problems
         return read_calls(action.text)
 
-    async def _results(self, calls: Sequence[ToolCall], state: _State) -> list[str]:
+    async def _results(self, calls: Sequence[ToolCall], state: _State, episode: Episode) -> list[str]:
         coroutines = [self.tools.call(call.name, call.arguments) for call in calls]
         if self.options.parallel_tools:
             given = await asyncio.gather(*coroutines)
@@ -105,6 +107,8 @@ class MultiTurn:
             state.counts[f"{name}/calls"] += 1
             state.counts[f"{name}/errors"] += not result.ok
             state.counts[f"{name}/timeouts"] += result.late
+            told = {"name": call.name, "arguments": call.arguments, "result": result.text, "ok": result.ok}
+            episode.log("tool", turn=episode.turn, **told, s=round(result.seconds, 4))
         return [result.text for result in given]
 
     def _metrics(self, state: _State) -> Mapping[str, float]:

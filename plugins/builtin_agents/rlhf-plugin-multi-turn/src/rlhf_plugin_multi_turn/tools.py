@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import threading
@@ -75,7 +76,8 @@ class Tools:
                 error = RuntimeError(f"StopIteration: {stop}")
             except Exception as raised:
                 error = raised
-            loop.call_soon_threadsafe(settle, value, error)
+            with contextlib.suppress(RuntimeError):  # so late that the run is over
+                loop.call_soon_threadsafe(settle, value, error)
 
         thread = threading.Thread(target=work, daemon=True, name="rlhf-tool")
         thread.start()

@@ -24,6 +24,10 @@ KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Of the environment, this is passed on: a program that a model steers gets no keys of yours."""
 
 
+LOGGED = 4000
+"""Characters of each output that the log of trajectories has."""
+
+
 class OpenAIAgent:
     """A program, or a function, talks to the policy by OpenAI's API, as it would to any model. Its calls are what trains."""
 
@@ -96,6 +100,7 @@ class OpenAIAgent:
             places = {"{task_file}": str(file), "{python}": sys.executable}
             command = [_replaced(part, places) for part in self.command]
             ended = await run(command, _where(), named | own)
+        episode.log("program", code=ended.code, stdout=ended.stdout[-LOGGED:], stderr=ended.stderr[-LOGGED:])
         if ended.code != 0:
             if self.options.nonzero == "score0" and endpoint.calls:
                 return 0.0

@@ -18,6 +18,8 @@ TAIL = 64 << 10
 """So many bytes of each output are kept."""
 GRACE_S = 5.0
 """Between asking a program to end, and ending it."""
+DRAIN_S = 2.0
+"""For its last output, once it has ended."""
 
 _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 _PR_SET_PDEATHSIG = 1
@@ -46,38 +48,58 @@ def _ends_with_its_parent() -> None:
 async def run(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Ended:
     """Run the command to its end; a cancelled run ends it and everything that it started. Raises ``UserError`` for a command that
     cannot be started."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=directory,
-            env=dict(environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_ends_with_its_parent,
-        )
-    except OSError as error:
-        raise UserError(f"agent.command: {command[0]} cannot be started: {error.strerror}") from error
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = [asyncio.ensure_future(_tail(stream)) for stream in (process.stdout, process.stderr)]
-    try:
-        code = await process.wait()
-    except asyncio.CancelledError:
-        await asyncio.shield(_end(process))
-        raise
-    finally:
-        _kill(process.pid, signal.SIGKILL)  # what it started and left behind
-        texts = await asyncio.gather(*reading)
-    return Ended(code, *texts)
+    async with _Tail() as stdout, _Tail() as stderr:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=directory,
+                env=dict(environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stdout.given,
+                stderr=stderr.given,
+                start_new_session=True,
+                preexec_fn=_ends_with_its_parent,
+            )
+        except OSError as error:
+            raise UserError(f"agent.command: {command[0]} cannot be started: {error.strerror}") from error
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(_end(process))
+            raise
+        finally:
+            _kill(process.pid, signal.SIGKILL)  # what it started and left behind
+    return Ended(code, stdout.text, stderr.text)
 
 
-async def _tail(stream: asyncio.StreamReader) -> str:
-    kept = b""
-    while chunk := await stream.read(1 << 16):
-        kept = (kept + chunk)[-TAIL:]
-    return kept.decode("utf-8", "replace")
+class _Tail:
+    """A pipe for a program, of which the end is kept. ``asyncio``'s own are waited for as long as anybody holds them, such as what
+    the program started in a session of its own."""
+
+    async def __aenter__(self) -> _Tail:
+        self._kept = b""
+        end, self.given = os.pipe()
+        stream = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        self._pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(end, "rb"))
+        self._reading = asyncio.ensure_future(self._read(stream))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        os.close(self.given)
+        try:
+            await asyncio.wait([self._reading], timeout=DRAIN_S)
+        finally:
+            self._reading.cancel()
+            self._pipe.close()
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(1 << 16):
+            self._kept = (self._kept + chunk)[-TAIL:]
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
