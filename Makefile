@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign lint docs smollm2 oracles learning-matrix results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -83,6 +83,10 @@ build/frameworks/bin/python: | $(STAMP)
 
 test-frameworks: setup build/frameworks/bin/python ## train with openai-agents, langgraph and smolagents as environments, unchanged
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_frameworks.py
+
+test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
+	$(VENV)/bin/python scripts/fetch_oracles.py
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_foreign.py
 
 lint: setup ## ruff, mypy and the import floors only
 	$(VENV)/bin/ruff check .

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.hookspecs import hookimpl
+from rlhf_host.plugins.python_files import import_file
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.episodes import (
     Action,
@@ -105,6 +106,7 @@ __all__ = [
     "UserError",
     "evaluate",
     "hookimpl",
+    "import_file",
     "replay",
     "rollout",
     "train",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Plugin = Any
 """A name (``[ALIAS=]NAME``), a mapping of ``name`` and its options, or a class or instance with hooks; a reward may be a
-function too (``plugins.python_objects.FunctionReward`` says what it is called with)."""
+function too (``plugins.reward_functions.FunctionReward`` says what it is called with)."""
 
 Plugins = Any
 """One plugin, a list of them, or a mapping of aliases to them."""

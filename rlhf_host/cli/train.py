@@ -18,6 +18,7 @@ from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_di
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
+from rlhf_host.plugins.selection import written_short
 from rlhf_host.records.needs import Needs, Outcome
 
 CONTROL = ("config", "preset", "resume", "force", "dry-run", "print-config", "disable", "help")
@@ -125,7 +126,8 @@ def _commands(outcome: Outcome, config: RunConfig, needs: Needs, run_dir: Path) 
         more = ["--train.steps", 2 * outcome.step] if by_steps else ["--data.epochs", f"{2 * config.data.epochs:g}"]
         yield "continue training", rlhf("train", "--resume", run_dir, *more)
     if config.roles["actor"].model == QUICKSTART and config.algo is not None:
-        judges = [f"{alias}={choice.name}" if alias != choice.name else alias for alias, choice in config.reward.items()]
+        named = {alias: written_short(choice.name, choice.options) for alias, choice in config.reward.items()}
+        judges = [f"{alias}={name}" if alias != name else alias for alias, name in named.items()]
         chosen = ["--algo", config.algo.name, *(word for judge in judges for word in ("--reward", judge))]
         yield "train a model of your own", rlhf("train", *chosen, "--actor.model", "DIR", "--data", "FILE.jsonl")
 

@@ -15,7 +15,7 @@ from rlhf_host.config.yaml_file import Located, located, plain
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.selection import parse_choice
+from rlhf_host.plugins.selection import parse_choice, written_out
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -162,7 +162,7 @@ def canonical(tree: Located, path: Path, errors: list[str]) -> Located:
     """
     value = tree.value
     if is_choice(path):
-        return Located(_choice(tree, errors), tree.where)
+        return Located(_written_out(_choice(tree, errors)), tree.where)
     if is_selection(path):
         return Located(dict(_choices(tree, path, errors)), tree.where)
     if path in DATA and value is not None and not isinstance(value, dict):
@@ -204,6 +204,16 @@ def _choice(tree: Located, errors: list[str]) -> dict[str, Located]:
     return snake_case(tree.value, errors) if isinstance(tree.value, dict) else {}
 
 
+def _written_out(choice: dict[str, Located]) -> dict[str, Located]:
+    """A choice whose name implies options, with these."""
+    tree = choice.get("name")
+    if tree is None or not isinstance(tree.value, str):
+        return choice
+    name, options = written_out(tree.value)
+    implied = {key: located(value, tree.where) for key, value in options.items()}
+    return {**implied, **choice, "name": Located(name, tree.where)} if implied else choice
+
+
 def _choices(tree: Located, path: Path, errors: list[str]) -> Iterator[tuple[str, Located]]:
     entries = tree.value if isinstance(tree.value, list) else [] if tree.value is None else [tree]
     by_alias = isinstance(tree.value, dict) and not isinstance(plain(tree).get("name"), str)  # else one plugin is spelled out
@@ -228,7 +238,7 @@ def _choices(tree: Located, path: Path, errors: list[str]) -> Iterator[tuple[str
             errors.append(f"{item.where}: {alias!r} is chosen twice; give one its own name: OTHER={spec}")
             continue
         aliases.add(alias)
-        yield alias, Located({"name": Located(alias, item.where, implied=True), **choice}, item.where)
+        yield alias, Located({"name": Located(alias, item.where, implied=True), **_written_out(choice)}, item.where)
 
 
 def _source(item: Located, errors: list[str]) -> Located:

@@ -27,6 +27,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "sft": "rlhf-plugin-sft",
     },
     "agent": {
+        "file": "rlhf-plugin-multi-turn",
         "multi_turn": "rlhf-plugin-multi-turn",
         "openai_agent": "rlhf-plugin-openai-agent",
         "retry": "rlhf-plugin-multi-turn",

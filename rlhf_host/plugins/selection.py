@@ -25,13 +25,41 @@ def parse_choice(text: str) -> tuple[str, str]:
     Raises ``PluginError`` for an alias that flags could not spell.
     """
     alias, equals, spec = text.partition("=")
-    if not equals:
-        return text.partition(":")[2] or text, text
+    if not equals or "://" in alias:
+        return _alias(text), text
     if not spec:
         raise PluginError(f"{text!r} names no plugin: write ALIAS=NAME")
     if not re.fullmatch(r"[A-Za-z_][\w-]*", alias):
         raise PluginError(f"{alias!r} cannot be an alias: use letters, digits, '_' and '-', beginning with a letter")
     return alias, spec
+
+
+def _alias(spec: str) -> str:
+    """Of a plugin that is chosen without one."""
+    if "://" in spec:
+        return "http"
+    path, _, name = spec.partition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
+    if spec.endswith(".py") or name:
+        return name or re.sub(r"\W", "_", path.rpartition("/")[2])
+    return spec.partition(":")[2] or spec
+
+
+def written_out(spec: str) -> tuple[str, dict[str, Any]]:
+    """The plugin that a choice names, and options that it implies: ``FILE.py[:NAME]`` is the plugin ``file``, and
+    ``http://HOST/PATH[,...]`` is ``http_reward``."""
+    if "://" in spec:
+        return "http_reward", {"urls": spec.split(",")}
+    path, colon, name = spec.partition(".py:")
+    if colon or spec.endswith(".py"):
+        return "file", {"path": path + ".py" if colon else spec} | ({"function": name} if colon else {})
+    return spec, {}
+
+
+def written_short(name: str, options: Mapping[str, Any]) -> str:
+    """The inverse of ``written_out``, as far as it goes."""
+    if name == "file":
+        return f"{options.get('path')}:{options['function']}" if options.get("function") else str(options.get("path"))
+    return ",".join(options.get("urls", ())) if name == "http_reward" else name
 
 
 def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> PluginInfo:

@@ -331,6 +331,8 @@ class Policy(Protocol):
 
     sampling: Sampling
     """The settings of the run for this split."""
+    max_tokens: int
+    """Longest row, prompt included."""
     tokenizer: Any
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:

@@ -52,7 +52,12 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
                 elif flag.endswith("data") and (path := value.partition("@")[0]).endswith(".jsonl"):
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(prompts, folder / path)
-    for block in [*blocks(DOCS / "getting-started.md"), *blocks(DOCS / "offline.md"), *blocks(DOCS / "agents.md")]:
+    for block in [
+        *blocks(DOCS / "getting-started.md"),
+        *blocks(DOCS / "offline.md"),
+        *blocks(DOCS / "agents.md"),
+        *blocks(DOCS / "functions.md"),
+    ]:
         if block.title and block.title.endswith((".yaml", ".jsonl", ".py")):
             (folder / block.title).write_text(block.body)
     for path in folder.glob("*-pairs.jsonl"):

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_host.data.row_reader import LABEL_KEYS, PROMPT_KEYS
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES
-from rlhf_host.plugins.python_objects import _OFFERS
+from rlhf_host.plugins.reward_functions import OFFERS
 
 from .conftest import DOCS, ROOT, blocks
 
@@ -36,7 +36,7 @@ def test_the_tests_of_the_testing_page_pass(block, tmp_path, monkeypatch):
 
 
 def test_the_python_page_names_what_a_reward_function_may_ask_for():
-    assert set(re.findall(r"^\| `(\w+)` \| (?:what|the)", (DOCS / "python.md").read_text(), re.M)) == set(_OFFERS)
+    assert set(re.findall(r"^\| `(\w+)` \| (?:what|the)", (DOCS / "python.md").read_text(), re.M)) == set(OFFERS)
 
 
 def test_the_data_page_names_formats_and_columns():

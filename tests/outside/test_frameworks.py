@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.data.conftest import byte_tokenizer
-from tests.data.test_codec import QWEN
+from tests.chat_models import save_chat_model
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parent.parent / "build/frameworks/bin/python"
@@ -23,24 +21,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    tokenizer = byte_tokenizer(QWEN)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=264,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32768,
-        bos_token_id=0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_chat_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(

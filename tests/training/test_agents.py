@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.chat_models import save_chat_model
 from tests.data.conftest import byte_tokenizer
 from tests.data.test_codec import QWEN
 
@@ -47,23 +47,7 @@ async def talk(task, base_url, api_key):
 
 @pytest.fixture
 def flags(tmp_path):
-    tokenizer = byte_tokenizer(QWEN)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=264,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    model = tmp_path / "model"
-    LlamaForCausalLM(config).save_pretrained(model)
-    tokenizer.save_pretrained(model)
+    model = save_chat_model(tmp_path / "model", hidden=128, layers=2, context=1024)
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "data.jsonl").write_text(
         "".join(json.dumps({"prompt": f"question {n}", "label": "1"}) + "\n" for n in range(8))

@@ -101,8 +101,8 @@ def test_a_function_without_a_reward_is_judged_by_plugins(play):
     [
         ({}, "give --agent.command"),
         ({"command": "x", "function": "y"}, "give --agent.command"),
-        ({"function": "nowhere.py:f"}, "give FILE.py:NAME of a file that is there"),
-        ({"function": f"{HERE}/functions.py:other"}, "no function 'other'"),
+        ({"function": "nowhere.py:f"}, "there is no Python file"),
+        ({"function": f"{HERE}/functions.py:other"}, "the file has none called 'other'"),
     ],
 )
 def test_bad_options(options, message):

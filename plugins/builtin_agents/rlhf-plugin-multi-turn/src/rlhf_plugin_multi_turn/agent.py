@@ -17,7 +17,10 @@ from rlhf_plugin_multi_turn.tools import Tools
 
 
 @dataclass(slots=True)
-class _State:
+class State:
+    """Of one episode."""
+
+    tools: Tools
     turns: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -57,19 +60,23 @@ class MultiTurn:
 
     @hookimpl
     async def agent_reset(self, episode: Episode) -> Step:
-        episode.state = _State()
-        if not self.tools.schemas:
-            return Step()
+        return self.begin(episode, self.tools, None)
+
+    def begin(self, episode: Episode, tools: Tools, prompt: str | Sequence[Message] | None) -> Step:
+        """The first observation: the prompt (default: the task's) and the tools."""
+        episode.state = State(tools)
+        if not tools.schemas:
+            return Step(prompt)
+        prompt = episode.task.prompt if prompt is None else prompt
         if self.native:
-            prompt = episode.task.prompt
-            return Step([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, tools=self.tools.schemas)
-        return Step(with_tools(episode.task.prompt, self.tools.schemas))
+            return Step([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, tools=tools.schemas)
+        return Step(with_tools(prompt, tools.schemas))
 
     @hookimpl
     async def agent_step(self, episode: Episode, action: Action) -> Step:
-        state: _State = episode.state
+        state: State = episode.state
         state.turns += 1
-        calls, problems = self._calls(action)
+        calls, problems = self._calls(action, state.tools)
         state.counts["malformed_calls"] += len(problems)
         if problems:
             episode.log("malformed", turn=episode.turn, problems=list(problems))
@@ -89,21 +96,21 @@ class MultiTurn:
             seen = [*seen, {"role": "user", "content": told}]
         return Step(seen, metrics=self._metrics(state))
 
-    def _calls(self, action: Action) -> tuple[Sequence[ToolCall], Sequence[str]]:
-        if not self.tools.schemas:
+    def _calls(self, action: Action, tools: Tools) -> tuple[Sequence[ToolCall], Sequence[str]]:
+        if not tools.schemas:
             return (), ()
         if self.native:
             return action.message.tool_calls, action.message.problems
         return read_calls(action.text)
 
-    async def _results(self, calls: Sequence[ToolCall], state: _State, episode: Episode) -> list[str]:
-        coroutines = [self.tools.call(call.name, call.arguments) for call in calls]
+    async def _results(self, calls: Sequence[ToolCall], state: State, episode: Episode) -> list[str]:
+        coroutines = [state.tools.call(call.name, call.arguments) for call in calls]
         if self.options.parallel_tools:
             given = await asyncio.gather(*coroutines)
         else:
             given = [await coroutine for coroutine in coroutines]
         for call, result in zip(calls, given, strict=True):
-            name = call.name if call.name in self.tools.functions else "unknown"
+            name = call.name if call.name in state.tools.functions else "unknown"
             state.counts[f"{name}/calls"] += 1
             state.counts[f"{name}/errors"] += not result.ok
             state.counts[f"{name}/timeouts"] += result.late
@@ -111,8 +118,8 @@ class MultiTurn:
             episode.log("tool", turn=episode.turn, **told, s=round(result.seconds, 4))
         return [result.text for result in given]
 
-    def _metrics(self, state: _State) -> Mapping[str, float]:
+    def _metrics(self, state: State) -> Mapping[str, float]:
         values: dict[str, Any] = {"agent/turns": state.turns, "agent/malformed_calls": state.counts["malformed_calls"]}
-        for name in (*self.tools.functions, *(["unknown"] if self.tools.functions else [])):
+        for name in (*state.tools.functions, *(["unknown"] if state.tools.functions else [])):
             values |= {f"tools/{name}/{what}": state.counts[f"{name}/{what}"] for what in ("calls", "errors", "timeouts")}
         return {name: float(value) for name, value in values.items()}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rlhf_host import UserError
+from rlhf_host import UserError, import_file
 
 
 def functions_of(place: str, option: str) -> dict[str, Callable[..., Any]]:
@@ -18,27 +14,12 @@ def functions_of(place: str, option: str) -> dict[str, Callable[..., Any]]:
 
     Raises ``UserError`` for a file that is not there or cannot be imported, and for a name that it does not have.
     """
-    path_text, _, names = place.partition(".py:") if ".py:" in place else (place.removesuffix(".py"), "", "")
-    path = Path(path_text + ".py").expanduser().resolve()
-    if not path.is_file():
-        raise UserError(f"{option} {place}: there is no file {path}; give FILE.py or FILE.py:NAME,NAME")
-    module_name = "rlhf_user_" + hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickle look there
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{option} {place}: importing it failed: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent))
+    path, colon, names = place.partition(".py:")
+    module = import_file(path + ".py" if colon else path, option)
     own = {
         name: value
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module_name and not name.startswith("_")
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
     if not names:
         if not own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import json
 import threading
@@ -35,6 +36,12 @@ class Tools:
         self.functions, self.timeout_s, self.max_chars = dict(functions), timeout_s, max_chars
         self.schemas = [_schema(name, function) for name, function in functions.items()]
         self._late: set[threading.Thread] = set()
+
+    def of(self, holder: Any) -> Tools:
+        """The same tools as methods of an object, such as an episode's own environment."""
+        own = copy.copy(self)
+        own.functions = {name: getattr(holder, name) for name in self.functions}
+        return own
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
         """A mistake of the policy's, or of the tool's, is a text that says so. Raises ``EpisodeFailed`` where the tool does."""
@@ -84,7 +91,8 @@ class Tools:
         try:
             return await answer
         except asyncio.CancelledError:
-            self._late = {one for one in self._late if one.is_alive()} | {thread}
+            self._late.difference_update([one for one in self._late if not one.is_alive()])
+            self._late.add(thread)
             if len(self._late) > MOST_LATE:
                 raise RunError(f"{len(self._late)} calls of tools still run after their deadline") from None
             raise

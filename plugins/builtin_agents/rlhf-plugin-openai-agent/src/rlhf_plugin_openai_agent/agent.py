@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import json
 import math
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Episode, EpisodeFailed, Needs, Policy, Trajectory, UserError, hookimpl
+from rlhf_host import Episode, EpisodeFailed, Needs, Policy, Trajectory, UserError, hookimpl, import_file
 from rlhf_plugin_openai_agent.process import run
 
 KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -157,22 +156,11 @@ def _verdict(given: Any) -> tuple[float | None, float | None, dict[str, float]]:
 
 
 def _function(place: str) -> Callable[..., Any]:
-    path_text, _, name = place.partition(".py:")
-    path = Path(path_text + ".py").expanduser().resolve()
-    if not name or not path.is_file():
-        raise UserError(f"agent.function {place}: give FILE.py:NAME of a file that is there")
-    spec = importlib.util.spec_from_file_location(f"rlhf_program_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"agent.function {place}: importing it failed: {type(error).__name__}: {error}") from error
+    path, colon, name = place.partition(".py:")
+    module = import_file(path + ".py" if colon else path, "agent.function")
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"agent.function {place}: the file has no function {name!r}")
+        raise UserError(f"agent.function {place}: give FILE.py:NAME of a function; the file has none called {name!r}")
     if not inspect.iscoroutinefunction(function):
         inner: Callable[..., Any] = function
 

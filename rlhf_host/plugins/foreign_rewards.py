@@ -1,0 +1,208 @@
+"""Reward functions written for other projects' trainers, called as those call them.
+
+TRL (``GRPOTrainer``, ``reward_funcs``), verl (``custom_reward_function``: ``compute_score``) and OpenRLHF (``reward_func``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from rlhf_host.errors import PluginError
+from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
+from rlhf_host.records.needs import ScoreContext
+
+Rewards: TypeAlias = list[Reward | Unjudged]
+Form: TypeAlias = Callable[[Callable[..., Any], Sequence[Trajectory], ScoreContext], Any]
+"""Rewards of a group, or what gives them when it is awaited."""
+
+LABELS = ("label", "answer", "ground_truth", "solution", "target", "output", "labels")
+"""A column of one of these names, where the data do not have it beside the label, is the label."""
+
+SHOWN = (
+    "(prompts, completions, **columns) of TRL, (data_source, solution_str, ground_truth, extra_info) of verl, "
+    "(queries, prompts, labels) of OpenRLHF"
+)
+
+
+def form_of(function: Callable[..., Any]) -> Form | None:
+    """Which project's function it is; ``None``: none of theirs."""
+    try:
+        names = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+    if names & {"completions", "completion_ids"}:
+        return trl
+    if "solution_str" in names:
+        return verl
+    if "queries" in names:
+        return openrlhf
+    return None
+
+
+def trl(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
+    """One call for the group. ``None`` in the answer means that the function does not apply to the row: it adds nothing."""
+    metrics: dict[str, float] = {}
+    columns = {name: [row.task.metadata.get(name) for row in rows] for row in rows for name in row.task.metadata}
+    given = columns | {
+        "prompts": [row.task.prompt for row in rows],
+        "completions": [_completion(row) for row in rows],
+        "completion_ids": [[token for part in row.completion for token in part.token_ids] for row in rows],
+        "trainer_state": SimpleNamespace(global_step=context.step),
+        "log_extra": lambda name, values: None,
+        "log_metric": lambda name, value: metrics.update({str(name): float(value)}),
+    }
+    labels = [row.task.ground_truth for row in rows]
+    return _called(function, given, labels, partial(_applied, metrics, len(rows)))
+
+
+def verl(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
+    """One call for each row. Of a dict, ``score`` is the reward, ``acc`` the score, and other numbers are metrics."""
+    judged = []
+    for row in rows:
+        told = dict(row.task.metadata)
+        truth = row.task.ground_truth
+        if truth is None and isinstance(told.get("reward_model"), Mapping):
+            truth = told["reward_model"].get("ground_truth")
+        turns = {"num_turns": len(row.actions), "rollout_reward_scores": {}}
+        given = {
+            "data_source": told.get("data_source", row.task.source),
+            "solution_str": row.full_text,
+            "ground_truth": truth,
+            "extra_info": turns | dict(told.get("extra_info") or {}),
+        }
+        judged.append(_called(function, given, [], lambda answer: [_of_dict(answer)], whole=truth))
+    return _together(judged)
+
+
+def openrlhf(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
+    """One call for each row, with lists of one. Queries are prompt and completion with special tokens."""
+    if context.tokenizer is None:
+        raise PluginError("a reward function that takes queries needs the run's tokenizer")
+
+    def text(ids: Sequence[int]) -> str:
+        return str(context.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    judged = []
+    for row in rows:
+        labels = [row.task.ground_truth]
+        query = text([token for part in row.segments for token in part.token_ids])
+        given = {"queries": [query], "prompts": [text(row.prompt_ids)], "labels": labels}
+        judged.append(_called(function, given, labels, _of_one))
+    return _together(judged)
+
+
+def _called(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    labels: Sequence[Any],
+    judge: Callable[[Any], Rewards],
+    *,
+    whole: Any = None,
+) -> Any:
+    """Call it with what its parameters ask for, and judge what it gives, now or when that is there."""
+    arguments: dict[str, Any] = {}
+    places: list[Any] = []
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        arguments = {name: value for name, value in given.items() if name not in ("log_extra", "log_metric", "trainer_state")}
+    for one in parameters:
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+            continue
+        if one.name in given:
+            value = given[one.name]
+        elif one.name in LABELS and (labels or whole is not None):
+            value = labels or whole
+        elif one.default is not one.empty:
+            continue
+        else:
+            known = ", ".join(name for name in given if name not in ("log_extra", "log_metric", "trainer_state"))
+            raise PluginError(f"the reward function takes {one.name!r}, and the data have no such column; there are {known}")
+        if one.kind is one.POSITIONAL_ONLY:
+            places.append(value)
+        else:
+            arguments[one.name] = value
+    answer = function(*places, **arguments)
+    return _later(answer, judge) if inspect.isawaitable(answer) else judge(answer)
+
+
+async def _later(answer: Any, judge: Callable[[Any], Rewards]) -> Rewards:
+    return judge(await answer)
+
+
+def _together(judged: Sequence[Any]) -> Any:
+    if any(map(inspect.isawaitable, judged)):
+        return _gathered(judged)
+    return [reward for rewards in judged for reward in rewards]
+
+
+async def _gathered(judged: Sequence[Any]) -> Rewards:
+    return [reward for rewards in await asyncio.gather(*judged) for reward in rewards]
+
+
+def _completion(row: Trajectory) -> Any:
+    """As TRL has it: messages where the prompt is some, else a text."""
+    if isinstance(row.task.prompt, str):
+        return row.full_text
+    roles = {"action": "assistant", "observation": "tool"}
+    return [{"role": roles[part.kind], "content": row._text(part.token_ids)} for part in row.completion]
+
+
+def _applied(metrics: Mapping[str, float], count: int, answer: Any) -> Rewards:
+    values = _numbers(answer, count)
+    kept = dict(metrics)
+    return [Reward(0.0 if value is None else value, metrics=kept) for value in values]
+
+
+def _of_one(answer: Any) -> Rewards:
+    """Of ``{"rewards", "scores", "extra_logs"}``, or of the reward alone; each a number, a list or a tensor of one."""
+    told: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"rewards": answer}
+    if "rewards" not in told:
+        raise ValueError(f"the function gave no 'rewards'; it gave {', '.join(map(str, told)) or 'nothing'}")
+    logs = {str(name): _one(value) for name, value in (told.get("extra_logs") or {}).items()}
+    value, score = _one(told["rewards"]), _one(told.get("scores"))
+    if value is None:
+        return [Unjudged("the function gave None")]
+    inside = score if score is not None and 0.0 <= score <= 1.0 else None  # theirs may be any number
+    return [Reward(value, score=inside, metrics={name: number for name, number in logs.items() if number is not None})]
+
+
+def _one(value: Any) -> float | None:
+    return None if value is None else _numbers(value, 1)[0]
+
+
+def _of_dict(answer: Any) -> Reward | Unjudged:
+    if answer is None:
+        return Unjudged("the function gave None")
+    if not isinstance(answer, Mapping):
+        return Reward(_number(answer), score=float(answer) if isinstance(answer, bool) else None)
+    if answer.get("score") is None:
+        raise ValueError(f"the function gave no 'score'; it gave {', '.join(map(str, answer)) or 'nothing'}")
+    accuracy = None if answer.get("acc") is None else float(answer["acc"])
+    plain = {str(name): value for name, value in answer.items() if name != "score" and isinstance(value, int | float)}
+    return Reward(_number(answer["score"]), score=accuracy, metrics={name: float(value) for name, value in plain.items()})
+
+
+def _numbers(answer: Any, count: int) -> list[float | None]:
+    """A number or ``None`` for each row, of a list or tensor; one number alone is every row's where there is one row."""
+    values = answer.tolist() if hasattr(answer, "tolist") else answer
+    if isinstance(values, int | float) and count == 1:
+        values = [values]
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ValueError(f"the function gave a {type(answer).__name__}, expected a list of {count} numbers")
+    values = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in values]
+    if len(values) != count:
+        raise ValueError(f"the function gave {len(values)} values for {count} rows")
+    return [None if value is None else _number(value) for value in values]
+
+
+def _number(value: Any) -> float:
+    number = float(value.item() if hasattr(value, "item") else value)
+    if not math.isfinite(number):
+        raise ValueError(f"the function gave {number}, which is no reward")
+    return number

@@ -1,0 +1,65 @@
+"""A user's functions and classes, imported from the Python file in which they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlhf_host.errors import UserError, near_matches
+
+
+def import_file(path: str | Path, option: str) -> ModuleType:
+    """A Python file as a module of its own name (``rlhf_user_HASH``). What it imports from beside it is found, then and later.
+
+    Args:
+        option: what messages call the choice.
+
+    Raises:
+        UserError: the file is not there, or cannot be imported.
+    """
+    path = Path(path).expanduser().absolute()
+    if not path.is_file() or path.suffix != ".py":
+        siblings = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UserError(f"{option}: there is no Python file {path}{near_matches(path.name, siblings)}")
+    name = "rlhf_user_" + hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    folder = str(path.parent)
+    known = folder in sys.path
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        way = "importing a file runs it: what a script does belongs under if __name__ == '__main__'"
+        raise UserError(f"{option}: importing {path} failed: {type(error).__name__}: {error} ({way})") from error
+    finally:
+        sys.path.remove(folder)
+        if not known:
+            sys.path.append(folder)  # behind everything else, for what its functions import when they are called
+    return module
+
+
+def members_of(module: ModuleType, fits: Callable[[Any], bool] = inspect.isfunction) -> dict[str, Any]:
+    """The public members that the file itself defines, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__ and fits(value)
+    }
+
+
+def member(module: ModuleType, name: str, option: str) -> Any:
+    """What the file has under a name. Raises ``UserError`` where it has nothing."""
+    if not hasattr(module, name):
+        near = near_matches(name, (each for each in vars(module) if not each.startswith("_")))
+        raise UserError(f"{option}: {module.__file__} has no {name!r}{near}")
+    return getattr(module, name)

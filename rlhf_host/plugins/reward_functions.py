@@ -1,0 +1,98 @@
+"""Functions as rewards: which forms there are, told apart by the names of their parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlhf_host.errors import PluginError
+from rlhf_host.hookspecs import hookimpl
+from rlhf_host.plugins import foreign_rewards
+from rlhf_host.records.episodes import Reward, Trajectory
+from rlhf_host.records.needs import ScoreContext
+
+OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
+    "trajectory": lambda trajectory, context: trajectory,
+    "text": lambda trajectory, context: trajectory.text,
+    "label": lambda trajectory, context: trajectory.task.ground_truth,
+    "prompt": lambda trajectory, context: trajectory.task.prompt,
+    "metadata": lambda trajectory, context: trajectory.task.metadata,
+    "task": lambda trajectory, context: trajectory.task,
+    "context": lambda trajectory, context: context,
+}
+"""What a parameter of this name is given."""
+
+BY_COUNT = {1: ("trajectory",), 2: ("text", "label")}
+"""What parameters of other names are given, by how many there are."""
+
+
+class FunctionReward:
+    """A function as a reward plugin: one of a single trajectory, or one of a batch as another project's trainer calls it
+    (``plugins.foreign_rewards``).
+
+    Its parameters say what it wants, by name: ``trajectory``, ``text``, ``label``, ``prompt``, ``metadata``, ``task``,
+    ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless one of these names
+    would be given something else. Those with a default and another name keep it. It returns a number, ``None`` (could not judge),
+    a ``Reward``, or true or false: 1 or 0, which count as the score too. It may be ``async``: then a group's calls run side by
+    side.
+
+    Raises:
+        PluginError: when its parameters fit no form.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str):
+        self.function = function
+        self.form = foreign_rewards.form_of(function)
+        self.arguments = [] if self.form else reward_arguments(function, name)
+
+    @hookimpl
+    def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
+        if self.form is not None:
+            return self.form(self.function, trajectories, context)
+        values = [self._call(trajectory, context) for trajectory in trajectories]
+        return _gathered(values) if any(map(inspect.isawaitable, values)) else list(map(as_reward, values))
+
+    def _call(self, trajectory: Trajectory, context: ScoreContext) -> Any:
+        by_place = [OFFERS[offer](trajectory, context) for name, offer in self.arguments if name is None]
+        by_name = {name: OFFERS[offer](trajectory, context) for name, offer in self.arguments if name is not None}
+        return self.function(*by_place, **by_name)
+
+
+def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str | None, str]]:
+    """What the function is called with: (its keyword, or ``None`` for a place; what it is given)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"reward {name!r}: its parameters cannot be read; wrap it in def {name}(text, label)") from error
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY)]
+    wanted = [p for p in named if p.default is p.empty]
+    if all(p.name in OFFERS and p.kind is not p.POSITIONAL_ONLY for p in wanted):
+        known = [p.name for p in named if p.name in OFFERS and p.kind is not p.POSITIONAL_ONLY]
+        if known:
+            return [(each, each) for each in known]
+    names = [p.name for p in wanted]
+    offers = BY_COUNT.get(len(wanted), ())
+    # A known name that would be given something else is a mistake, and would not show.
+    in_place = all(each == offer or each not in OFFERS for each, offer in zip(names, offers, strict=False))
+    if offers and in_place and all(p.kind is not p.KEYWORD_ONLY for p in wanted):
+        return [(None, offer) for offer in offers]
+    raise PluginError(
+        f"reward {name!r} takes ({', '.join(names)}): a reward function takes (text, label), "
+        f"(trajectory), or any of {', '.join(OFFERS)} by name; or it is one of another project's: {foreign_rewards.SHOWN}"
+    )
+
+
+async def _gathered(values: Sequence[Any]) -> list[Any]:
+    return list(map(as_reward, await asyncio.gather(*values)))
+
+
+def as_reward(value: Any) -> Any:
+    if isinstance(value, bool):
+        return Reward(float(value), score=float(value))
+    if value is None or isinstance(value, Reward):
+        return value
+    if getattr(value, "dtype", None) is not None and getattr(value, "ndim", None) == 0:  # of numpy and torch
+        return as_reward(value.item())
+    return value

@@ -1,0 +1,1 @@
+"""The published package without what its first file imports."""

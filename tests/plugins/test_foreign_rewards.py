@@ -1,0 +1,136 @@
+"""Reward functions written for other trainers: called as those call them, and what their answers become."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+
+from rlhf_host import Reward, ScoreContext, Segment, Task, Trajectory, Unjudged
+from rlhf_host.errors import PluginError
+from rlhf_host.plugins.reward_functions import FunctionReward
+from rlhf_host.testing.models import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+CONTEXT = ScoreContext("train", 7, tokenizer=TOKENIZER)
+
+
+def answer(text, label="3", prompt="1+2=", turns=(), **metadata):
+    def ids(text):
+        return TOKENIZER.encode(text, add_special_tokens=False)
+
+    asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    segments = [Segment("prompt", ids(asked)), Segment("action", ids(text))]
+    for seen, said in turns:
+        segments += [Segment("observation", ids(seen)), Segment("action", ids(said))]
+    segments[-1].token_ids = [*segments[-1].token_ids, TOKENIZER.eos_token_id]
+    task = Task(prompt, label, metadata, source="sums")
+    return Trajectory("e", "g", task, segments, decode=lambda ids: TOKENIZER.decode(ids, skip_special_tokens=True))
+
+
+def score(function, *rows):
+    found = FunctionReward(function, "f").score(rows, CONTEXT)
+    return asyncio.run(found) if asyncio.iscoroutine(found) else found
+
+
+# --- TRL ---------------------------------------------------------------------------------------------
+
+
+def test_trl_gets_the_group_with_its_columns_and_says_what_does_not_apply():
+    seen = {}
+
+    def reward(prompts, completions, completion_ids, solution, level, trainer_state, log_metric, log_extra, **columns):
+        seen.update(locals())
+        log_metric("asked", len(prompts))
+        log_extra("column", completions)
+        return [1.0, None]
+
+    found = score(reward, answer("3", level=1, other="x"), answer("4", level=2, other="y"))
+    assert found == [Reward(1.0, metrics={"asked": 2.0}), Reward(0.0, metrics={"asked": 2.0})]
+    assert (seen["prompts"], seen["completions"]) == (["1+2=", "1+2="], ["3", "4"])
+    assert (seen["solution"], seen["level"], seen["columns"]["other"]) == (["3", "3"], [1, 2], ["x", "y"])
+    assert [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in seen["completion_ids"]] == ["3", "4"]
+    assert seen["trainer_state"].global_step == 7
+
+
+def test_trl_gets_messages_where_the_prompt_is_some():
+    def reward(completions, **columns):
+        return [float(len(completion)) for completion in completions] if columns["prompts"][0][0]["role"] == "user" else None
+
+    assert score(reward, answer("1", prompt=[{"role": "user", "content": "1+2="}], turns=[("5", "3")])) == [Reward(3.0)]
+
+
+def test_trl_may_be_async_and_a_callable_object():
+    class Judge:
+        async def __call__(self, completions, **columns):
+            return torch.tensor([len(text) for text in completions])
+
+    assert score(Judge(), answer("33"), answer("3")) == [Reward(2.0), Reward(1.0)]
+
+
+# --- verl --------------------------------------------------------------------------------------------
+
+
+def test_verl_gets_each_answer_and_gives_a_number_or_a_dict():
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):
+        assert (data_source, extra_info["num_turns"], extra_info["index"]) == ("sums", 2, 4)
+        return {"score": 0.5, "acc": solution_str.endswith(ground_truth), "format": 1, "pred": "text"}
+
+    row = answer("1", turns=[("5", "3")], extra_info={"index": 4})
+    assert score(compute_score, row) == [Reward(0.5, score=1.0, metrics={"acc": 1.0, "format": 1.0})]
+    assert score(lambda solution_str, ground_truth: solution_str == ground_truth, answer("3")) == [Reward(1.0, score=1.0)]
+    assert score(lambda solution_str, ground_truth, method="strict": 2, answer("3")) == [Reward(2.0)]
+    assert score(lambda solution_str, ground_truth: None, answer("3")) == [Unjudged("the function gave None")]
+
+
+def test_verl_finds_its_own_columns():
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return float((data_source, ground_truth) == ("openai/gsm8k", "7"))
+
+    row = answer("3", label=None, data_source="openai/gsm8k", reward_model={"style": "rule", "ground_truth": "7"})
+    assert score(compute_score, row) == [Reward(1.0)]
+
+
+# --- OpenRLHF ----------------------------------------------------------------------------------------
+
+
+def test_openrlhf_gets_lists_of_one_with_special_tokens():
+    def reward_func(queries, prompts, labels, **more):
+        assert len(queries) == len(prompts) == len(labels) == 1
+        right = float(queries[0] == prompts[0] + labels[0] + TOKENIZER.eos_token)
+        return {"rewards": torch.tensor([right]), "scores": [right], "extra_logs": {"length": torch.tensor([4])}}
+
+    found = score(reward_func, answer("3"), answer("4"))
+    assert found == [Reward(right, score=right, metrics={"length": 4.0}) for right in (1.0, 0.0)]
+    assert score(lambda queries, prompts, labels: torch.tensor([2.5]), answer("3")) == [Reward(2.5)]
+    assert score(lambda queries, prompts, labels: {"rewards": -3.0, "scores": 40.0}, answer("3")) == [Reward(-3.0)]
+    assert score(lambda queries, prompts, labels: {"rewards": None}, answer("3")) == [Unjudged("the function gave None")]
+
+
+# --- what cannot be used ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda completions, **columns: [1.0, 2.0], "gave 2 values for 1 rows"),
+        (lambda completions, **columns: "1.0", "gave a str, expected a list of 1 numbers"),
+        (lambda completions, **columns: [math.nan], "gave nan, which is no reward"),
+        (lambda solution_str, ground_truth: {"points": 1}, "gave no 'score'; it gave points"),
+        (lambda solution_str, ground_truth: math.inf, "gave inf, which is no reward"),
+        (lambda queries, prompts, labels: {"reward": 1.0}, "gave no 'rewards'; it gave reward"),
+    ],
+)
+def test_no_reward_is_made_up(function, message):
+    with pytest.raises(ValueError, match=message):
+        score(function, answer("3"))
+
+
+def test_a_column_that_the_data_lack_is_named():
+    with pytest.raises(PluginError, match="takes 'difficulty', and the data have no such column; there are level, prompts"):
+        score(lambda completions, difficulty: [1.0], answer("3", level=1))
+
+
+def test_what_fits_no_form_is_shown_all():
+    with pytest.raises(PluginError, match=r"takes \(a, b, c\).*of TRL.*of verl.*of OpenRLHF"):
+        FunctionReward(lambda a, b, c: 1.0, "f")
