@@ -37,11 +37,19 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
     warnings = [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
+    if config.agents and config.data.agent_key is None:
+        alias = next(iter(config.agents))
+        warnings.append(f"no column names the agent {alias}, so only tasks of plugins can ask for it: --data.agent-key COLUMN")
     if not config.eval.data.sources:
         usual = EvalConfig()
         unused = [f"eval.{name}" for name in EvalConfig.model_fields if getattr(config.eval, name) != getattr(usual, name)]
         warnings += [f"nothing is evaluated without --eval.data, so {', '.join(unused)} have no effect"] if unused else []
-    elif config.from_trajectories is not None:
+    elif config.from_trajectories is None:
+        for name in ("system_prompt", "template", "template_kwargs", "agent_key"):
+            if getattr(config.data, name) and not getattr(config.eval.data, name):
+                flag = name.replace("_", "-")
+                warnings.append(f"data.{name} is set and eval.data.{name} is not, so evaluation has none: --eval.data.{flag}")
+    else:
         warnings.append("training from saved trajectories evaluates nothing, so eval.data has no effect")
     return warnings
 

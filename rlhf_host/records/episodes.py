@@ -372,7 +372,8 @@ class Policy(Protocol):
 
     def fork(self, role: str = "", *, trainable: bool = True) -> Policy:
         """The policy again, with a tree of its own: a sub-agent, or another seat of a game. Its rows have the role, and without
-        ``trainable`` it has none."""
+        ``trainable`` it has none. They are final where the policy itself has none; else they take its reward, or those that the
+        agent gives them (``agent_rewards``)."""
 
     def role(self, name: str) -> Policy:
         """A frozen model, as an opponent or a user to talk to, with a conversation tree of its own. It is never trained, and
@@ -384,5 +385,6 @@ class Policy(Protocol):
         tree. Raises ``UserError`` without the extra ``rlhf-host[serve]``."""
 
     def trajectories(self, final: str | None = None) -> list[Trajectory]:
-        """The rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. Of each role, the
-        row with its last answer is final; with ``final``, the ``call_id`` of an answer, the row that has it."""
+        """The rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. The row with the last
+        answer is final; where forks alone answered, it is one of each role. With ``final``, the ``call_id`` of an answer, it is
+        the row that has it."""

@@ -107,6 +107,8 @@ class Collector:
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
         if total and lost / total > self.settings.max_unjudged:
+            rows = into.trajectories_in_order()
+            self.manager.each("log_trajectories", step=context.step, split=self.split, trajectories=rows)
             [(reason, count)] = (into.unjudged + into.failed).most_common(1)
             raise RunError(
                 f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged "

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, RolloutConfig
@@ -141,7 +142,10 @@ class Episodes:
             except TimeoutError as late:
                 raise self._failed(self.agent_key(episode.task), late) from late
             except HookFailed as failure:
-                if self.strict or isinstance(failure.__cause__, UserError | RunError):
+                cause = failure.__cause__
+                if self.strict or isinstance(cause, UserError | RunError):
+                    if self.strict and cause is not None:
+                        log.error("%s", failure, exc_info=(type(cause), cause, cause.__traceback__))
                     raise
                 raise self._failed(failure.key, failure) from failure
             except EpisodeFailed as failure:
@@ -210,7 +214,7 @@ class Episodes:
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):
-            if problem := _problem(trajectory, episode):
+            if problem := _problem(trajectory, episode) or _told_problem(trajectory):
                 self.manager.raise_misfit(key, "agent_run", problem)
             length = sum(len(segment.token_ids) for segment in trajectory.segments)
             if length > self.max_tokens:
@@ -229,7 +233,8 @@ class Episodes:
         plan = Plan(None, self._prompt(episode.task, first), "root")
         tokens = len(plan.added)
         agent_rewards: list[float | None] = []
-        score, metrics, cut = None, dict[str, float](), False
+        score: float | None = None
+        metrics, cut = dict[str, float](), False
         while True:
             # There may be no room before the first turn only: the others begin with some.
             call = await policy.answer(plan, key=(episode.seed, episode.sample, episode.turn), tools=tools)
@@ -239,8 +244,7 @@ class Episodes:
             action = Action(None, answer.token_ids, answer.finish_reason, self.decode, parse)
             step: Step = await self.manager.acall(key, "agent_step", within_s=timeout_s, episode=episode, action=action)
             agent_rewards.append(step.reward)
-            if step.score is not None:
-                score = float(step.score)
+            score = score if step.score is None else step.score
             metrics |= step.metrics
             if step.done:
                 break
@@ -254,6 +258,8 @@ class Episodes:
         [trajectory] = policy.trajectories()
         trajectory.decode, trajectory.agent_rewards = self.decode, agent_rewards
         trajectory.score, trajectory.metrics = score, metrics
+        if problem := _told_problem(trajectory):
+            self.manager.raise_misfit(key, "agent_step", problem)
         if cut:
             trajectory.finish_reason = "length"
         return [trajectory]
@@ -293,6 +299,18 @@ def _problem(trajectory: Trajectory, episode: Episode) -> str:
         count = len(segment.token_ids)
         if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
             return "gave an action segment from agent_run where some tokens lack their log-probability or version"
+    return ""
+
+
+def _told_problem(row: Trajectory) -> str:
+    """What an agent says of a row that is no reward, score or metric."""
+    for name, value in row.metrics.items():
+        if not isinstance(value, float | Real):  # float first: asking an abstract class takes ten times as long
+            return f"gave {value!r} as the metric {name!r}; a metric is a number"
+    if odd := [value for value in row.agent_rewards if not isinstance(value, float | Real | None)]:
+        return f"gave {odd[0]!r} as a reward; a reward is a number"
+    if row.score is not None and not (isinstance(row.score, float | Real) and 0.0 <= row.score <= 1.0):
+        return f"gave the score {row.score!r}; a score lies in [0, 1]"
     return ""
 
 

@@ -32,6 +32,8 @@ class Endpoints(Protocol):
 
 Generate = Callable[[Sequence[int], Sampling, SampleKey], Awaitable[Generation]]
 
+MOST = 1 << 62
+"""Above the number of every call."""
 FIRST_CALL_S, NEXT_CALL_S = 1.0, 0.2
 """So long engines wait with a batch for an episode that has asked nothing yet, or has just been answered."""
 
@@ -223,19 +225,24 @@ class EpisodePolicy:
     def trajectories(self, final: str | None = None) -> list[Trajectory]:
         rows: list[Trajectory] = []
         last: dict[str, tuple[int, Trajectory]] = {}
-        for policy in self._family():
+        family = self._family()
+        named = next((policy for policy in family if any(call.id == final for call in policy.tree.calls)), None)
+        for policy in family:
             added = policy.tree.rows(policy.episode, policy.name, final) if policy.trainable else []
             for row in added:
                 row.row += len(rows)
                 row.parent = None if row.parent is None else row.parent + len(rows)
                 if row.final:
+                    row.final = False
                     number = max(call.number for call in policy.tree.calls if call.status == "done")
-                    latest, before = last.get(row.role, (-1, row))
-                    row.final = number > latest
-                    if row.final:
-                        before.final, row.final = False, True
+                    number = MOST if policy is named else number
+                    if number > last.get(row.role, (-1, row))[0]:
                         last[row.role] = number, row
             rows += added
+        # Beside its own answer, those of its sub-agents are none.
+        judged = [last[self.name][1]] if self.name in last else [row for _, row in last.values()]
+        for row in judged if named is None or named.name == self.name else [last[named.name][1]]:
+            row.final = True
         return rows
 
     def _family(self) -> list[EpisodePolicy]:

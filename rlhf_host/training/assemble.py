@@ -16,7 +16,7 @@ from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.data.units import UnitSet
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models.adapter_files import rank_of
 from rlhf_host.models.loading import load_tokenizer, sizes, stop_tokens
 from rlhf_host.phases import phase
@@ -200,7 +200,13 @@ def tasks_of(
     manager: PluginManager,
 ) -> TaskSet:
     room = prompt_room(config)
-    return load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
+    tasks = load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
+    agents = {item.alias for item in manager.loaded if item.kind == "agent"}
+    for task in tasks.tasks if data.agent_key is not None and agents else ():
+        if task.agent is not None and task.agent not in agents:
+            asked = f"{task.source}, row {task.index + 1} asks for the agent {task.agent!r}"
+            raise UserError(f"{asked}; the run has {', '.join(agents)}{near_matches(task.agent, agents)}")
+    return tasks
 
 
 def units_of(

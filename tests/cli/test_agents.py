@@ -26,7 +26,7 @@ def test_an_agent_that_was_not_chosen_is_named(rlhf_here, tmp_path):
     flags = ["--data", tmp_path / "data.jsonl", "--data.agent-key", "agent", "--actor.model", "quickstart"]
     result = rlhf_here("rollout", *flags, "--reward", "math_verifier", "--output", tmp_path / "out.jsonl")
     assert result.exit_code == 2
-    assert "asks for the agent 'game', which is not loaded; choose it with --agent" in result.output
+    assert "data, row 1 asks for the agent 'game'; the run has single_turn" in result.output
 
 
 class Unlucky:

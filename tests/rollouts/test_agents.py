@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import threading
 
 import pytest
@@ -389,9 +390,48 @@ def test_an_agent_may_talk_in_messages(collect, tokenizer):
     digit = tokenizer.encode("7", add_special_tokens=False)[0]
     found, engine = collect(load(agent=Talks()), groups=1, n=2, script=lambda ids, key: [digit] * 5)
     rows = found.groups[0].trajectories
-    assert [(one.role, one.final, len(one.actions), one.row) for one in rows] == [("", True, 2, 0), ("helper", True, 1, 1)] * 2
+    assert [(one.role, one.final, len(one.actions), one.row) for one in rows] == [("", True, 2, 0), ("helper", False, 1, 1)] * 2
     assert rows[0].actions[0].token_ids == [digit] * 3
     assert len(engine.calls) == 8
+
+
+def test_where_forks_alone_answer_each_has_a_final_row(collect, tokenizer):
+    class Plays:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            seats = [policy.fork("black"), policy.fork("white")]
+            for seat in seats:
+                await seat.chat([{"role": "user", "content": "12"}])
+                second = await seat.chat([{"role": "user", "content": "34"}])
+            rows = policy.trajectories()
+            assert [row.final for row in policy.trajectories(second.call_id)] == [False, False, False, True]
+            for row in rows:
+                row.agent_rewards = [1.0]
+            return rows
+
+    digit = tokenizer.encode("7", add_special_tokens=False)[0]
+    found, _ = collect(load(agent=Plays()), groups=1, n=1, script=lambda ids, key: [digit])
+    rows = found.groups[0].trajectories
+    assert [(row.role, row.final) for row in rows] == [("black", False), ("black", True), ("white", False), ("white", True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metrics": {"x": "abc"}}, "gave 'abc' as the metric 'x'; a metric is a number"),
+        ({"reward": "abc"}, "gave 'abc' as a reward"),
+        ({"score": 7.0}, r"gave the score 7.0; a score lies in \[0, 1\]"),
+    ],
+)
+def test_what_is_no_number_fails_its_episode(given, message, collect):
+    class Odd(Guess):
+        @hookimpl
+        def agent_step(self, episode, action):
+            return Step(**{"reward": 1.0, "done": True, **(given if episode.sample == 0 else {})})
+
+    found, _ = collect(load(agent=Odd()), groups=1, n=2)
+    assert found.states["failed"] == 1
+    assert re.search(message, found.unjudged_rows[0].unjudged_reason)
 
 
 def test_the_tools_of_a_step_go_into_the_prompt_and_calls_are_read(collect, tokenizer):

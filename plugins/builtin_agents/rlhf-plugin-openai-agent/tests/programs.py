@@ -47,6 +47,8 @@ def main(kind, task_file):
         print("1.0", flush=True)
     elif kind == "environment":
         print(json.dumps({"reward": float("SECRET_KEY" not in os.environ and os.environ.get("ALLOWED") == "1")}))
+    elif kind == "misspells":
+        print(json.dumps({"reward": 1.0, "scroe": 1.0}))
     elif kind == "nan":
         print('{"reward": NaN}')
 

@@ -47,6 +47,7 @@ def test_the_reward_is_posted_or_printed(play, kind, reward, score):
         ("fails", "exit code 1: no sandbox today"),
         ("gives up", "the shop is closed"),
         ("nan", "finite, and a score in"),
+        ("misspells", "the program's report has scroe; it may have reward, score, metrics, final"),
     ],
 )
 def test_a_program_that_fails_is_no_zero(play, kind, reason):

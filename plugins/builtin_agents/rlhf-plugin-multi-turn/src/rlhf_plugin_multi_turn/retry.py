@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, UserError, hookimpl
 from rlhf_plugin_multi_turn.files import functions_of
 
+_MARKED = re.compile(r"(?:####|\\boxed\{)\s*([^}\n]*)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -73,7 +74,14 @@ class Retry:
 
 
 def right(text: str, label: Any) -> bool:
-    """Whether the last number of the text, or all of it, is the label."""
+    """Whether the text is the label, or its last number is the label's: that behind ``####``, in ``\\boxed{}``, or the only one."""
     wanted = str(label).strip()
-    numbers = _NUMBER.findall(text)
-    return text.strip() == wanted or bool(numbers and numbers[-1].replace(",", "") == wanted.replace(",", ""))
+    if text.strip() == wanted:
+        return True
+    marked = _MARKED.findall(wanted)
+    numbers, said = _NUMBER.findall(marked[-1] if marked else wanted), _NUMBER.findall(text)
+    return len(numbers) == 1 and bool(said) and _value(said[-1]) == _value(numbers[0])
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))

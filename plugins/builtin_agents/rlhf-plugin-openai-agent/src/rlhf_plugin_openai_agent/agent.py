@@ -74,11 +74,12 @@ class OpenAIAgent:
             raise EpisodeFailed(reason, retryable)
         if endpoint.calls == 0:
             raise EpisodeFailed("the program never asked the policy")
-        reward, score, metrics = endpoint.reward, endpoint.score, dict(endpoint.metrics)
+        reward, score, metrics, final = endpoint.reward, endpoint.score, dict(endpoint.metrics), endpoint.final
         if reward is None:
-            reward, score, more = _verdict(given)
-            metrics |= more
-        rows = policy.trajectories(endpoint.final)
+            told = _verdict(given)
+            reward, score, final = told.get("reward"), told.get("score"), told.get("final", final)
+            metrics |= told.get("metrics", {})
+        rows = policy.trajectories(final)
         if not rows:
             raise EpisodeFailed("no answer of the policy arrived")
         if reward is None and self.options.rewards:
@@ -136,23 +137,27 @@ def _plain(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _verdict(given: Any) -> tuple[float | None, float | None, dict[str, float]]:
-    """Reward, score and metrics of what a program gave. Raises ``EpisodeFailed`` for a reward that is no finite number."""
-    if isinstance(given, bool):
-        given = float(given)
-    if isinstance(given, int | float):
+REPORT = ("reward", "score", "metrics", "final")
+"""What a program's last line, or a function's answer, may have."""
+
+
+def _verdict(given: Any) -> dict[str, Any]:
+    """What a program gave, in the form of a report to ``/reward``. Raises ``EpisodeFailed`` for one that cannot be read."""
+    if isinstance(given, bool | int | float):
         given = {"reward": given}
     if not isinstance(given, Mapping) or given.get("reward") is None:
-        return None, None, {}
+        return {}
+    if unknown := [str(name) for name in given if name not in REPORT]:
+        raise EpisodeFailed(f"the program's report has {', '.join(unknown)}; it may have {', '.join(REPORT)}")
     try:
-        reward = float(given["reward"])
-        score = None if given.get("score") is None else float(given["score"])
+        told = {name: float(given[name]) for name in ("reward", "score") if given.get(name) is not None}
         metrics = {str(name): float(value) for name, value in (given.get("metrics") or {}).items()}
     except (TypeError, ValueError, AttributeError) as error:
         raise EpisodeFailed(f"the program's reward cannot be read: {error}") from error
-    if not math.isfinite(reward) or not (score is None or 0.0 <= score <= 1.0):
-        raise EpisodeFailed(f"the program gave the reward {reward:g} and the score {score}; finite, and a score in [0, 1]")
-    return reward, score, metrics
+    if not math.isfinite(told["reward"]) or not 0.0 <= told.get("score", 0.0) <= 1.0:
+        shown = ", ".join(f"{name} {value:g}" for name, value in told.items())
+        raise EpisodeFailed(f"the program gave {shown}; a reward is finite, and a score in [0, 1]")
+    return {**told, "metrics": metrics, "final": given.get("final")}
 
 
 def _function(place: str) -> Callable[..., Any]:
