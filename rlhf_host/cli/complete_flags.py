@@ -93,13 +93,13 @@ def _dashed(name: str) -> str:
 
 def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
     kind = kind_of(flag)
-    if kind or flag in ("preset", "disable"):
+    if kind or flag in ("preset", "environment", "disable"):
         names = [*named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))]
         names += WORDS if kind == "kernels" else ()
         # alias=name and name,name: what is before the last mark stays.
         done = incomplete[: max(incomplete.rfind("="), incomplete.rfind(",")) + 1]
         items = [CompletionItem(done + name) for name in names if (done + name).startswith(incomplete)]
-        return [*items, CompletionItem(incomplete, type="file")] if flag == "preset" else items
+        return [*items, CompletionItem(incomplete, type="file")] if flag in ("preset", "environment") else items
     if flag in DIRECTORIES:
         return [CompletionItem(incomplete, type="dir")]
     if flag in FILES or flag.endswith((".model", ".tokenizer")):

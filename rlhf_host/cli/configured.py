@@ -67,7 +67,7 @@ class CommandLine:
 
     @property
     def presets(self) -> list[str]:
-        return [preset for preset in self.own.get("preset", []) if preset]
+        return [name for flag in ("environment", "preset") for name in self.own.get(flag, []) if name]
 
     def read(self, config: str | None = None, *, quickstart: bool = True) -> Loaded:
         """The configuration, of the file ``config`` if not of ``--config``; notices are printed."""

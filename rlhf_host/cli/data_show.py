@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf_host.data.stream import TaskSet
     from rlhf_host.data.units import UnitSet
 
-CONTROL = ("config", "preset", "rows", "disable", "help")
+CONTROL = ("config", "preset", "environment", "rows", "disable", "help")
 
 START = {
     "actor.model": "the model whose tokenizer, chat template and context count",
@@ -25,6 +25,7 @@ START = {
     "data.format": "how to read rows that have answers; default: what the columns say",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
 }
 

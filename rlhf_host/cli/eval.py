@@ -17,7 +17,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
 
-CONTROL = ("config", "preset", "checkpoint", "json", "disable", "help")
+CONTROL = ("config", "preset", "environment", "checkpoint", "json", "disable", "help")
 
 START = {
     "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
@@ -29,6 +29,7 @@ START = {
     "rollout.max-new-tokens": "per turn (int, default 256)",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }
@@ -43,7 +44,7 @@ def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""
     checkpoint, config_path = line.value("checkpoint"), None
     if checkpoint is not None:
-        clashes = [f"--{name}" for name in ("config", "preset") if name in line.own]
+        clashes = [f"--{name}" for name in ("config", "preset", "environment") if name in line.own]
         clashes += [flag.text for flag in line.flags if flag.parts[-2:] == ["actor", "model"]]
         if clashes:
             raise UserError(f"--checkpoint uses the run's own model and settings: leave {clashes[0]} out")

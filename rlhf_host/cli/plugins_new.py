@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 import rlhf_host
+from rlhf_host.command import rlhf
+from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import discover, normalised
@@ -21,19 +23,23 @@ from rlhf_host.plugins.discovery import discover, normalised
 KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime")
 """What there is a template for."""
 
+ENVIRONMENT = "environment"
+"""It is one file, and no package."""
+
 LONGEST = 50
 """Characters of a name."""
 
 
 def _known_kind(ctx: click.Context, param: click.Parameter, value: str) -> str:
     kind = value.replace("_", "-")
-    if kind not in KINDS:
-        raise UserError(f"no template for kind {value!r}{near_matches(kind, KINDS)} (there are {', '.join(KINDS)})")
+    known = (*KINDS, ENVIRONMENT)
+    if kind not in known:
+        raise UserError(f"no template for kind {value!r}{near_matches(kind, known)} (there are {', '.join(known)})")
     return kind
 
 
 def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
+    return [kind for kind in (*KINDS, ENVIRONMENT) if kind.startswith(incomplete)]
 
 
 @click.command(short_help="Write a new one.")
@@ -48,9 +54,14 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
     """Write a new plugin called NAME: a small working plugin of its KIND, with tests, for you to edit.
 
     KIND is algo, reward, agent, extension, tasks, tracker, weight-sync, engine, backend or runtime. The folder is called
-    rlhf-plugin-NAME.
+    rlhf-plugin-NAME. Or KIND is environment: tasks, rewards and tools in one file, NAME.py.
     """
     check_name(kind, name)
+    if kind == ENVIRONMENT:
+        file = write_environment(name, output)
+        train = rlhf("train", "--algo", "rloo", "--environment", file, "--actor.model", "DIR", "--dry-run")
+        click.echo(f"Wrote {file}, an environment that works. Next:\n  {train}")
+        return
     texts = {"author": _one_line("--author", author)}
     if description is not None:
         texts["description"] = _one_line("--description", description)
@@ -65,6 +76,19 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
         f"  rlhf train {flags} --dry-run\n"
         f"Then edit src/{project.name.replace('-', '_')}/__init__.py: changes take effect at once."
     )
+
+
+def write_environment(name: str, output: Path) -> Path:
+    """The file. Raises ``UserError`` for one that is there, or cannot be written."""
+    file = output / f"{name.replace('-', '_')}.py"
+    if file.exists():
+        raise UserError(f"{file} already exists: remove it, or choose another name or --output DIR")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        write_file(file, (template_folder() / "environment.py").read_bytes())
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    return file
 
 
 def check_name(kind: str, name: str) -> None:

@@ -19,7 +19,7 @@ from rlhf_host.phases import phase
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Change, Replay
 
-CONTROL = ("config", "preset", "output", "rows", "json", "disable", "help")
+CONTROL = ("config", "preset", "environment", "output", "rows", "json", "disable", "help")
 
 START = {
     "reward": "[ALIAS=]NAME: score again; repeatable (default: rewards stay as saved)",
@@ -32,6 +32,7 @@ START = {
     "actor.model": "only needed if a plugin uses a role, or texts that the file does not have",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
 }
 
 SECTIONS = {"roles": "Models"}

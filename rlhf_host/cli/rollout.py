@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlhf_host.records.episodes import Trajectory
     from rlhf_host.rollouts.collect import Collected
 
-CONTROL = ("config", "preset", "output", "steps", "rollouts", "json", "disable", "help")
+CONTROL = ("config", "preset", "environment", "output", "steps", "rollouts", "json", "disable", "help")
 
 START = {
     "output": "FILE.jsonl: where the trajectories go",
@@ -36,6 +36,7 @@ START = {
     "seed": "fixes data order and sampling (int, default 0)",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }

@@ -21,7 +21,7 @@ from rlhf_host.phases import phase
 from rlhf_host.plugins.selection import written_short
 from rlhf_host.records.needs import Needs, Outcome
 
-CONTROL = ("config", "preset", "resume", "force", "dry-run", "print-config", "disable", "help")
+CONTROL = ("config", "preset", "environment", "resume", "force", "dry-run", "print-config", "disable", "help")
 
 START = {
     "algo": "NAME: the algorithm",
@@ -31,6 +31,7 @@ START = {
     "eval.data": "PATH[@WEIGHT]: the same, for evaluation",
     "config": "FILE.yaml: settings; flags override them",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
+    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
     "force": "with --resume: let the algorithm, seed or models change too",
@@ -139,7 +140,7 @@ def _resumed(line: CommandLine) -> Path | None:
         if "force" in line.own:
             raise UserError("--force goes with --resume")
         return None
-    clash = next((flag for flag in ("config", "preset") if flag in line.own), None)
+    clash = next((flag for flag in ("config", "preset", "environment") if flag in line.own), None)
     if clash or any(flag.parts == ["run_dir"] for flag in line.flags):
         raise UserError(f"--resume uses the run's own directory and settings: leave --{clash or 'run-dir'} out")
     require_run(Path(run_dir))

@@ -41,7 +41,7 @@ from rlhf_host.plugins.options import Option, describe_options
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
 
-REPEATED = ("preset", "disable")
+REPEATED = ("preset", "environment", "disable")
 """Control flags that may be given several times."""
 
 

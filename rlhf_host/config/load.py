@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from rlhf_host.config.environments import environment_layer
 from rlhf_host.config.flags import Flag, from_flags, of_last_part, parse
 from rlhf_host.config.merge import DEFAULT, layer, merge
 from rlhf_host.config.schema import RunConfig, defaults
@@ -109,9 +110,11 @@ def assemble(
 
 
 def _preset(name: str) -> Located:
-    """A preset by its entry point's name, or a YAML file."""
+    """A preset by its entry point's name, or a YAML file; or an environment, by name or as a Python file."""
     if name.endswith((".yaml", ".yml")):
         return read_yaml(name)
+    if name.endswith(".py"):
+        return environment_layer(FilePath(name).expanduser().absolute(), name)
     try:
         info = find("preset", name)
     except PluginError as error:
@@ -119,7 +122,7 @@ def _preset(name: str) -> Located:
     file = preset_file(info)
     if file is None:
         raise UserError(f"--preset {name}: {info.problem}")
-    return read_yaml(file, f"preset {name}")
+    return environment_layer(file, f"preset {name}") if file.suffix == ".py" else read_yaml(file, f"preset {name}")
 
 
 def _has(tree: Located, *path: str) -> bool:

@@ -251,5 +251,10 @@ def _source(item: Located, errors: list[str]) -> Located:
     try:
         float(weight)
     except ValueError:
-        path = ""
-    return located({"path": path, "weight": weight} if path else {"path": str(item.value)}, item.where)
+        path, weight = str(item.value), ""
+    source = {"path": path, "weight": weight} if weight else {"path": path}
+    name, options = written_out(path)
+    if name == "file":
+        function = options.get("function", "tasks")
+        source |= {"path": name, "name": function, "file": options["path"], "function": function}
+    return located(source, item.where)

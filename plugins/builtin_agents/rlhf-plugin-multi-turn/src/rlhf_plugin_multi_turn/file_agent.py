@@ -60,7 +60,12 @@ class FileAgent:
         return _playing(_chosen(module, options), options)
 
     def __init__(self, options: Options):
-        """Never called: ``__new__`` gives an object of another class."""
+        """Never called: ``__new__`` gives an object of another class, whose hooks depend on the file."""
+
+    @hookimpl
+    def needs(self) -> Needs:
+        """Every form has this one; it shows that the class is a plugin."""
+        return Needs()
 
 
 class RunFunction:

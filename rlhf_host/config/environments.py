@@ -1,0 +1,105 @@
+"""An environment in one file: what stands in it becomes settings, the layer of a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlhf_host.config.yaml_file import Located, located
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.python_files import import_file
+
+PARTS = ("tasks", "rewards", "tools", "agent", "system_prompt", "max_turns", "settings")
+"""What a file may have."""
+
+
+def environment_layer(file: Path, where: str) -> Located:
+    """The settings that an environment stands for.
+
+    Args:
+        where: what messages call it.
+
+    Raises:
+        UserError: a file that cannot be imported, has none of the parts, or one of another type.
+    """
+    module = import_file(file, where)
+    if not any(hasattr(module, part) for part in PARTS[:4]):
+        raise UserError(f"{where}: {file} is no environment: it has none of {', '.join(PARTS[:4])}")
+    tree: dict[str, Any] = dict(_of_type(module, "settings", dict, where) or {})
+    data = _data(module, file, where)
+    if (prompt := _of_type(module, "system_prompt", str, where)) is not None:
+        data["system_prompt"] = prompt
+    if data:
+        tree["data"] = {**data, **tree.get("data", {})}
+        tree["eval"] = {"data": data, **tree.get("eval", {})}
+    if rewards := _rewards(module, file, where):
+        tree["reward"] = rewards
+    if agent := _agent(module, file, where):
+        tree["agent"] = agent
+    return _placed(tree, where, "")
+
+
+def _placed(value: Any, where: str, path: str) -> Located:
+    """With the path of each setting, for messages."""
+    place = f"{where}: {path}" if path else where
+    if not isinstance(value, dict):
+        return located(value, place)
+    return Located({key: _placed(item, where, f"{path}.{key}" if path else str(key)) for key, item in value.items()}, place)
+
+
+def _data(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
+    tasks = getattr(module, "tasks", None)
+    if tasks is None:
+        return {}
+    if isinstance(tasks, str):
+        return {"sources": [{"path": tasks}]}
+    if not callable(tasks):
+        raise UserError(f"{where}: tasks is a function (split, seed), or the name of data, not a {type(tasks).__name__}")
+    return {"sources": [{"path": "file", "name": file.stem, "file": str(file), "function": "tasks"}]}
+
+
+def _rewards(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
+    rewards = getattr(module, "rewards", None) or {}
+    if not isinstance(rewards, Mapping):
+        rewards = dict.fromkeys(rewards if isinstance(rewards, list | tuple) else [rewards], 1.0)
+    chosen = {}
+    for function, weight in rewards.items():
+        name = _name(module, function, "rewards", where)
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise UserError(f"{where}: the weight of {name} is {weight!r}, not a number")
+        chosen[name] = {"name": "file", "path": str(file), "function": name, "weight": float(weight)}
+    return chosen
+
+
+def _agent(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
+    agent, tools = getattr(module, "agent", None), getattr(module, "tools", None)
+    turns = _of_type(module, "max_turns", int, where)
+    more = {} if turns is None else {"max_turns": turns}
+    if agent is not None and tools:
+        raise UserError(f"{where}: it has tools and an agent; tools are for multi_turn, so give one of the two")
+    if isinstance(agent, str):
+        return {"name": agent, **more}
+    if agent is not None:
+        return {"name": "file", "path": str(file), "function": _name(module, agent, "agent", where), **more}
+    if tools:
+        names = [_name(module, tool, "tools", where) for tool in tools]
+        return {"name": "multi_turn", "tools": f"{file}:{','.join(names)}", **more}
+    return {}
+
+
+def _name(module: ModuleType, member: Any, part: str, where: str) -> str:
+    """Under which name the file has it."""
+    name = member if isinstance(member, str) else next((key for key, own in vars(module).items() if own is member), None)
+    name = getattr(member, "__name__", name) if getattr(module, getattr(member, "__name__", ""), None) is member else name
+    if name is None or not callable(getattr(module, name, None)):
+        raise UserError(f"{where}: {part} has {member!r}, which is no function or class of the file")
+    return name
+
+
+def _of_type(module: ModuleType, part: str, kind: type, where: str) -> Any:
+    value = getattr(module, part, None)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise UserError(f"{where}: {part} is a {type(value).__name__}, expected {kind.__name__}")
+    return value
