@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv lint docs smollm2 oracles learning-matrix results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -83,6 +83,15 @@ build/frameworks/bin/python: | $(STAMP)
 
 test-frameworks: setup build/frameworks/bin/python ## train with openai-agents, langgraph and smolagents as environments, unchanged
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_frameworks.py
+
+build/openenv/bin/python:
+	rm -rf build/openenv.unfinished
+	$(PYTHON) -m venv build/openenv.unfinished
+	build/openenv.unfinished/bin/python -m pip install --quiet --disable-pip-version-check openenv-core==0.3.0
+	@rm -rf build/openenv && mv build/openenv.unfinished build/openenv
+
+test-openenv: setup build/openenv/bin/python ## train on a game that the real openenv-core serves
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_openenv.py
 
 test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
 	$(VENV)/bin/python scripts/fetch_oracles.py

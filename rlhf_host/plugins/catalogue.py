@@ -30,6 +30,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "file": "rlhf-plugin-multi-turn",
         "multi_turn": "rlhf-plugin-multi-turn",
         "openai_agent": "rlhf-plugin-openai-agent",
+        "openenv": "rlhf-plugin-openenv",
         "retry": "rlhf-plugin-multi-turn",
     },
     "extension": {

@@ -36,7 +36,7 @@ from rlhf_host.records.episodes import (
 )
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.conversation import Plan
-from rlhf_host.rollouts.policy import Endpoints, EpisodePolicy, Expected
+from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, Endpoints, EpisodePolicy, Expected
 
 log = logging.getLogger(__name__)
 
@@ -175,8 +175,10 @@ class Episodes:
         key = self.agent_key(episode.task)
         runs = key in self.manager.names("agent_run")
         play = self._run_by_agent if runs else self._take_turns
+        expected = Expected(self.expect, NEXT_CALL_S if runs else FIRST_CALL_S)
+        expected.begin()
         try:
-            with contextlib.closing(self.policy(episode, Expected(self.expect) if runs else None)) as policy:
+            with contextlib.closing(self.policy(episode, expected)) as policy:
                 return await play(key, episode, policy)
         finally:
             timeout_s = self.settings.step_timeout_s
@@ -187,6 +189,8 @@ class Episodes:
                 with contextlib.suppress(TimeoutError):
                     await closing  # interrupted or not, what the episode holds is released before the run goes on
                 raise
+            finally:
+                expected.end()
 
     def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
         """The policy for one attempt at an episode."""
@@ -206,8 +210,6 @@ class Episodes:
         )
 
     async def _run_by_agent(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
-        if policy.expected is not None:
-            policy.expected.begin()
         timeout_s = self.settings.episode_timeout_s
         rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
         trajectories = list(rows)

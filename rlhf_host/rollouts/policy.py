@@ -35,18 +35,20 @@ Generate = Callable[[Sequence[int], Sampling, SampleKey], Awaitable[Generation]]
 MOST = 1 << 62
 """Above the number of every call."""
 FIRST_CALL_S, NEXT_CALL_S = 1.0, 0.2
-"""So long engines wait with a batch for an episode that has asked nothing yet, or has just been answered."""
+"""So long engines wait with a batch for an episode that has asked nothing yet, or has just been answered. Hooks that are called in
+turns mostly come back in one time: for them both are the first."""
 
 
 @dataclass(slots=True)
 class Expected:
-    """Whether engines wait with a batch for this episode. A program that is busy with something else must not hold up the others:
-    it is waited for while a call of its own is open, and for a moment before its next one.
+    """Whether engines wait with a batch for this episode. One that is busy with something else must not hold up the others: it is
+    waited for while a call of its own is open, and for a moment before its next one.
 
     ``add(±1)`` is told of each change; the episode begins as one that is waited for.
     """
 
     add: Callable[[int], None]
+    next_s: float = NEXT_CALL_S
     _open: int = 0
     _counted: bool = True
     _timer: asyncio.TimerHandle | None = None
@@ -63,7 +65,7 @@ class Expected:
     def answered(self) -> None:
         self._open -= 1
         if not self._open:
-            self._wait(NEXT_CALL_S)
+            self._wait(self.next_s)
 
     def end(self) -> None:
         """It counts again, as when it began: whoever counts episodes takes it away."""
@@ -191,8 +193,6 @@ class EpisodePolicy:
     def close(self) -> None:
         """Close its endpoints, and note what was asked in the episode's log. Raises what ended the engine where a program heard of
         it alone."""
-        if self.expected is not None:
-            self.expected.end()
         lost = None
         for policy in self._family():
             if policy.served is not None and policy.endpoints is not None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import re
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -361,6 +362,36 @@ def test_engines_do_not_wait_for_a_program_that_is_busy_with_something_else(coll
     _, engine = collect(load(agent=Busy()), groups=1, n=2, script=lambda ids, key: [8])
     assert engine.expected[0] == 2, "an episode that begins is waited for"
     assert 0 in engine.expected[:-2], "one that is busy is not"
+    assert engine.expected[-1] == 0
+    assert min(engine.expected) == 0
+
+
+def test_engines_do_not_wait_for_hooks_that_wait_for_something_else(collect):
+    """As for a free sandbox: one episode's reset ends once another's is over."""
+
+    class Slots(Guess):
+        free = None
+
+        @hookimpl
+        async def agent_reset(self, episode):
+            self.free = self.free or asyncio.Semaphore(1)
+            await self.free.acquire()
+            return Step("go")
+
+        @hookimpl
+        async def agent_step(self, episode, action):
+            if episode.sample == 0:
+                await asyncio.sleep(1.2)
+            return Step(reward=1.0, done=True)
+
+        @hookimpl
+        async def agent_close(self, episode):
+            self.free.release()
+
+    found, engine = collect(load(agent=Slots()), groups=1, n=3)
+    assert found.states["finished"] == 3
+    assert 0 in engine.expected[:-1], "while all are in a hook, nobody is waited for"
+    assert any(after > before for before, after in pairwise(engine.expected)), "and they are again when they ask"
     assert engine.expected[-1] == 0
     assert min(engine.expected) == 0
 
