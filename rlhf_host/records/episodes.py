@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,12 @@ class Episode:
     began: float = field(default_factory=time.monotonic, repr=False)
 
     def log(self, kind: str, **values: Any) -> None:
-        """Note something for the log, such as a tool's result. Attempts of an episode share it."""
+        """Note something for the log, such as a tool's result. Attempts of an episode share it. Raises ``ValueError`` for values that
+        contain themselves, or are nested too deeply."""
+        try:
+            json.dumps(values, default=str, skipkeys=True)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"episode.log of {kind!r}: {error}") from error
         self.events.append({"kind": kind, "t": round(time.monotonic() - self.began, 4), **values})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
 import threading
 from itertools import pairwise
@@ -16,6 +17,7 @@ from rlhf_host.functional import leave_one_out
 from rlhf_host.records.episodes import Sampling, Segment
 from rlhf_host.rollouts.experience import make_experience, reward_metrics
 from rlhf_host.training.evaluate import summary
+from rlhf_host.training.records import json_line, record
 
 from .playing import Guess, Length, load
 
@@ -394,6 +396,27 @@ def test_engines_do_not_wait_for_hooks_that_wait_for_something_else(collect):
     assert any(after > before for before, after in pairwise(engine.expected)), "and they are again when they ask"
     assert engine.expected[-1] == 0
     assert min(engine.expected) == 0
+
+
+def test_what_an_agent_notes_is_in_the_log_of_its_episode(collect):
+    class Notes(Guess):
+        @hookimpl
+        def agent_step(self, episode, action):
+            episode.log("note", sample=episode.sample, nan=float("nan"), text="\ud800")
+            if episode.sample == 1:
+                endless: list[object] = []
+                endless.append(endless)
+                episode.log("endless", value=endless)
+            return Step(reward=1.0, done=True)
+
+    found, _ = collect(load(agent=Notes()), groups=1, n=2)
+    [good], [failed] = found.groups[0].trajectories, found.unjudged_rows
+    assert [event["kind"] for event in good.events] == ["call", "note"]
+    assert [event["kind"] for event in failed.events] == ["call", "note"]
+    assert "episode.log of 'endless': Circular reference detected" in failed.unjudged_reason
+    line = json.loads(json_line(record(dataclasses.replace(good, decode=str))))
+    assert [event["kind"] for event in line["events"]] == ["call", "note"]
+    assert line["events"][1]["nan"] is None
 
 
 # --- chat, forks -----------------------------------------------------------------------------------
