@@ -57,6 +57,10 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "scalerl": "rlhf-plugin-grpo",
         "vapo": "rlhf-plugin-ppo",
     },
-    "reward": {"math_verifier": "rlhf-plugin-math-verifier", "reward_model": "rlhf-plugin-reward-model"},
+    "reward": {
+        "code_exec": "rlhf-plugin-code-exec",
+        "math_verifier": "rlhf-plugin-math-verifier",
+        "reward_model": "rlhf-plugin-reward-model",
+    },
 }
 """Kind → plugin name → distribution."""

@@ -52,8 +52,8 @@ class Episode:
     began: float = field(default_factory=time.monotonic, repr=False)
 
     def log(self, kind: str, **values: Any) -> None:
-        """Note something for the log, such as a tool's result. Attempts of an episode share it. Raises ``ValueError`` for values that
-        contain themselves, or are nested too deeply."""
+        """Note something for the log, such as a tool's result. Attempts of an episode share it. Raises ``ValueError`` for a value
+        that contains itself, or is nested too deeply."""
         try:
             json.dumps(values, default=str, skipkeys=True)
         except (ValueError, RecursionError) as error:
