@@ -8,6 +8,9 @@ import re
 import pytest
 import yaml
 
+from tests.chat_models import save_chat_model
+from tests.conftest import ROOT
+
 REWARDS = """
 from beside import half
 
@@ -69,3 +72,38 @@ def test_a_file_that_will_not_do_is_refused_before_anything_is_written(place, me
     assert re.search(message, done.output), done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "run").exists()
+
+
+GSM8K = """
+import re
+
+def correct(solution_str, ground_truth):
+    said = re.findall(r"-?[0-9]+", solution_str)
+    return {"score": float(bool(said) and said[-1] == ground_truth.split("####")[-1].strip()), "acc": 0.0, "numbers": len(said)}
+
+def short(completions, **columns):
+    return [-len(completion[0]["content"]) / 1000 for completion in completions]
+"""
+
+
+def test_gsm8k_with_two_rewards_of_a_file(rlhf_here, tmp_path, monkeypatch):
+    """One as for verl, one as for TRL, ten steps."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judges.py").write_text(GSM8K)
+    rows = [json.loads(line) for line in (ROOT / "examples/data/gsm8k_sample.jsonl").read_text().splitlines()]
+    chat = [{"prompt": [{"role": "user", "content": row["question"]}], "label": row["answer"]} for row in rows]
+    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat))
+    model = save_chat_model(tmp_path / "model", hidden=64)
+    done = rlhf_here(
+        *("train", "--algo", "grpo", "--reward", "judges.py:correct", "--reward", "judges.py:short", "--actor.model", model),
+        *("--data", "gsm8k.jsonl", "--run-dir", "run", "--rollout.n", "4", "--train.batch-size", "2", "--train.steps", "10"),
+        *("--rollout.max-new-tokens", "16", "--train.threads", "1", "--actor.lr", "1e-3", "--checkpoint.final", "false"),
+    )
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    for row in rows:
+        assert row["reward/mean"] == pytest.approx(row["reward/correct"] + row["reward/short"])
+        assert row["reward/short"] < 0
+        assert row["mismatch/max"] < 1e-4
+    assert {"numbers", "score/mean"} <= set(rows[0])
