@@ -93,7 +93,10 @@ async def _line() -> str:
             read.set_result(words)
 
     def work() -> None:
-        words = sys.stdin.readline()
+        try:
+            words = sys.stdin.readline()
+        except UnicodeDecodeError:
+            words = "\ufffd\n"  # it is no text in the terminal's encoding
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, words)
 

@@ -87,7 +87,10 @@ def config_of(line: CommandLine, command: str) -> RunConfig:
 def _key(file: str | None) -> str | None:
     if file is None:
         return None
-    key = Path(file).expanduser().read_text(encoding="utf-8").strip()
+    try:
+        key = Path(file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--key-file {file}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}") from error
     if len(key) < 16:
         raise UserError(f"--key-file {file}: a key has at least 16 characters; this one has {len(key)}")
     return key

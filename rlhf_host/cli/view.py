@@ -22,9 +22,15 @@ KINDS = {"prompt": "prompt", "action": "answer", "observation": "seen"}
 @click.argument("place", metavar="RUN|FILE.jsonl", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Of this step; default: the last one there is.")
 @click.option("--episode", help="Only this episode, by its id.")
-@click.option("--count", default=3, show_default=True, help="So many episodes; 0: all.")
+@click.option("--count", type=click.IntRange(0), default=3, show_default=True, help="So many episodes; 0: all.")
 @click.option("--worst", is_flag=True, help="Those with the lowest rewards first; default: in their order.")
-@click.option("--chars", default=400, show_default=True, help="Longest text; of longer ones, head and tail are shown. 0: all.")
+@click.option(
+    "--chars",
+    type=click.IntRange(0),
+    default=400,
+    show_default=True,
+    help="Longest text; of longer ones, head and tail are shown. 0: all.",
+)
 def view(place: Path, step: int | None, episode: str | None, count: int, worst: bool, chars: int) -> None:
     """Show episodes that a run or rlhf rollout saved.
 
@@ -117,7 +123,8 @@ def _parts(row: Trajectory) -> Iterator[tuple[str, str]]:
 def _short(text: str, most: int) -> str:
     if not most or len(text) <= most:
         return text
-    return f"{text[: most * 2 // 3]} [... {len(text) - most * 2 // 3 - most // 3} characters ...] {text[-(most // 3) :]}"
+    head, tail = most - most // 3, most // 3
+    return f"{text[:head]} [... {len(text) - head - tail} characters ...] {text[len(text) - tail :]}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -60,7 +60,9 @@ CATALOGUE: dict[str, dict[str, str]] = {
     "reward": {
         "code_exec": "rlhf-plugin-code-exec",
         "math_verifier": "rlhf-plugin-math-verifier",
+        "reasoning_gym": "rlhf-plugin-reasoning-gym",
         "reward_model": "rlhf-plugin-reward-model",
     },
+    "tasks": {"reasoning_gym": "rlhf-plugin-reasoning-gym"},
 }
 """Kind → plugin name → distribution."""

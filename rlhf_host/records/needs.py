@@ -101,6 +101,8 @@ class Needs:
     """For a weight sync. True: engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
     unit_rows: bool = False
     """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
+    episodes_at_once: int | None = None
+    """For an agent: so many of its episodes are played side by side, for each split. Their deadlines begin with them."""
     separator: str | None = None
     """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
 

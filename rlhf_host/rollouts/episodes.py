@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -84,6 +84,8 @@ class Episodes:
         self.live = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
+        limits = {key: needs.episodes_at_once for key, needs in self.manager.each("needs")}
+        self._slots = {key: asyncio.Semaphore(most) for key, most in limits.items() if most}
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
@@ -178,6 +180,15 @@ class Episodes:
         expected = Expected(self.expect, NEXT_CALL_S if runs else FIRST_CALL_S)
         expected.begin()
         try:
+            async with self._slots.get(key, contextlib.nullcontext()):
+                return await self._played(key, episode, expected, play)
+        finally:
+            expected.end()
+
+    async def _played(
+        self, key: str, episode: Episode, expected: Expected, play: Callable[..., Awaitable[list[Trajectory]]]
+    ) -> list[Trajectory]:
+        try:
             with contextlib.closing(self.policy(episode, expected)) as policy:
                 return await play(key, episode, policy)
         finally:
@@ -189,8 +200,6 @@ class Episodes:
                 with contextlib.suppress(TimeoutError):
                     await closing  # interrupted or not, what the episode holds is released before the run goes on
                 raise
-            finally:
-                expected.end()
 
     def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
         """The policy for one attempt at an episode."""
@@ -213,6 +222,8 @@ class Episodes:
         timeout_s = self.settings.episode_timeout_s
         rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
         trajectories = list(rows)
+        if len({id(row) for row in trajectories}) < len(trajectories):
+            self.manager.raise_misfit(key, "agent_run", "gave one trajectory twice, so its tokens would train twice")
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):
@@ -231,6 +242,8 @@ class Episodes:
     async def _take_turns(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
         timeout_s = self.settings.step_timeout_s
         first: Step = await self.manager.acall(key, "agent_reset", within_s=timeout_s, episode=episode)
+        if problem := _step_problem(first) or ("gave done=True: nothing was played yet" if first.done else ""):
+            self.manager.raise_misfit(key, "agent_reset", f"{problem} from agent_reset")
         tools = first.tools
         plan = Plan(None, self._prompt(episode.task, first), "root")
         tokens = len(plan.added)
@@ -245,9 +258,11 @@ class Episodes:
             parse = partial(policy.read, call, answer, tools)
             action = Action(None, answer.token_ids, answer.finish_reason, self.decode, parse)
             step: Step = await self.manager.acall(key, "agent_step", within_s=timeout_s, episode=episode, action=action)
+            if problem := _step_problem(step):
+                self.manager.raise_misfit(key, "agent_step", f"{problem} from agent_step")
             agent_rewards.append(step.reward)
             score = score if step.score is None else step.score
-            metrics |= step.metrics
+            metrics.update(step.metrics)
             if step.done:
                 break
             tools = step.tools if step.tools is not None else tools
@@ -301,6 +316,24 @@ def _problem(trajectory: Trajectory, episode: Episode) -> str:
         count = len(segment.token_ids)
         if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
             return "gave an action segment from agent_run where some tokens lack their log-probability or version"
+        if count and not math.isfinite(sum(segment.logprobs or ())):
+            return "gave an action segment from agent_run with log-probabilities that are not finite"
+    return ""
+
+
+def _step_problem(step: Step) -> str:
+    """What of a step no one can use."""
+    seen = step.observation
+    if hasattr(seen, "tolist"):
+        step.observation = seen = seen.tolist()  # type: ignore[union-attr]
+    if seen is not None and not isinstance(seen, str):
+        if not isinstance(seen, Sequence) or not seen:
+            return f"gave an observation of the type {type(seen).__name__}; it is a text, messages or token ids"
+        tokens = all(isinstance(one, int) and 0 <= one < 1 << 31 for one in seen)
+        if not tokens and not all(isinstance(one, Mapping) and "role" in one for one in seen):
+            return f"gave the observation {str(seen)[:60]}; it is a text, messages with a role each, or token ids"
+    if not isinstance(step.metrics, Mapping):
+        return f"gave metrics of the type {type(step.metrics).__name__}"
     return ""
 
 
@@ -309,6 +342,8 @@ def _told_problem(row: Trajectory) -> str:
     for name, value in row.metrics.items():
         if not isinstance(value, float | Real):  # float first: asking an abstract class takes ten times as long
             return f"gave {value!r} as the metric {name!r}; a metric is a number"
+    if not isinstance(row.agent_rewards, list) or len(row.agent_rewards) > len(row.actions):
+        return f"gave the agent_rewards {row.agent_rewards!r} for {len(row.actions)} turns: a list, a number or None for each"
     if odd := [value for value in row.agent_rewards if not isinstance(value, float | Real | None)]:
         return f"gave {odd[0]!r} as a reward; a reward is a number"
     if row.score is not None and not (isinstance(row.score, float | Real) and 0.0 <= row.score <= 1.0):

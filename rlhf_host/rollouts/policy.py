@@ -130,7 +130,7 @@ class EpisodePolicy:
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Reply:
-        asked = replace(self.sampling, stop=tuple(stop))
+        asked = replace(self.sampling, stop=(stop,) if isinstance(stop, str) else tuple(stop))
         if max_new_tokens is not None:
             if max_new_tokens < 1:
                 raise ValueError(f"max_new_tokens is {max_new_tokens}, and an answer has one token at least")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,8 @@ class PolicyServer:
         self._common: Session | None = None
         self._open = 0
         self._hosts: set[str] = set()
+        self._any_host = False
+        self._numbers = itertools.count()
         self._runner: web.AppRunner | None = None
         self._said: set[str] = set()
 
@@ -83,8 +87,9 @@ class PolicyServer:
             raise UserError(f"the policy server cannot listen on {host}:{port}: {error.strerror}") from error
         server._runner = runner
         address = runner.addresses[0]
-        server.url = f"http://{address[0]}:{address[1]}"
+        server.url = f"http://[{address[0]}]:{address[1]}" if ":" in address[0] else f"http://{address[0]}:{address[1]}"
         server._hosts = {host, str(address[0]), "127.0.0.1", "localhost"}
+        server._any_host = host in ("0.0.0.0", "::")  # behind a key: it cannot know its names
         return server
 
     def open(self, policy: EpisodePolicy) -> Session:
@@ -112,7 +117,8 @@ class PolicyServer:
         @web.middleware
         async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
             try:
-                if request.host.rpartition(":")[0].strip("[]") not in self._hosts and request.host not in self._hosts:
+                name = request.host.rpartition(":")[0].strip("[]")
+                if not self._any_host and name not in self._hosts and request.host not in self._hosts:
                     raise ApiError(403, "this server is reached by its own address only", "wrong_host")
                 return await handler(request)
             except ApiError as error:
@@ -133,7 +139,8 @@ class PolicyServer:
     async def _body(self, request: web.Request) -> dict[str, Any]:
         try:
             body = json.loads(await request.text())
-        except (ValueError, RecursionError) as error:
+            json.dumps(body, ensure_ascii=False).encode()
+        except (ValueError, RecursionError, LookupError) as error:
             raise invalid("body", f"JSON: {' '.join(str(error).split())}") from error
         if not isinstance(body, dict):
             raise invalid("body", "a JSON object")
@@ -155,7 +162,9 @@ class PolicyServer:
         if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
             limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
             # A new one now and then, because a tree keeps what was said.
-            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits, free=True)
+            # Numbers go on, so that nobody goes on from another's answer.
+            policy = replace(self.shared(), _numbers=self._numbers)
+            self._common = Session(policy, f"{self.url}/v1", self.api_key, limits, free=True)
         return self._common
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:

@@ -66,7 +66,8 @@ def _call(given: Any, place: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError as error:
+        json.dumps(read)
+    except (ValueError, RecursionError) as error:
         raise invalid(f"{place}.function.arguments", f"JSON: {error}") from error
     if not isinstance(read, dict):
         raise invalid(f"{place}.function.arguments", "a JSON object")

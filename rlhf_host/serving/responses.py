@@ -81,7 +81,7 @@ def previous_of(body: Mapping[str, Any], known: Mapping[str, list[Message]]) -> 
     previous = body.get("previous_response_id")
     if previous is None:
         return []
-    if previous not in known:
+    if not isinstance(previous, str) or previous not in known:
         raise ApiError(404, f"there is no response {previous!r} in this episode", "not_found", "previous_response_id")
     return known[str(previous)]
 

@@ -134,8 +134,10 @@ class Session:
             raise invalid("metrics", "an object of numbers")
         given = {str(name): _number(metrics, name) for name in metrics}
         final = body.get("final")
-        if final is not None and final not in {call.id for call in self.policy.tree.calls}:
-            raise invalid("final", f"the episode has no call {final!r}")
+        if final is not None:
+            final = str(final).removeprefix("resp_")
+            if final not in {call.id for call in self.policy.tree.calls if call.status == "done"}:
+                raise invalid("final", f"the episode has no answered call {final!r}")
         self.reward = reward if reward is not None else self.reward
         self.score = score if score is not None else self.score
         self.metrics |= {name: value for name, value in given.items() if value is not None}
@@ -156,9 +158,13 @@ def _number(body: Mapping[str, Any], name: str) -> float | None:
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise invalid(name, f"a finite number, not {value!r}")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise invalid(name, f"a finite number, not {str(value)[:60]}")
+    return number
 
 
 def new_token(bits: int = 128) -> str:

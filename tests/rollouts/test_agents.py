@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlhf_host import Reward, RunError, Step, Trajectory, UserError, hookimpl
+from rlhf_host import Needs, Reward, RunError, Step, Trajectory, UserError, hookimpl
 from rlhf_host.config.schema import EvalConfig, RolloutConfig
 from rlhf_host.functional import leave_one_out
 from rlhf_host.records.episodes import Sampling, Segment
@@ -396,6 +396,80 @@ def test_engines_do_not_wait_for_hooks_that_wait_for_something_else(collect):
     assert any(after > before for before, after in pairwise(engine.expected)), "and they are again when they ask"
     assert engine.expected[-1] == 0
     assert min(engine.expected) == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (Step({"role": "user", "content": "x"}), "gave an observation of the type dict; it is a text, messages or token ids"),
+        (Step(5), "gave an observation of the type int"),
+        (Step([10**12]), "messages with a role each, or token ids"),
+        (Step(["a", "b"]), "messages with a role each, or token ids"),
+        (Step("x", metrics=None), "gave metrics of the type NoneType"),
+        (Step(done=True, score="good"), "gave the score 'good'"),
+        (Step(done=True, reward=[1.0]), r"gave \[1.0\] as a reward"),
+    ],
+    ids=str,
+)
+def test_a_step_that_no_one_can_use_fails_its_episode_by_name(step, message, collect):
+    class Odd(Guess):
+        @hookimpl
+        def agent_step(self, episode, action):
+            return dataclasses.replace(step) if episode.sample == 0 else Step(done=True, reward=1.0)
+
+    found, _ = collect(load(agent=Odd()), groups=1, n=2)
+    assert found.states["failed"] == 1
+    assert re.search("agent:single_turn .*" + message, found.unjudged_rows[0].unjudged_reason)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda rows: rows + rows, "gave one trajectory twice"),
+        (lambda rows: [setattr(rows[0], "agent_rewards", [1.0] * 3)] and rows, r"gave the agent_rewards .* for 1 turns"),
+        (lambda rows: [setattr(rows[0], "agent_rewards", 1.0)] and rows, "gave the agent_rewards 1.0 for 1 turns"),
+        (
+            lambda rows: [setattr(rows[0].actions[0], "logprobs", [float("nan")])] and rows,
+            "log-probabilities that are not finite",
+        ),
+    ],
+)
+def test_rows_that_would_train_wrongly_are_refused(spoil, message, collect):
+    class Odd:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            await policy.generate([5, 6])
+            rows = policy.trajectories()
+            rows[0].agent_rewards = [1.0]
+            return spoil(rows) if episode.sample == 0 else rows
+
+    found, _ = collect(load(agent=Odd()), groups=1, n=2, script=lambda ids, key: [8])
+    assert found.states["failed"] == 1
+    assert re.search(message, found.unjudged_rows[0].unjudged_reason)
+
+
+def test_a_deadline_begins_when_an_episode_does(collect):
+    class One:
+        most = 0
+
+        @hookimpl
+        def needs(self):
+            return Needs(rewards=False, episodes_at_once=1)
+
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            One.most += 1
+            assert One.most == 1
+            await policy.generate([5, 6])
+            await asyncio.sleep(0.2)
+            One.most -= 1
+            rows = policy.trajectories()
+            rows[0].agent_rewards = [1.0]
+            return rows
+
+    settings = RolloutConfig(episode_timeout_s=0.6)
+    found, _ = collect(load(agent=One()), groups=1, n=6, script=lambda ids, key: [8], settings=settings)
+    assert found.states == {"finished": 6}
 
 
 def test_what_an_agent_notes_is_in_the_log_of_its_episode(collect):

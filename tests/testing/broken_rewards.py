@@ -75,11 +75,10 @@ TABLE = [
         "sampled_tokens_are_trained_once",
         "agent with its own loop",
         "        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)]",
-        "        row = Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)\n"
-        "        return [row, row]",
+        "        return [\n            Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)\n"
+        "            for _ in range(2)\n        ]",
     ),
-    breaks("agent_rewards_are_valid", "agent", "score=float(right)", "score=2.0"),
-    breaks("agent_rewards_are_valid", "agent", "reward=float(right)", "reward='much'"),
+    breaks("agent_rewards_are_finite", "agent", "reward=float(right)", "reward=float('inf')"),
     breaks("episodes_end", "agent", ">= self.options.max_turns", ">= 9"),
     breaks("episodes_end", "agent with its own loop", "in range(self.options.max_turns)", "in range(9)"),
     breaks(

@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, UserError, hookimpl
 from rlhf_plugin_multi_turn.files import functions_of
+from rlhf_plugin_multi_turn.threads import in_thread
 
 _MARKED = re.compile(r"(?:####|\\boxed\{)\s*([^}\n]*)")
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<!\d)-)?\d[\d,]*(?:\.\d+)?")
 
 
 class Retry:
@@ -42,6 +43,7 @@ class Retry:
             if len(chosen) != 1:
                 raise UserError(f"agent.check {options.check}: give one function, FILE.py:NAME; it has {', '.join(chosen)}")
             [self.check] = chosen.values()
+        self.quick = self.check is right or inspect.iscoroutinefunction(self.check)
 
     @hookimpl
     def needs(self) -> Needs:
@@ -58,8 +60,12 @@ class Retry:
     async def agent_step(self, episode: Episode, action: Action) -> Step:
         state = episode.state
         state["tries"] += 1
-        verdict = self.check(action.text, episode.task.ground_truth)
-        good = bool(await verdict if inspect.isawaitable(verdict) else verdict)
+        asked = action.text, episode.task.ground_truth
+        verdict = self.check(*asked) if self.quick else await in_thread(self.check, *asked)
+        verdict = await verdict if inspect.isawaitable(verdict) else verdict
+        if verdict is None:
+            raise EpisodeFailed("the check could not judge the answer")
+        good = bool(verdict)
         first = state["tries"] == 1
         if first:
             state["first"] = good

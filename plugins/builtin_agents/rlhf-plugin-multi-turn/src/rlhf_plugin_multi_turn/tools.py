@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import inspect
 import json
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host import EpisodeFailed, RunError, UserError
+from rlhf_plugin_multi_turn.threads import in_thread
 
 MOST_LATE = 64
 """So many calls may still run after their deadline."""
@@ -35,7 +35,7 @@ class Tools:
     def __init__(self, functions: Mapping[str, Callable[..., Any]], timeout_s: float, max_chars: int):
         self.functions, self.timeout_s, self.max_chars = dict(functions), timeout_s, max_chars
         self.schemas = [_schema(name, function) for name, function in functions.items()]
-        self._late: set[threading.Thread] = set()
+        self._late: set[threading.Event] = set()
 
     def of(self, holder: Any) -> Tools:
         """The same tools as methods of an object, such as an episode's own environment."""
@@ -53,14 +53,21 @@ class Tools:
         elif problem := _misfit(function, arguments):
             text = f"Error: {problem}"
         else:
+            deadline = asyncio.timeout(self.timeout_s)
             try:
-                async with asyncio.timeout(self.timeout_s):
+                async with deadline:
                     value = await self._run(function, arguments)
                 text, ok = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), True
-            except TimeoutError:
-                text, late = f"Error: {name} took longer than {self.timeout_s:g} s", True
             except EpisodeFailed:
                 raise
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                text = f"Error: {type(error).__name__}: {error}"
+            except TimeoutError as error:
+                late = deadline.expired()
+                text = f"Error: {name} took longer than {self.timeout_s:g} s" if late else f"Error: TimeoutError: {error}"
             except Exception as error:
                 text = f"Error: {type(error).__name__}: {error}"
         return Result(shortened(text, self.max_chars), ok, late, time.monotonic() - started)
@@ -68,34 +75,23 @@ class Tools:
     async def _run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
+        done = threading.Event()
 
-        def settle(value: Any, error: BaseException | None) -> None:
-            if not answer.done():
-                answer.set_result(value) if error is None else answer.set_exception(error)
-
-        def work() -> None:
-            value, error = None, None
+        def work() -> Any:
             try:
-                value = function(**arguments)
-            except StopIteration as stop:  # no future takes one
-                error = RuntimeError(f"StopIteration: {stop}")
-            except Exception as raised:
-                error = raised
-            with contextlib.suppress(RuntimeError):  # so late that the run is over
-                loop.call_soon_threadsafe(settle, value, error)
+                return function(**arguments)
+            finally:
+                done.set()
 
-        thread = threading.Thread(target=work, daemon=True, name="rlhf-tool")
-        thread.start()
         try:
-            return await answer
+            value = await in_thread(work)
         except asyncio.CancelledError:
-            self._late.difference_update([one for one in self._late if not one.is_alive()])
-            self._late.add(thread)
+            self._late.difference_update([one for one in self._late if one.is_set()])
+            self._late.add(done)
             if len(self._late) > MOST_LATE:
                 raise RunError(f"{len(self._late)} calls of tools still run after their deadline") from None
             raise
+        return await value if inspect.isawaitable(value) else value
 
 
 def shortened(text: str, most: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import math
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Episode, EpisodeFailed, Needs, Policy, Trajectory, UserError, hookimpl, import_file
 from rlhf_plugin_openai_agent.process import run
+from rlhf_plugin_openai_agent.threads import in_thread
 
 KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Of the environment, this is passed on: a program that a model steers gets no keys of yours."""
@@ -50,34 +50,37 @@ class OpenAIAgent:
         if (options.command is None) == (options.function is None):
             raise UserError("openai_agent: give --agent.command 'PROGRAM {task_file}' or --agent.function FILE.py:NAME")
         self.function = _function(options.function) if options.function else None
-        self.command = shlex.split(options.command or "")
-        self._slots: asyncio.Semaphore | None = None
+        try:
+            self.command = shlex.split(options.command or "")
+        except ValueError as error:
+            raise UserError(f"openai_agent: agent.command {options.command!r}: {error}") from error
+        if not self.command and self.function is None:
+            raise UserError("openai_agent: agent.command is empty")
 
     @hookimpl
     def needs(self) -> Needs:
-        return Needs(rewards=not self.options.rewards)
+        return Needs(rewards=not self.options.rewards, episodes_at_once=self.options.at_once)
 
     @hookimpl
     async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:
-        if self._slots is None:
-            self._slots = asyncio.Semaphore(self.options.at_once)
-        async with self._slots:
-            endpoint = await policy.endpoint()
-            task = _plain(episode)
-            if self.function is not None:
-                given = self.function(task, endpoint.base_url, endpoint.api_key)
-                given = await given if inspect.isawaitable(given) else given
-            else:
-                given = await self._run(task, endpoint, episode)
+        endpoint = await policy.endpoint()
+        task = _plain(episode)
+        if self.function is not None:
+            given = self.function(task, endpoint.base_url, endpoint.api_key)
+            given = await given if inspect.isawaitable(given) else given
+        else:
+            given = await self._run(task, endpoint, episode)
         if endpoint.failed is not None:
             reason, retryable = endpoint.failed
             raise EpisodeFailed(reason, retryable)
         if endpoint.calls == 0:
             raise EpisodeFailed("the program never asked the policy")
         reward, score, metrics, final = endpoint.reward, endpoint.score, dict(endpoint.metrics), endpoint.final
-        if reward is None:
+        if not self.options.rewards:
+            reward = score = None
+        elif reward is None:
             told = _verdict(given)
-            reward, score, final = told.get("reward"), told.get("score"), told.get("final", final)
+            reward, score, final = told.get("reward"), told.get("score", score), told.get("final") or final
             metrics |= told.get("metrics", {})
         rows = policy.trajectories(final)
         if not rows:
@@ -102,7 +105,7 @@ class OpenAIAgent:
             ended = await run(command, _where(), named | own)
         episode.log("program", code=ended.code, stdout=ended.stdout[-LOGGED:], stderr=ended.stderr[-LOGGED:])
         if ended.code != 0:
-            if self.options.nonzero == "score0" and endpoint.calls:
+            if self.options.nonzero == "score0" and endpoint.calls and ended.code > 0:  # a signal is not its own doing
                 return 0.0
             raise EpisodeFailed(f"the program ended with exit code {ended.code}: {ended.last_words}")
         last = [line for line in ended.stdout.splitlines() if line.strip()][-1:]
@@ -143,6 +146,8 @@ REPORT = ("reward", "score", "metrics", "final")
 
 def _verdict(given: Any) -> dict[str, Any]:
     """What a program gave, in the form of a report to ``/reward``. Raises ``EpisodeFailed`` for one that cannot be read."""
+    if hasattr(given, "item") and getattr(given, "ndim", None) == 0:  # of numpy and torch
+        given = given.item()
     if isinstance(given, bool | int | float):
         given = {"reward": given}
     if not isinstance(given, Mapping) or given.get("reward") is None:
@@ -169,8 +174,8 @@ def _function(place: str) -> Callable[..., Any]:
     if not inspect.iscoroutinefunction(function):
         inner: Callable[..., Any] = function
 
-        async def in_thread(*arguments: Any) -> Any:
-            return await asyncio.to_thread(inner, *arguments)
+        async def apart(*arguments: Any) -> Any:
+            return await in_thread(inner, *arguments)
 
-        return in_thread
+        return apart
     return function
