@@ -248,6 +248,9 @@ class RolloutConfig(Section):
         description="turns that the chat template would write otherwise once others follow: left as they were sampled, "
         "a row of their own as the template writes them, or a failure of the episode",
     )
+    policy_port: int = Field(
+        0, ge=0, le=65535, description="port of the policy server on 127.0.0.1, for programs that already run; 0: a free one"
+    )
     tool_format: str = Field(
         "auto", description="how the model writes tool calls; auto: as its tokenizer or chat template says"
     )

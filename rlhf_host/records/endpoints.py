@@ -11,6 +11,11 @@ class Endpoint(Protocol):
     base_url: str
     """Ends in ``/v1``. One level up, ``POST reward``, ``done`` and ``fail`` take the program's reports."""
 
+    shared_url: str
+    """The base URL of all episodes together, for servers that know one only. A request there names its episode in its body:
+    ``"metadata": {"rlhf_episode": token}``."""
+    token: str
+
     @property
     def api_key(self) -> str:
         """For clients that want one."""
@@ -26,3 +31,5 @@ class Endpoint(Protocol):
     """Why the program gave up, and whether another attempt may succeed."""
     truncated: bool
     """A call found no room left in ``rollout.max_tokens``."""
+    lost: Exception | None
+    """What ended the engine, where something did: it answers nothing any more."""

@@ -95,7 +95,9 @@ class PolicyServer:
     def open(self, policy: EpisodePolicy) -> Session:
         """A base URL for one attempt at an episode."""
         token = new_token()
-        session = self.sessions[token] = Session(policy, f"{self.url}/e/{token}/v1", token, self.limits)
+        session = self.sessions[token] = Session(
+            policy, f"{self.url}/e/{token}/v1", token, self.limits, shared_url=f"{self.url}/v1"
+        )
         return session
 
     def close_session(self, session: Session) -> None:
@@ -154,11 +156,12 @@ class PolicyServer:
             if session is None or session.closed:
                 raise ApiError(410, "this episode is over, or there never was one", "episode_over")
             return session
+        if self.shared is None:
+            why = "the request names no episode: use an episode's base URL, or metadata.rlhf_episode"
+            raise ApiError(404, why, "no_policy")
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not compare_digest(key.encode(), self.api_key.encode()):
             raise ApiError(401, "a wrong API key", "invalid_api_key")
-        if self.shared is None:
-            raise ApiError(404, "this server has no policy beside its episodes: use an episode's base URL", "no_policy")
         if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
             limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
             # A new one now and then, because a tree keeps what was said.

@@ -13,8 +13,8 @@ from rlhf_host.serving.sessions import Session
 class Endpoints:
     """Base URLs for the episodes of a run; belongs to the run's event loop."""
 
-    def __init__(self, limits: Limits | None = None):
-        self.limits = limits
+    def __init__(self, limits: Limits | None = None, port: int = 0):
+        self.limits, self.port = limits, port
         self._server: PolicyServer | None = None
         self._starting: asyncio.Lock | None = None
 
@@ -24,7 +24,7 @@ class Endpoints:
             self._starting = asyncio.Lock()
         async with self._starting:
             if self._server is None:
-                self._server = await PolicyServer.start(limits=self.limits)
+                self._server = await PolicyServer.start(port=self.port, limits=self.limits)
         return self._server.open(policy)
 
     def close_session(self, session: Session) -> None:

@@ -25,6 +25,7 @@ class Session:
     base_url: str
     token: str
     limits: Limits
+    shared_url: str = ""
     free: bool = False
     """Nothing of it trains, so requests choose the distribution."""
     reward: float | None = None

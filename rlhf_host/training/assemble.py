@@ -151,7 +151,8 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     assert isinstance(bring, Bring)
     bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
     bring.exact = runtime.exact and not start.needs.rounded_weights
-    return Started(runtime, handles, start.needs, start.roles, start.tokenizer)
+    endpoints = Endpoints(port=config.rollout.policy_port)
+    return Started(runtime, handles, start.needs, start.roles, start.tokenizer, endpoints=endpoints)
 
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
