@@ -14,7 +14,7 @@ from rlhf_plugin_nemo_gym.rows import task_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_host import Episode, Sampling
+from rlhf_host import Episode, Sampling, Task
 from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import find
@@ -115,9 +115,8 @@ def play(options):
                 RolloutConfig(episode_retries=retries, episode_timeout_s=50),
                 endpoints=endpoints,
             )
-            playing = [
-                episodes.play(Episode(f"e{number}", "g", task_of(one, "here"), sample=number)) for number, one in enumerate(rows)
-            ]
+            tasks = [one if isinstance(one, Task) else task_of(one, "here") for one in rows]
+            playing = [episodes.play(Episode(f"e{number}", "g", task, sample=number)) for number, task in enumerate(tasks)]
             try:
                 return await asyncio.gather(*playing, return_exceptions=True)
             finally:

@@ -34,7 +34,9 @@ class NemoGym:
             description="instead: Gym's configuration files, to start servers of; relative to here or to the package nemo-gym",
         )
         python: str | None = Field(None, description="Python of an environment with nemo-gym, to start servers with")
-        name: str | None = Field(None, description="Gym's agent for rows without agent_ref; default: the only one there is")
+        gym_agent: str | None = Field(
+            None, description="Gym's agent for rows without agent_ref; default: the only one there is"
+        )
         overrides: list[str] = Field(
             [], description="settings for Gym, such as ++my_agent.responses_api_agents.simple_agent.x=1"
         )
@@ -118,9 +120,9 @@ class NemoGym:
     def _url(self, gym: Gym, row: Mapping[str, Any]) -> str:
         named = row.get("agent_ref")
         name = named.get("name") if isinstance(named, Mapping) else None
-        name = name or self.options.name or (next(iter(gym.agents)) if len(gym.agents) == 1 else None)
+        name = name or self.options.gym_agent or (next(iter(gym.agents)) if len(gym.agents) == 1 else None)
         if name is None or name not in gym.agents:
-            wanted = f"there is no agent {name!r}" if name else "the row has no agent_ref: give --agent.name"
+            wanted = f"there is no agent {name!r}" if name else "the row has no agent_ref: give --agent.gym-agent"
             raise UserError(f"nemo_gym: {wanted}; Gym's servers have {', '.join(gym.agents)}")
         return f"{gym.agents[name]}/run"
 
