@@ -17,11 +17,15 @@ from tests.data.test_codec import QWEN
 PYTHON = Path(__file__).parents[2] / "build/nemo-gym/bin/python"
 ENVIRONMENT = "resources_servers/example_multi_step"
 STEPS = 8
+SHORT, WHOLE = 300, 60
+"""Steps of the warm-up with the ends of conversations, which are cheap, and with all of them."""
 pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="needs NeMo Gym: make test-nemo-gym"),
     pytest.mark.timeout(1500),
 ]
 SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>"]
+SENT = ("name", "description", "parameters")
+"""What Gym's model server sends of a tool."""
 RIGHT = [711, 407]
 """What every row of the environment's example expects: the values of Blazing and Warm, in this order."""
 
@@ -77,11 +81,11 @@ def model(tmp_path_factory):
     )
     learner, draw = LlamaForCausalLM(config), random.Random(0)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=4e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=240)
-    start, end = tokenizer.encode("<|im_start|>assistant\n"), tokenizer.eos_token_id
-    for _ in range(240):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=SHORT + WHOLE)
+    start, end = tokenizer.encode("<|im_start|>assistant"), tokenizer.eos_token_id
+    for step in range(SHORT + WHOLE):
         one = draw.choice(params)
-        tools = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in one["tools"]]
+        tools = [{"function": {k: tool[k] for k in SENT}, "type": "function"} for tool in one["tools"]]
         values = RIGHT if draw.random() < 0.5 else RIGHT[::-1]
         messages = [*one["input"], *turns(values)]
         ids = tokenizer.apply_chat_template(messages, tools=tools, return_dict=False)
@@ -94,13 +98,18 @@ def model(tmp_path_factory):
                 place = until
             else:
                 place += 1
-        loss = learner(torch.tensor([ids]), labels=torch.tensor([labels])).loss
+        first = next(n for n, label in enumerate(labels) if label >= 0)
+        begin = 0 if step >= SHORT else first - 300
+        places = torch.arange(begin, len(ids))[None]
+        loss = learner(torch.tensor([ids[begin:]]), position_ids=places, labels=torch.tensor([labels[begin:]])).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    print(f"\nwarmed up: loss {float(loss):.4f} over the assistant's tokens, prompts of {ids.index(start[0])}..{len(ids)} tokens")
+        if step % 60 == 59:
+            print(step + 1, f"{loss.item():.4f}", flush=True)
+    print(f"\nwarmed up: loss {loss.item():.4f} over the assistant's tokens, conversations of {len(ids)} tokens")
     folder = tmp_path_factory.mktemp("model")
     learner.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
