@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -92,6 +92,18 @@ build/openenv/bin/python:
 
 test-openenv: setup build/openenv/bin/python ## train on a game that the real openenv-core serves
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_openenv.py
+
+# Gym wants Python 3.12, which uv finds or fetches.
+build/nemo-gym/bin/python: | $(STAMP)
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	rm -rf build/nemo-gym && build/uv/bin/uv venv --quiet --python 3.12 build/nemo-gym
+	build/uv/bin/uv pip install --quiet --python build/nemo-gym nemo-gym==0.4.0 uv || { rm -rf build/nemo-gym; exit 1; }
+
+setup-nemo-gym: build/nemo-gym/bin/python ## make build/nemo-gym, an environment with NeMo Gym
+
+test-nemo-gym: setup build/nemo-gym/bin/python ## train on example_multi_step of the real NeMo Gym
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_nemo_gym.py
 
 test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
 	$(VENV)/bin/python scripts/fetch_oracles.py

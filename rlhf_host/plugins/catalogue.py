@@ -29,6 +29,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
     "agent": {
         "file": "rlhf-plugin-multi-turn",
         "multi_turn": "rlhf-plugin-multi-turn",
+        "nemo_gym": "rlhf-plugin-nemo-gym",
         "openai_agent": "rlhf-plugin-openai-agent",
         "openenv": "rlhf-plugin-openenv",
         "retry": "rlhf-plugin-multi-turn",
@@ -63,6 +64,6 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "reasoning_gym": "rlhf-plugin-reasoning-gym",
         "reward_model": "rlhf-plugin-reward-model",
     },
-    "tasks": {"reasoning_gym": "rlhf-plugin-reasoning-gym"},
+    "tasks": {"nemo_gym": "rlhf-plugin-nemo-gym", "reasoning_gym": "rlhf-plugin-reasoning-gym"},
 }
 """Kind → plugin name → distribution."""

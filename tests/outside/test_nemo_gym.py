@@ -16,7 +16,7 @@ from tests.data.test_codec import QWEN
 
 PYTHON = Path(__file__).parents[2] / "build/nemo-gym/bin/python"
 ENVIRONMENT = "resources_servers/example_multi_step"
-STEPS = 8
+STEPS = 10
 SHORT, WHOLE = 300, 60
 """Steps of the warm-up with the ends of conversations, which are cheap, and with all of them."""
 pytestmark = [
@@ -123,7 +123,7 @@ def test_an_environment_of_nemo_gym_trains(rlhf, model, tmp_path):
         *("--agent.python", PYTHON, "--agent.start-timeout-s", "300", "--agent.run-timeout-s", "200"),
         *("--data", "nemo_gym", "--data.nemo_gym.file", f"{ENVIRONMENT}/data/example.jsonl", "--data.nemo_gym.python", PYTHON),
         *("--rollout.n", "6", "--train.batch-size", "2", "--train.steps", str(STEPS), "--rollout.max-new-tokens", "120"),
-        *("--rollout.max-unjudged", "0.9", "--actor.lr", "5e-4", "--train.threads", "2"),
+        *("--rollout.max-unjudged", "0.9", "--actor.lr", "1.5e-4", "--train.threads", "2"),
         *("--trajectories.every", "1", "--trajectories.tokens"),
     )
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -143,9 +143,12 @@ def test_an_environment_of_nemo_gym_trains(rlhf, model, tmp_path):
     first = max(played, key=lambda row: row["reward"])
     for segment in first["segments"]:
         text = tokenizer.decode(segment["token_ids"])
-        print(f"--- {segment['kind']}, {len(segment['token_ids'])} tokens\n{text if len(text) < 400 else text[:150] + ' ... ' + text[-150:]}")
+        text = text if len(text) < 400 else f"{text[:150]} ... {text[-150:]}"
+        print(f"--- {segment['kind']}, {len(segment['token_ids'])} tokens\n{text}")
     rewards = [row["reward"] for row in played]
-    print(f"--- reward {first['reward']}; all rewards: {rewards.count(1.0)} x 1, {rewards.count(0.0)} x 0 of {len(said)} episodes")
+    print(
+        f"--- reward {first['reward']}; all rewards: {rewards.count(1.0)} x 1, {rewards.count(0.0)} x 0 of {len(said)} episodes"
+    )
     assert {0.0, 1.0} == set(rewards)
     assert "".join(segment["kind"][0] for segment in first["segments"]) == "paoaoaoa", "contiguous: one row of four turns"
     assert len({row["episode_id"] for row in said}) == len(said)

@@ -75,8 +75,8 @@ TABLE = [
         "sampled_tokens_are_trained_once",
         "agent with its own loop",
         "        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)]",
-        "        return [\n            Trajectory(episode.episode_id, episode.group_id, episode.task, segments, sample=episode.sample)\n"
-        "            for _ in range(2)\n        ]",
+        "        made = episode.episode_id, episode.group_id, episode.task, segments\n"
+        "        return [Trajectory(*made, sample=episode.sample) for _ in range(2)]",
     ),
     breaks("agent_rewards_are_finite", "agent", "reward=float(right)", "reward=float('inf')"),
     breaks("episodes_end", "agent", ">= self.options.max_turns", ">= 9"),
