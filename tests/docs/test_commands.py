@@ -57,6 +57,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "offline.md"),
         *blocks(DOCS / "agents.md"),
         *blocks(DOCS / "functions.md"),
+        *blocks(DOCS / "nemo-gym.md"),
     ]:
         if block.title and block.title.endswith((".yaml", ".jsonl", ".py")):
             (folder / block.title).write_text(block.body)
