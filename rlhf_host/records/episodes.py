@@ -58,7 +58,7 @@ class Episode:
             json.dumps(values, default=str, skipkeys=True)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"episode.log of {kind!r}: {error}") from error
-        self.events.append({"kind": kind, "t": round(time.monotonic() - self.began, 4), **values})
+        self.events.append({"kind": kind, "t": round(time.monotonic() - self.began, 6), **values})
 
 
 @dataclass(slots=True)

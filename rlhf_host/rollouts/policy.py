@@ -269,7 +269,7 @@ class EpisodePolicy:
 
 def _event(policy: EpisodePolicy, call: Call) -> dict[str, Any]:
     """A call in the episode's log. Its tokens are in the rows."""
-    event: dict[str, Any] = {"kind": "call", "t": round(call.started - policy.episode.began, 4), "id": call.id}
+    event: dict[str, Any] = {"kind": "call", "t": round(call.started - policy.episode.began, 6), "id": call.id}
     if policy.name:
         event["role"] = policy.name
     event |= {"why": call.why, "parent": call.parent and call.parent.id, "prompt": call.begins, "s": round(call.seconds, 4)}

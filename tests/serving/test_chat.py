@@ -295,8 +295,8 @@ def test_what_cannot_be_answered_names_what_is_wrong(serve, stage, body, param):
     ("path", "headers", "status"),
     [
         ("/e/nobody/v1/chat/completions", {}, 410),
-        ("/v1/chat/completions", {}, 401),
-        ("/v1/chat/completions", {"Authorization": "Bearer wrong"}, 401),
+        ("/v1/chat/completions", {}, 404),
+        ("/v1/chat/completions", {"Authorization": "Bearer wrong"}, 404),
         ("/v1/nothing", {}, 404),
         ("/v1/chat/completions", {"Host": "evil.example"}, 403),
     ],
