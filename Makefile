@@ -34,7 +34,7 @@ $(STAMP):
 	@mkdir -p $(VENV) && rm -f $(VENV)/.setup-* && touch $(UNFINISHED)
 	@echo "Setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) hatchling editables setuptools
 	$(PIP_INSTALL) --no-build-isolation $(EDITABLES)
 	@rm $(UNFINISHED) && touch $@
 
