@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("rlhf_host.cli.rollout:rollout", "Sample and score without training, into a file."),
     "generate": ("rlhf_host.cli.generate:generate", "Write the best of several answers to each prompt, to train on."),
     "serve": ("rlhf_host.cli.serve:serve", "Serve a model by OpenAI's API, as programs reach it in training."),
+    "serve-reward": ("rlhf_host.cli.serve_reward:serve_reward", "Serve a reward model, as the reward http_reward asks it."),
     "chat": ("rlhf_host.cli.chat:chat", "Talk to a model in the terminal."),
     "replay": ("rlhf_host.cli.replay:replay", "Score saved trajectories again with other plugins; show what changes."),
     "view": ("rlhf_host.cli.view:view", "Show saved episodes in the terminal: turns, tools, branches, rewards."),

@@ -48,11 +48,7 @@ def serve(ctx: click.Context, line: CommandLine) -> None:
     """Serve a model by OpenAI's API, as programs reach it in training."""
     config = config_of(line, "serve")
     actor = config.roles["actor"]
-    host, port, key = line.value("host") or "127.0.0.1", line.value("port") or "8000", _key(line.value("key-file"))
-    if not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"--port {port}: should be a whole number from 0 to 65535")
-    if key is None and not _is_loopback(host):
-        raise UserError(f"--host {host}: others can reach it: give --key-file FILE with a key of your own")
+    host, port, key = address_of(line, "8000")
     phase("Loading libraries")
     from rlhf_host.serving.app import PolicyServer
     from rlhf_host.training.serve import serve as run
@@ -66,7 +62,7 @@ def serve(ctx: click.Context, line: CommandLine) -> None:
         click.echo(f"Serving {actor.model} as {name}. Ctrl-C ends it.", err=True)
 
     try:
-        run(config, host=host, port=int(port), model=name, key=key, ready=ready)
+        run(config, host=host, port=port, model=name, key=key, ready=ready)
     except KeyboardInterrupt:
         click.echo("Ended.", err=True)
 
@@ -82,6 +78,16 @@ def config_of(line: CommandLine, command: str) -> RunConfig:
     if not actor.model:
         raise UserError(f"no model is given: rlhf {command} MODEL")
     return config
+
+
+def address_of(line: CommandLine, port: str) -> tuple[str, int, str | None]:
+    """Host, port and key. Raises ``UserError`` for an address that others reach without a key."""
+    host, port, key = line.value("host") or "127.0.0.1", line.value("port") or port, _key(line.value("key-file"))
+    if not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"--port {port}: should be a whole number from 0 to 65535")
+    if key is None and not _is_loopback(host):
+        raise UserError(f"--host {host}: others can reach it: give --key-file FILE with a key of your own")
+    return host, int(port), key
 
 
 def _key(file: str | None) -> str | None:

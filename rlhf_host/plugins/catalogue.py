@@ -60,6 +60,9 @@ CATALOGUE: dict[str, dict[str, str]] = {
     },
     "reward": {
         "code_exec": "rlhf-plugin-code-exec",
+        "format": "rlhf-plugin-format",
+        "http_reward": "rlhf-plugin-http-reward",
+        "llm_judge": "rlhf-plugin-llm-judge",
         "math_verifier": "rlhf-plugin-math-verifier",
         "reasoning_gym": "rlhf-plugin-reasoning-gym",
         "reward_model": "rlhf-plugin-reward-model",

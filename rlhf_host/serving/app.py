@@ -1,4 +1,4 @@
-"""The HTTP server, on the event loop of whoever starts it."""
+"""The policy server."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import asyncio
 import hashlib
 import itertools
 import json
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
-from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.errors import UserError
 from rlhf_host.rollouts.conversation import Call
 from rlhf_host.rollouts.policy import EpisodePolicy
 from rlhf_host.serving import asked, chat, completions, responses
 from rlhf_host.serving.errors import ApiError, invalid
+from rlhf_host.serving.http import HttpServer, Route, body_of, check_key
 from rlhf_host.serving.limits import Limits
 from rlhf_host.serving.sessions import Session, new_token
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 10.0
 """A streaming client hears something at least so often."""
@@ -42,14 +38,10 @@ class PolicyServer:
         self.limits, self.model, self.shared = limits, model, shared
         self.api_key = new_token(256)
         self.sessions: dict[str, Session] = {}
-        self.url = ""
+        self._http = HttpServer("the policy server", limits.body_bytes)
         self._common: Session | None = None
         self._open = 0
-        self._hosts: set[str] = set()
-        self._any_host = False
         self._numbers = itertools.count()
-        self._runner: web.AppRunner | None = None
-        self._said: set[str] = set()
 
     @classmethod
     async def start(
@@ -62,35 +54,24 @@ class PolicyServer:
         shared: Callable[[], EpisodePolicy] | None = None,
     ) -> PolicyServer:
         """A server that accepts requests. Raises ``UserError`` without aiohttp, or where the address cannot be had."""
-        try:
-            from aiohttp import web
-        except ImportError as error:
-            raise UserError("the policy server needs aiohttp: pip install 'rlhf-host[serve]'") from error
         server = cls(limits or Limits(), model, shared)
-        app = web.Application(client_max_size=server.limits.body_bytes, middlewares=[server._guarded])
-        for base in ("/e/{token}/v1", "/v1"):
-            app.router.add_post(f"{base}/chat/completions", server._chat)
-            app.router.add_post(f"{base}/completions", server._completions)
-            app.router.add_post(f"{base}/responses", server._responses)
-            app.router.add_get(f"{base}/models", server._models)
-            app.router.add_post(f"{base}/tokenize", server._tokenize)
-        for what in ("reward", "done", "fail"):
-            app.router.add_post(f"/e/{{token}}/{what}", server._report)
-        app.router.add_get("/health", server._health)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, host, port, backlog=4096)
-        try:
-            await site.start()
-        except OSError as error:
-            await runner.cleanup()
-            raise UserError(f"the policy server cannot listen on {host}:{port}: {error.strerror}") from error
-        server._runner = runner
-        address = runner.addresses[0]
-        server.url = f"http://[{address[0]}]:{address[1]}" if ":" in address[0] else f"http://{address[0]}:{address[1]}"
-        server._hosts = {host, str(address[0]), "127.0.0.1", "localhost"}
-        server._any_host = host in ("0.0.0.0", "::")  # behind a key: it cannot know its names
+        await server._http.start(host, port, server._routes())
         return server
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    def _routes(self) -> Iterator[Route]:
+        for base in ("/e/{token}/v1", "/v1"):
+            yield "POST", f"{base}/chat/completions", self._chat
+            yield "POST", f"{base}/completions", self._completions
+            yield "POST", f"{base}/responses", self._responses
+            yield "GET", f"{base}/models", self._models
+            yield "POST", f"{base}/tokenize", self._tokenize
+        for what in ("reward", "done", "fail"):
+            yield "POST", f"/e/{{token}}/{what}", self._report
+        yield "GET", "/health", self._health
 
     def open(self, policy: EpisodePolicy) -> Session:
         """A base URL for one attempt at an episode."""
@@ -107,46 +88,9 @@ class PolicyServer:
     async def close(self) -> None:
         for session in list(self.sessions.values()):
             self.close_session(session)
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._http.close()
 
     # --- requests ---------------------------------------------------------------------------------
-
-    @property
-    def _guarded(self) -> Any:
-        from aiohttp import web
-
-        @web.middleware
-        async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-            try:
-                name = request.host.rpartition(":")[0].strip("[]")
-                if not self._any_host and name not in self._hosts and request.host not in self._hosts:
-                    raise ApiError(403, "this server is reached by its own address only", "wrong_host")
-                return await handler(request)
-            except ApiError as error:
-                return web.json_response(error.body, status=error.status, headers=error.headers)
-            except web.HTTPRequestEntityTooLarge:
-                told = ApiError(413, f"a request has at most {self.limits.body_bytes} bytes", "too_large")
-            except web.HTTPException as error:
-                told = ApiError(error.status, f"{request.method} {request.path}: {error.reason}", "not_found")
-            except Exception as error:
-                if (kind := type(error).__name__) not in self._said:
-                    self._said.add(kind)
-                    log.exception("the policy server failed in %s", request.match_info.handler.__name__)
-                told = ApiError(500, f"{kind}: {' '.join(str(error).split())}", "internal_error")
-            return web.json_response(told.body, status=told.status, headers=told.headers)
-
-        return guarded
-
-    async def _body(self, request: web.Request) -> dict[str, Any]:
-        try:
-            body = json.loads(await request.text())
-            json.dumps(body, ensure_ascii=False).encode()
-        except (ValueError, RecursionError, LookupError) as error:
-            raise invalid("body", f"JSON: {' '.join(str(error).split())}") from error
-        if not isinstance(body, dict):
-            raise invalid("body", "a JSON object")
-        return body
 
     def _session(self, request: web.Request, body: Mapping[str, Any]) -> Session:
         metadata = body.get("metadata")
@@ -159,9 +103,7 @@ class PolicyServer:
         if self.shared is None:
             why = "the request names no episode: use an episode's base URL, or metadata.rlhf_episode"
             raise ApiError(404, why, "no_policy")
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not compare_digest(key.encode(), self.api_key.encode()):
-            raise ApiError(401, "a wrong API key", "invalid_api_key")
+        check_key(request, self.api_key)
         if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
             limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
             # A new one now and then, because a tree keeps what was said.
@@ -171,7 +113,7 @@ class PolicyServer:
         return self._common
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = await self._body(request)
+        body = await body_of(request)
         session = self._session(request, body)
         messages, tools = chat.messages_of(body, self.limits), chat.tools_of(body, self.limits)
         sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
@@ -186,7 +128,7 @@ class PolicyServer:
         return await self._respond(request, session, body, work, answer, chat.chunks_of, chat.KNOWN)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body = await self._body(request)
+        body = await body_of(request)
         session = self._session(request, body)
         policy = session.policy
         prompt = completions.prompt_of(body, policy.tokenizer)
@@ -201,7 +143,7 @@ class PolicyServer:
         return await self._respond(request, session, body, work, answer, completions.chunks_of, completions.KNOWN)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        body = await self._body(request)
+        body = await body_of(request)
         session = self._session(request, body)
         before = responses.previous_of(body, session.responses)
         messages, tools = responses.messages_of(body, before, self.limits), responses.tools_of(body, self.limits)
@@ -308,7 +250,7 @@ class PolicyServer:
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        body = await self._body(request)
+        body = await body_of(request)
         policy = self._session(request, body).policy
         if "messages" in body:
             tokens = policy.codec.render(chat.messages_of(body, self.limits), chat.tools_of(body, self.limits))
@@ -319,7 +261,7 @@ class PolicyServer:
     async def _report(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        body = await self._body(request) if request.can_read_body else {}
+        body = await body_of(request) if request.can_read_body else {}
         session = self._session(request, {})
         match request.path.rpartition("/")[2]:
             case "reward":

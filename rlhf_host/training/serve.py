@@ -1,4 +1,4 @@
-"""A model that answers without a run: behind the policy server, or in a terminal."""
+"""A model that answers without a run: behind the policy server, in a terminal, or as a reward server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rlhf_host.records.messages import Reply
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.rollouts.policy import EpisodePolicy
 from rlhf_host.serving.app import PolicyServer
+from rlhf_host.serving.rewards import RewardServer
 from rlhf_host.training.assemble import episodes_of
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.run import using_roles
@@ -40,10 +41,37 @@ def serve(
         if key is not None:
             server.api_key = key
         ready(server)
-        try:
-            events.run(asyncio.Event().wait())
-        finally:
-            events.run(server.close(), interruptible=False)
+        _until_interrupted(events, server)
+
+
+def serve_reward(
+    config: RunConfig, *, host: str, port: int, model: str, key: str | None, ready: Callable[[RewardServer], Any]
+) -> None:
+    """Serve the actor, a model with a scalar head, as a reward model until interrupted.
+
+    Args:
+        model: its name for clients.
+        key: what clients must have as API key; ``None``: they need none.
+        ready: told of the server when it answers.
+
+    Raises:
+        UserError: where no server can be started, or the model has no scalar head.
+        KeyboardInterrupt: when asked to stop.
+    """
+    needs = Needs(data="preference", roles=(RoleNeed("actor", head="scalar", source=None),))  # no engine
+    tokenizer = load_tokenizer(config.roles["actor"])
+    with using_roles(config, PluginManager([]), tokenizer, needs) as (started, events, _):
+        server = RewardServer(started.handles["actor"], model, key, config.rollout.max_tokens)
+        events.run(server.start(host, port))
+        ready(server)
+        _until_interrupted(events, server)
+
+
+def _until_interrupted(events: EventLoop, server: PolicyServer | RewardServer) -> None:
+    try:
+        events.run(asyncio.Event().wait())
+    finally:
+        events.run(server.close(), interruptible=False)
 
 
 def talk(config: RunConfig, turns: Callable[[Callable[[list[Message]], Awaitable[Reply]]], Coroutine[Any, Any, None]]) -> None:

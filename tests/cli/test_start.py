@@ -13,6 +13,7 @@ ELSEWHERE = {
     "merge-lora": "cli/test_merge_lora.py",
     "doctor": "cli/test_doctor.py",
     "serve": "cli/test_serve.py",
+    "serve-reward": "cli/test_serve_reward.py",
     "chat": "cli/test_chat.py",
 }
 """Commands that these files start with ``rlhf_process``."""

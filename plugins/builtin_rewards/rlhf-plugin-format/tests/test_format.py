@@ -1,0 +1,81 @@
+"""Forms that answers have, and that they have not."""
+
+import time
+
+import pytest
+from rlhf_plugin_format import Format
+
+from rlhf_host import Segment, Task, Trajectory, Unjudged, UserError
+from rlhf_host.testing import reward_contract
+
+TestTags = reward_contract("format", {"tags": ["think", "answer"], "partial": True, "max_tokens": 8})
+TestPattern = reward_contract("format", {"pattern": r".*\d+"})
+
+
+def judged(*texts, prompt="1+1=", **options):
+    """The reward of one episode; each text is a turn, each character a token."""
+    words = [prompt, *texts]
+    segments = [Segment("prompt", [0]), *(Segment("action", [i + 1] * len(text)) for i, text in enumerate(texts))]
+    row = Trajectory("e", "g", Task(prompt), segments, decode=lambda ids: words[ids[0]] if ids else "")
+    [found] = Format(Format.Options(**options)).score([row], None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("<think>a</think>\n<answer>2</answer>\n", True),
+        ("<think>a</think> so <answer>2</answer>", False),
+        ("<answer>2</answer><think>a</think>", False),
+        ("<think>a</think><answer> </answer>", False),
+        ("<think>a<answer>2</answer></think>", False),
+        ("<think>a</think><think>b</think><answer>2</answer>", False),
+        ("</think>a<think><answer>2</answer>", False),
+        ("<think>a</think><answer>2", False),
+        ("", False),
+    ],
+)
+def test_tags(text, right):
+    found = judged(text, tags="think,answer")
+    assert (found.value, found.score, found.metrics) == (right, right, {"format/tags": float(right)})
+
+
+def test_text_between_tags_and_tags_that_the_prompt_opened():
+    assert judged("Well. <answer>2</answer> Yes.", tags=["answer"], between=True).value == 1.0
+    assert judged("a</think><answer>2</answer>", prompt="1+1=\n<think>\n", tags="think,answer").value == 1.0
+    assert judged("a</think><answer>2</answer>", tags="think,answer").value == 0.0
+
+
+def test_a_pattern_is_of_the_whole_answer():
+    assert judged("so\n#### 42 ", pattern=r".*#### -?\d+").value == 1.0
+    assert judged("#### 42 or so", pattern=r"#### \d+").value == 0.0
+
+
+def test_a_pattern_that_takes_for_ever_judges_nothing():
+    began = time.monotonic()
+    found = judged("a" * 60 + "!", pattern="(a|aa)+b|(a+)+$")
+    assert isinstance(found, Unjudged)
+    assert time.monotonic() - began < 5
+
+
+def test_length_parts_and_turns():
+    assert [judged("a" * n, min_tokens=2, max_tokens=3).value for n in range(5)] == [0, 0, 1, 1, 0]
+    half = judged("aaaa", pattern="a+", max_tokens=3, partial=True)
+    assert (half.value, half.metrics) == (0.5, {"format/pattern": 1.0, "format/length": 0.0})
+    assert judged("no", "ok", pattern="ok").value == 1.0
+    assert judged("no", "ok", pattern="ok", turns="all").value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "asks for nothing"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"tags": "<think>"}, "'<think>' is no name of a tag"),
+        ({"tags": "a,a"}, "a tag stands twice"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens 3 is more than max_tokens 2"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
+        Format(Format.Options(**options))

@@ -1,0 +1,159 @@
+"""A reward model behind HTTP: OpenRLHF's remote reward protocol, and conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host.records.episodes import Segment, Task, Trajectory
+from rlhf_host.records.needs import RoleHandle
+from rlhf_host.serving.errors import ApiError, invalid
+from rlhf_host.serving.http import HttpServer, Route, body_of, check_key
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+BODY_BYTES = 64 << 20
+WAITING = 16384
+"""Texts that wait; more are refused with 429."""
+PASS = 256
+"""Texts of one pass, the shortest first: long ones then wait for none but their like."""
+
+
+class RewardServer:
+    """``POST /get_reward`` as OpenRLHF's trainers send it, ``POST /v1/score`` for texts or conversations, ``GET /health``.
+
+    A text is read token by token as it stands, with the special tokens that it spells. What the model cannot read, because it is
+    empty or too long, has the reward ``null``.
+    """
+
+    def __init__(self, role: RoleHandle, model: str, key: str | None = None, max_tokens: int | None = None):
+        self.role, self.model, self.key = role, model, key
+        self.max_tokens = min(max_tokens or role.context_length, role.context_length)
+        self._http = HttpServer("the reward server", BODY_BYTES)
+        self._waiting: list[tuple[Trajectory, asyncio.Future[float]]] = []
+        self._passes: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Accept requests. Raises ``UserError`` without aiohttp, or where the address cannot be had."""
+        await self._http.start(host, port, self._routes())
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    async def close(self) -> None:
+        await self._http.close()
+        if self._passes is not None:
+            self._passes.cancel()
+
+    def _routes(self) -> Iterator[Route]:
+        yield "POST", "/get_reward", self._get_reward
+        yield "POST", "/v1/score", self._score
+        yield "GET", "/health", self._health
+
+    async def _get_reward(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        body = await self._asked(request)
+        values = await self.values(_texts(body, "query"))
+        return web.json_response({"rewards": values, "scores": [_sigmoid(value) for value in values], "extra_logs": {}})
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        body = await self._asked(request)
+        if ("messages" in body) == ("texts" in body):
+            raise invalid("body", "either messages, a list of conversations, or texts, a list of texts")
+        texts = self._rendered(body["messages"]) if "messages" in body else _texts(body, "texts")
+        values = await self.values(texts)
+        return web.json_response({"model": self.model, "rewards": values, "scores": [_sigmoid(value) for value in values]})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        return web.json_response({"status": "ok", "model": self.model, "waiting": len(self._waiting)})
+
+    async def _asked(self, request: web.Request) -> dict[str, Any]:
+        if self.key is not None:
+            check_key(request, self.key)
+        return await body_of(request)
+
+    def _rendered(self, conversations: Any) -> list[str]:
+        tokenizer = self.role.tokenizer
+        if not tokenizer.chat_template:
+            raise invalid("messages", "the model's tokenizer has no chat template: send texts")
+        if not isinstance(conversations, list):
+            raise invalid("messages", "a list of conversations, each a list of messages")
+        texts = []
+        for number, conversation in enumerate(conversations):
+            whole = isinstance(conversation, list) and all(isinstance(one, Mapping) for one in conversation)
+            if not whole or not conversation:
+                raise invalid(f"messages[{number}]", "a list of messages, each with role and content")
+            try:
+                texts.append(str(tokenizer.apply_chat_template(conversation, tokenize=False)))
+            except Exception as error:
+                why = " ".join(str(error).split())
+                raise invalid(f"messages[{number}]", f"the chat template cannot write it: {why}") from error
+        return texts
+
+    async def values(self, texts: Sequence[str]) -> list[float | None]:
+        """The reward of each text; ``None`` where there is none."""
+        if len(self._waiting) + len(texts) > WAITING:
+            raise ApiError(429, "too many texts are waiting", "overloaded", retry=True)
+        # A tokenizer's work of seconds would keep others waiting.
+        rows = await asyncio.to_thread(self._rows, texts)
+        loop = asyncio.get_running_loop()
+        answers = [loop.create_future() if row is not None else None for row in rows]
+        self._waiting += [(row, answer) for row, answer in zip(rows, answers, strict=True) if row and answer]
+        if self._passes is None or self._passes.done():
+            self._passes = asyncio.create_task(self._run_passes())
+        try:
+            values = [None if answer is None else await answer for answer in answers]
+        except BaseException:
+            for answer in answers:
+                if answer is not None:
+                    answer.cancel()
+            raise
+        return [value if value is not None and math.isfinite(value) else None for value in values]
+
+    def _rows(self, texts: Sequence[str]) -> list[Trajectory | None]:
+        if not texts:
+            return []
+        encoded = self.role.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return [self._row(ids) if 2 <= len(ids) <= self.max_tokens else None for ids in encoded]
+
+    def _row(self, ids: Sequence[int]) -> Trajectory:
+        return Trajectory("text", "text", Task(""), [Segment("prompt", list(ids[:1])), Segment("action", list(ids[1:]))])
+
+    async def _run_passes(self) -> None:
+        await asyncio.sleep(0)
+        # Who asked may have left: those answers are done.
+        while waiting := [pair for pair in self._waiting if not pair[1].done()]:
+            waiting.sort(key=lambda pair: len(pair[0].segments[1].token_ids))
+            batch, self._waiting = waiting[:PASS], waiting[PASS:]
+            try:
+                values = await self.role.scores([row for row, _ in batch])
+            except Exception as error:
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            for (_, answer), value in zip(batch, values, strict=True):
+                if not answer.done():
+                    answer.set_result(value)
+
+
+def _texts(body: Mapping[str, Any], key: str) -> list[str]:
+    texts = body.get(key)
+    if isinstance(texts, str):
+        texts = [texts]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise invalid(key, "a list of texts")
+    return texts
+
+
+def _sigmoid(value: float | None) -> float | None:
+    return None if value is None else 0.5 * (1.0 + math.tanh(value / 2))
