@@ -89,8 +89,7 @@ class RewardServer:
             raise invalid("messages", "a list of conversations, each a list of messages")
         texts = []
         for number, conversation in enumerate(conversations):
-            whole = isinstance(conversation, list) and all(isinstance(one, Mapping) for one in conversation)
-            if not whole or not conversation:
+            if not isinstance(conversation, list) or not conversation or not all(map(_is_message, conversation)):
                 raise invalid(f"messages[{number}]", "a list of messages, each with role and content")
             try:
                 texts.append(str(tokenizer.apply_chat_template(conversation, tokenize=False)))
@@ -153,6 +152,10 @@ def _texts(body: Mapping[str, Any], key: str) -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise invalid(key, "a list of texts")
     return texts
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
 
 
 def _sigmoid(value: float | None) -> float | None:
