@@ -128,7 +128,7 @@ def test_an_environment_that_fails_is_no_reward(monkeypatch):
     assert len(closed) == 2, "the one that the options were tried with, and the episode's"
 
 
-@pytest.mark.parametrize("name", ["Taxi-v3", "Blackjack-v1", "CartPole-v1", "MountainCarContinuous-v0", "CliffWalking-v1"])
+@pytest.mark.parametrize("name", ["Taxi-v4", "Blackjack-v1", "CartPole-v1", "MountainCarContinuous-v0", "CliffWalking-v1"])
 def test_environments_of_gymnasium(name):
     task = Task("go", metadata={"gymnasium": {"id": name, "seed": 1}})
     _, *steps = play(made(), "0", "1", task=task)
@@ -201,8 +201,8 @@ def test_a_run_trains_on_what_the_environment_pays(tmp_path):
     data = {"sources": [{"path": "gymnasium", "size": 8, "prompt": "="}]}
     agent = {"name": "gymnasium", "id": "CartPole-v1", "observation": "value", "prompt": "{prompt}", "max_turns": 3}
     run = rlhf_host.train(algo="rloo", agent=agent, model="quickstart", data=data, run_dir=str(tmp_path / "run"), **settings)
-    assert [metrics["gymnasium/turns"] for metrics in run.metrics] == [3.0, 3.0]
-    assert all(0 <= metrics["gymnasium/return"] <= 3 for metrics in run.metrics)
+    assert all(1 < metrics["gymnasium/turns"] <= 3 for metrics in run.metrics)
+    assert all(0 < metrics["gymnasium/return"] <= 3 for metrics in run.metrics)
 
 
 def test_tasks_name_seeds():

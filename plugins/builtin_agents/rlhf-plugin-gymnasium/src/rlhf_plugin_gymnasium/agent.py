@@ -167,8 +167,9 @@ class Gymnasium:
 
         try:
             spec = gymnasium.spec(name)
-            made = gymnasium.envs.registration.load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else None
-            made = made or spec.entry_point
+            made: Any = spec.entry_point
+            if isinstance(made, str):
+                made = gymnasium.envs.registration.load_env_creator(made)
         except Exception:  # ``make`` tells it better
             return False
         return "ansi" in (getattr(made, "metadata", None) or {}).get("render_modes", ())
