@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -92,6 +92,18 @@ build/openenv/bin/python:
 
 test-openenv: setup build/openenv/bin/python ## train on a game that the real openenv-core serves
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_openenv.py
+
+# It wants other versions of what it shares with the host.
+build/verifiers/bin/python:
+	rm -rf build/verifiers.unfinished
+	$(PYTHON) -m venv build/verifiers.unfinished
+	build/verifiers.unfinished/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0 uv
+	@rm -rf build/verifiers && mv build/verifiers.unfinished build/verifiers
+
+setup-verifiers: build/verifiers/bin/python ## make build/verifiers, an environment with verifiers
+
+test-verifiers: setup build/verifiers/bin/python ## train on environments of the real verifiers
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_verifiers.py
 
 # Gym wants Python 3.12, which uv finds or fetches.
 build/nemo-gym/bin/python: | $(STAMP)

@@ -28,11 +28,14 @@ CATALOGUE: dict[str, dict[str, str]] = {
     },
     "agent": {
         "file": "rlhf-plugin-multi-turn",
+        "gymnasium": "rlhf-plugin-gymnasium",
         "multi_turn": "rlhf-plugin-multi-turn",
         "nemo_gym": "rlhf-plugin-nemo-gym",
         "openai_agent": "rlhf-plugin-openai-agent",
         "openenv": "rlhf-plugin-openenv",
         "retry": "rlhf-plugin-multi-turn",
+        "textarena": "rlhf-plugin-textarena",
+        "verifiers": "rlhf-plugin-verifiers",
     },
     "extension": {
         "dynamic_filtering": "rlhf-plugin-dapo",
@@ -67,6 +70,12 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "reasoning_gym": "rlhf-plugin-reasoning-gym",
         "reward_model": "rlhf-plugin-reward-model",
     },
-    "tasks": {"nemo_gym": "rlhf-plugin-nemo-gym", "reasoning_gym": "rlhf-plugin-reasoning-gym"},
+    "tasks": {
+        "gymnasium": "rlhf-plugin-gymnasium",
+        "nemo_gym": "rlhf-plugin-nemo-gym",
+        "reasoning_gym": "rlhf-plugin-reasoning-gym",
+        "textarena": "rlhf-plugin-textarena",
+        "verifiers": "rlhf-plugin-verifiers",
+    },
 }
 """Kind → plugin name → distribution."""

@@ -22,7 +22,10 @@ from rlhf_host.serving.errors import ApiError
 from rlhf_host.serving.rewards import RewardServer
 
 pytest.importorskip("aiohttp")
-CHAT = "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+CHAT = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module")

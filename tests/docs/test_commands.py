@@ -29,6 +29,7 @@ JUST_WRITTEN = {
     "close": "math_verifier",
 }
 """A plugin that the reader has just written → one that the test can use instead."""
+FAKE_VERIFIERS = ROOT / "plugins/builtin_agents/rlhf-plugin-verifiers/tests/fake_python.py"
 DISTRIBUTIONS = {name for names in CATALOGUE.values() for name in names.values()} | {"rlhf-host"}
 
 
@@ -58,9 +59,14 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "agents.md"),
         *blocks(DOCS / "functions.md"),
         *blocks(DOCS / "nemo-gym.md"),
+        *blocks(DOCS / "rewards.md"),
     ]:
-        if block.title and block.title.endswith((".yaml", ".jsonl", ".py")):
+        if block.title and block.title.endswith((".yaml", ".jsonl", ".py", ".txt")):
             (folder / block.title).write_text(block.body)
+    other_python = folder / "verifiers-env/bin/python"
+    other_python.parent.mkdir(parents=True)
+    other_python.write_text(f"#!{sys.executable}\n" + FAKE_VERIFIERS.read_text())
+    other_python.chmod(0o755)
     for path in folder.glob("*-pairs.jsonl"):
         shutil.copy(folder / "pairs.jsonl", path)
     return folder

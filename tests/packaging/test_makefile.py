@@ -71,7 +71,7 @@ def test_setup_installs_the_host_and_every_plugin_with_the_constraints(checkout)
     assert checkout.make("setup").returncode == 0
     made, builder, packages = checkout.calls()
     assert made == "venv"
-    assert builder.endswith("-c constraints/cpu.txt hatchling editables")
+    assert builder.endswith("-c constraints/cpu.txt hatchling editables setuptools")
     assert "-c constraints/cpu.txt" in packages
     editables = re.findall(r"-e (\S+)", packages)
     assert editables == [".[dev]", "plugins/builtin_algos/rlhf-plugin-one", "plugins/builtin_rewards/rlhf-plugin-two"]

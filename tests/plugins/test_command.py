@@ -147,7 +147,7 @@ def test_the_table_has_a_line_for_each_plugin_that_works_and_fits_80_columns(sho
     assert any(line.endswith("…") and "It goes on" in line for line in lines)
     wide = shop.rlhf("plugins", "--kind", "reward", COLUMNS="200").stdout.splitlines()
     assert wide[0].split() == ["KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION", "ABOUT"]
-    row = next(line for line in wide if "judge" in line)
+    row = next(line for line in wide if line.split()[1] == "judge")
     assert row.split(maxsplit=6) == ["reward", "judge", "1.0", ">=0.9,<0.10", "ok", "cmd-good", "Judges answers."]
 
 

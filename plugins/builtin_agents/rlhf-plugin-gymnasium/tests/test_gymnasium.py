@@ -46,8 +46,23 @@ class Echo(gymnasium.Env):
         self.closed += 1
 
 
+class Even(gymnasium.Env):
+    """Pays for even digits; whatever the quickstart model says is an action."""
+
+    action_space = spaces.Text(min_length=0, max_length=2, charset="0123456789+-=")
+    observation_space = spaces.Text(max_length=6)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "14+12=", {}
+
+    def step(self, action):
+        return "14+12=", float(sum(letter in "02468" for letter in action)), False, False, {}
+
+
 sys.modules["echo_world"] = types.ModuleType("echo_world")
 gymnasium.register("Echo-v0", Echo, disable_env_checker=True)
+gymnasium.register("Even-v0", Even, disable_env_checker=True)
 
 
 def act(text):
@@ -198,11 +213,12 @@ def test_bad_options(options, message):
 
 def test_a_run_trains_on_what_the_environment_pays(tmp_path):
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 2}
-    data = {"sources": [{"path": "gymnasium", "size": 8, "prompt": "="}]}
-    agent = {"name": "gymnasium", "id": "CartPole-v1", "observation": "value", "prompt": "{prompt}", "max_turns": 3}
+    data = {"sources": [{"path": "gymnasium", "size": 8, "prompt": "12+13="}]}
+    agent = {"name": "gymnasium", "id": "Even-v0", "prompt": "{prompt}", "max_turns": 3}
     run = rlhf_host.train(algo="rloo", agent=agent, model="quickstart", data=data, run_dir=str(tmp_path / "run"), **settings)
-    assert all(1 < metrics["gymnasium/turns"] <= 3 for metrics in run.metrics)
-    assert all(0 < metrics["gymnasium/return"] <= 3 for metrics in run.metrics)
+    assert all(metrics["gymnasium/turns"] == 3 for metrics in run.metrics)
+    assert all(0 < metrics["gymnasium/return"] <= 6 for metrics in run.metrics)
+    assert all(metrics["gymnasium/invalid"] == 0 for metrics in run.metrics)
 
 
 def test_tasks_name_seeds():

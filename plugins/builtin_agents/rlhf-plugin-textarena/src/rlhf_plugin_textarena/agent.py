@@ -62,7 +62,9 @@ class TextArena:
     @hookimpl
     async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:
         name, seed = self._game(episode)
-        players: int = self.options.players or await asyncio.to_thread(fewest_players, name)
+        players = self.options.players
+        if players is None:
+            players = await asyncio.to_thread(fewest_players, name)
         game = await asyncio.to_thread(Game, name, players, seed, self.options.sees)
         mine = set(range(players)) if self.options.opponent == "self" else {episode.sample % players}
         seats = [policy.fork(f"player_{seat}") if seat in mine else policy.role("opponent") for seat in range(players)]
