@@ -43,6 +43,8 @@ class HookRule:
     """Implementations that are not coroutines run in a thread pool, so they may block."""
     awaited: bool = False
     """It may be a coroutine, or give another awaitable; so may threaded ones."""
+    ahead: bool = False
+    """With ``async_depth`` it is called for later batches, beside the steps; so plugins with a state are refused there."""
     gives: tuple[type | str | None, ...] = ()
     """What an answer may be: types, ``None``, and tensors over the hook's batch, by shape. Empty: anything."""
 
@@ -94,7 +96,7 @@ def run_finished(outcome: Outcome) -> Awaitable[None] | None:
     """Called when the run ends, also after a failure."""
 
 
-@hookspec(calls="each")
+@hookspec(calls="each", ahead=True)
 def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
     """For task sources (``--data NAME``): return the tasks of a split. A mapping has ``prompt`` and ``label``. Called once for each
     source of that name.
@@ -105,7 +107,7 @@ def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
     """
 
 
-@hookspec(calls="one", gives=(Iterable,))
+@hookspec(calls="one", ahead=True, gives=(Iterable,))
 def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
     """Choose the next tasks, instead of the seed's order: return ``count`` indices into ``tasks``, or the plugin's own tasks.
 
@@ -117,24 +119,24 @@ def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | T
 # --- agents -------------------------------------------------------------------------------------
 
 
-@hookspec(calls="one", per="agent", threaded=True, gives=(Step,))
+@hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Step,))
 def agent_reset(episode: Episode) -> Step | Awaitable[Step]:
     """Start an episode. ``observation=None`` means the task's own prompt. An answer after ``rollout.step_timeout_s`` is too late:
     the episode has failed; so it is for ``agent_step`` and ``agent_close``."""
 
 
-@hookspec(calls="one", per="agent", threaded=True, gives=(Step,))
+@hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Step,))
 def agent_step(episode: Episode, action: Action) -> Step | Awaitable[Step]:
     """Answer the policy's action. ``done`` ends the episode. May raise ``EpisodeFailed``."""
 
 
-@hookspec(calls="one", per="agent", threaded=True)
+@hookspec(calls="one", per="agent", threaded=True, ahead=True)
 def agent_close(episode: Episode) -> Awaitable[None] | None:
     """Release the episode's resources. Always called, also after a failure and after ``agent_run``; after a deadline or an
     interrupt perhaps while a late call still runs in its thread."""
 
 
-@hookspec(calls="one", per="agent", threaded=True, gives=(Iterable,))
+@hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Iterable,))
 def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory]]:
     """Run one episode. For agents that run their own loop, instead of reset and step. It has ``rollout.episode_timeout_s``.
 
@@ -145,14 +147,14 @@ def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory
 # --- rewards and filters ------------------------------------------------------------------------
 
 
-@hookspec(calls="each", threaded=True)
+@hookspec(calls="each", threaded=True, ahead=True)
 def score(
     trajectories: Sequence[Trajectory], context: ScoreContext
 ) -> Sequence[Reward | float | Unjudged | None] | Awaitable[Sequence[Reward | float | Unjudged | None]]:
     """Score a finished group: return one entry per trajectory, ``Unjudged(reason)`` or ``None`` if it cannot be scored."""
 
 
-@hookspec(calls="and", gives=(bool, Drop, None))
+@hookspec(calls="and", ahead=True, gives=(bool, Drop, None))
 def keep_group(group: Group) -> bool | Drop:
     """Return ``True``, or ``Drop(reason)`` to drop the group. The host then draws another, up to a limit."""
 

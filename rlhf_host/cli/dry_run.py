@@ -59,7 +59,7 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     if needs.samples:
         click.echo(
             f"{train.steps or STEPS} steps of {train.batch_size} prompts × {rollout.n} samples, updates per step:"
-            f" {train.updates_per_batch}, old log-probabilities {train.old_logprobs_mode}"
+            f" {train.updates_per_batch}, old log-probabilities {config.old_logprobs_mode}"
         )
     else:
         length = f"{train.steps} steps" if train.steps else f"{config.data.epochs:g} passes over the data"

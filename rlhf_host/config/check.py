@@ -12,6 +12,7 @@ from rlhf_host.config.load import fail
 from rlhf_host.config.schema import EvalConfig, LoraOptions, RoleConfig, RunConfig, TrainConfig
 from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
+from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Needs
@@ -26,12 +27,14 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     Raises:
         UserError: one line per reason, each with what to do.
     """
-    unfit = refusals(config, RunTraits.of(config), needs)
+    traits = RunTraits.of(config)
+    unfit = refusals(config, traits, needs)
     reasons = [
         *_plugin_refusals(config, manager, needs),
         *_setting_refusals(config, needs),
         *unfit,
         *_forbidden(config, manager),
+        *(_async_refusals(config, manager, needs, traits) if config.async_depth else ()),
     ]
     fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
     needed = {name for need in needs.roles for name in (need.name, need.source)}
@@ -168,6 +171,30 @@ def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
             yield f"{rule}: leave --from-trajectories out"
 
 
+def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, traits: RunTraits) -> Iterator[str]:
+    """What has no place where sampling runs ahead of training."""
+    rule = f"async_depth is {config.async_depth}"
+    if not needs.samples or config.from_trajectories is not None:
+        yield f"{rule}, and nothing is sampled: leave --async-depth out"
+        return
+    for key in (key for key, own in manager.each("needs") if own.on_policy):
+        yield f"{rule}, and {key} is right only for the weights that sampled: leave --async-depth out"
+    mode = config.old_logprobs_mode
+    if mode != "sampler" and not manager.has("importance_weights"):
+        yield (
+            f"{rule}, and with train.old_logprobs {mode} nothing corrects for the versions that sampled: leave --train.old-logprobs"
+            " out, or add a correction (--with tis)"
+        )
+    if traits.engine.sleeps:
+        yield f"{rule}, and engine {config.engine.name} sleeps while the trainer works: leave one of the two out"
+    for key in manager.names("draw_tasks"):
+        yield f"{rule}, and {key} chooses tasks by what was trained before: leave --async-depth out"
+    for key in manager.names("state_dict"):
+        hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
+        if hooks and key not in manager.names("draw_tasks"):
+            yield f"{rule}, and {key} has a state that its {hooks[0]} changes beside the steps: leave --async-depth out"
+
+
 def _updates(train: TrainConfig) -> str:
     return f"epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}"
 
@@ -291,7 +318,7 @@ def _eval_refusals(settings: EvalConfig) -> Iterator[str]:
 def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """Settings that a plugin declares to be wrong for it: the host's, or options of an extension, ``NAME.OPTION``."""
     settings, installed = config.model_dump(), Names().plugins
-    decided = {"train.old_logprobs": config.train.old_logprobs_mode}
+    decided = {"train.old_logprobs": config.old_logprobs_mode}
     for key, own in manager.each("needs"):
         for forbidden in own.forbids:
             section, *rest = forbidden.setting.split(".")

@@ -92,6 +92,9 @@ def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[s
             lines.append(f"--debug: a debugger cannot follow {kind} {choice.name}; {default.name} is used instead")
             setattr(config, kind, default)
             config.placement = []
+    if config.async_depth:
+        lines.append("--debug: one thread does one thing after the other; async_depth is 0")
+        config.async_depth = 0
     config.rollout.score_timeout_s = max(config.rollout.score_timeout_s, LONG_S)
     return lines
 

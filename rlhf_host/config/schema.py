@@ -267,7 +267,9 @@ class TrainConfig(Section):
     minibatches: Count = Field(1, description="optimizer updates per pass")
     max_tokens_per_microbatch: Count = Field(16384, description="token budget of one forward and backward pass")
     old_logprobs: Literal["auto", "fused", "recompute", "sampler"] = Field(
-        "auto", description="which policy the ratio compares with; auto: fused with one update per batch, else recompute"
+        "auto",
+        description="which policy the ratio compares with; auto: fused with one update per batch, else recompute; with"
+        " async_depth: sampler",
     )
     autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
@@ -280,12 +282,15 @@ class TrainConfig(Section):
     def updates_per_batch(self) -> int:
         return self.epochs * self.minibatches
 
-    @property
-    def old_logprobs_mode(self) -> str:
-        """``fused``, ``recompute`` or ``sampler``: ``old_logprobs`` with ``auto`` decided."""
-        if self.old_logprobs != "auto":
-            return self.old_logprobs
-        return "fused" if self.updates_per_batch == 1 else "recompute"
+
+class PipelineConfig(Section):
+    """How sampling runs ahead of training, with ``async_depth``."""
+
+    schedule: Literal["free", "fixed"] = Field(
+        "free",
+        description="free: new weights come while episodes play; fixed: episodes are over before new weights come, so that a run"
+        " gives the same values again",
+    )
 
 
 class EvalConfig(Section):
@@ -356,12 +361,28 @@ class RunConfig(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     trajectories: TrajectoryLog = Field(default_factory=TrajectoryLog)
+    async_depth: int = Field(
+        0,
+        ge=0,
+        description="by how many versions a batch may be older than the weights that it trains: sampling goes on while the trainer"
+        " works; 0: they take turns",
+    )
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     from_trajectories: str | None = Field(
         None, description="train on the rollouts in this file, or in a run's trajectories/, without sampling"
     )
     debug: bool = Field(
         False, description="run everything in one process and one thread, so that a debugger works in any plugin"
     )
+
+    @property
+    def old_logprobs_mode(self) -> str:
+        """``fused``, ``recompute`` or ``sampler``: ``train.old_logprobs`` with ``auto`` decided."""
+        if self.train.old_logprobs != "auto":
+            return self.train.old_logprobs
+        if self.async_depth:
+            return "sampler"  # the weights that sampled are gone
+        return "fused" if self.train.updates_per_batch == 1 else "recompute"
 
     @field_validator("roles")
     @classmethod

@@ -12,7 +12,7 @@ from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Trajectory
+from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
@@ -36,6 +36,15 @@ class Collected:
     """What the logs of episodes count: calls of the policy, and what was odd about them."""
     unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log, and rows that stand for failed episodes."""
+
+    def add(self, other: Collected) -> None:
+        """What happened after it."""
+        self.groups += other.groups
+        self.drawn += other.drawn
+        self.trajectories += other.trajectories
+        for name in ("unjudged", "failed", "states", "dropped", "events"):
+            getattr(self, name).update(getattr(other, name))
+        self.unjudged_rows += other.unjudged_rows
 
     def note_unjudged(self, rows: Sequence[Trajectory]) -> None:
         """Count the trajectories, and those without a reward."""
@@ -61,6 +70,23 @@ class Collected:
         return {f"agent/{name}": count / episodes for name, count in self.events.items()}
 
 
+@dataclass(slots=True)
+class Played:
+    """A group whose episodes are over and scored."""
+
+    group: Group
+    failed: list[Trajectory]
+    """A row for each episode that failed."""
+    states: Counter[str]
+    """How all ended."""
+
+    def belong_to(self, task: Task, decode: Callable[[Sequence[int]], str]) -> None:
+        """Give what was read from a file its task."""
+        self.group.task = task
+        for row in (*self.group.trajectories, *self.failed):
+            row.task, row.decode = task, decode
+
+
 @dataclass
 class Collector:
     """Turns draws into scored groups for one split."""
@@ -84,10 +110,7 @@ class Collector:
         while len(collected.groups) < groups and collected.drawn < budget:
             wanted = min(groups - len(collected.groups), budget - collected.drawn)
             await self.run(draw(wanted), context, collected)
-        if not collected.groups:
-            commonest = (collected.dropped + collected.unjudged).most_common(3)
-            reasons = ", ".join(f"{reason} ({count})" for reason, count in commonest)
-            raise RunError(f"no group was kept of {collected.drawn} drawn: {reasons}")
+        refuse_empty(collected)
         return collected
 
     async def run(self, draws: Sequence[Draw], context: ScoreContext, into: Collected) -> None:
@@ -97,13 +120,13 @@ class Collector:
         numbered = enumerate(draws, start=into.drawn)
         into.drawn += len(draws)
         self.episodes.expect(len(draws) * self.n - self.episodes.live)
-        playing = [self._play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
-        for group, failed, states in await side_by_side("scoring a group", playing):
-            into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
-            into.states += states
-            into.events += counted([*group.trajectories, *failed])
-            self._settle(group, into)
-            into.unjudged_rows += failed
+        playing = [self.play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
+        for played in await side_by_side("scoring a group", playing):
+            self.settle(played, into)
+        self.check(into, context)
+
+    def check(self, into: Collected, context: ScoreContext) -> None:
+        """Raises ``RunError`` when too much of it could not be judged."""
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
         if total and lost / total > self.settings.max_unjudged:
@@ -115,8 +138,8 @@ class Collector:
                 f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)"
             )
 
-    async def _play(self, group_id: str, draw: Draw, context: ScoreContext) -> tuple[Group, list[Trajectory], Counter[str]]:
-        """A group whose episodes are over and scored, a row for each that failed, and how all ended."""
+    async def play(self, group_id: str, draw: Draw, context: ScoreContext) -> Played:
+        """A draw's episodes, and their rewards."""
         seed = episode_seed(self.seed, self.split, draw.task, draw.epoch)
         failed: list[Trajectory] = []
         states = Counter[str]()
@@ -137,19 +160,26 @@ class Collector:
         episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
         trajectories = [trajectory for rows in episodes for trajectory in rows]
         await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
-        return Group(group_id, draw.task, trajectories), failed, states
+        return Played(Group(group_id, draw.task, trajectories), failed, states)
 
-    def _settle(self, group: Group, into: Collected) -> None:
-        """Keep what is judged and no filter refuses. In draw order, so that a filter with state does not depend on timing."""
+    def settle(self, played: Played, into: Collected) -> bool:
+        """Keep what is judged and no filter refuses; whether something is kept. In draw order, so that a filter with state does not
+        depend on timing."""
+        group, failed = played.group, played.failed
+        into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
+        into.states += played.states
+        into.events += counted([*group.trajectories, *failed])
         into.note_unjudged(group.trajectories)
-        group.trajectories = [trajectory for trajectory in group.trajectories if trajectory.reward is not None]
+        into.unjudged_rows += failed
+        group = Group(group.group_id, group.task, [row for row in group.trajectories if row.reward is not None])
         if not group.trajectories:
-            return
+            return False
         reason = drop_reason(self.manager, group) if self.split == "train" else None
         if reason is None:
             into.groups.append(group)
         else:
             into.dropped[reason] += 1
+        return reason is None
 
 
 def counted(rows: Sequence[Trajectory]) -> Counter[str]:
@@ -164,6 +194,14 @@ def counted(rows: Sequence[Trajectory]) -> Counter[str]:
             if event["kind"] == "ignored":
                 counts.update({f"ignored/{name}": number for name, number in event.get("parameters", {}).items()})
     return +counts
+
+
+def refuse_empty(collected: Collected) -> None:
+    """Raises ``RunError`` where no group was kept."""
+    if not collected.groups:
+        commonest = (collected.dropped + collected.unjudged).most_common(3)
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in commonest)
+        raise RunError(f"no group was kept of {collected.drawn} drawn: {reasons}")
 
 
 def drop_reason(manager: PluginManager, group: Group) -> str | None:

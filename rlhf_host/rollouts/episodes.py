@@ -36,6 +36,7 @@ from rlhf_host.records.episodes import (
 )
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.conversation import Plan
+from rlhf_host.rollouts.gate import GatedEngine
 from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, Endpoints, EpisodePolicy, Expected
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Episodes:
     """Runs episodes of one split against one engine."""
 
     manager: PluginManager
-    engine: Generator
+    engine: Generator | GatedEngine
     tokenizer: Any
     data: DataConfig
     sampling: Sampling

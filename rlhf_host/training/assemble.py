@@ -25,9 +25,12 @@ from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
 from rlhf_host.records.episodes import Sampling, Task, Trajectory
-from rlhf_host.records.needs import Needs, RoleHandle
+from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
+from rlhf_host.rollouts.admission import Admission
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.training.batching import refuse_large_units
 from rlhf_host.training.checkpoints import refuse_damaged
@@ -91,6 +94,8 @@ class Started:
     kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
     """Role that is not loaded → its log-probabilities."""
     endpoints: Endpoints = field(default_factory=Endpoints)
+    gate: Gate | None = None
+    """Before the engine, where something samples."""
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -131,7 +136,7 @@ def runtime_start(
         kernels=tuple(kernels_to_try(config.kernels)),
         hooks=manager,
         bring=Bring(manager, config.sync.verify, tokenizer, config.rollout.temperature),
-        train=config.train,
+        train=config.train.model_copy(update={"old_logprobs": config.old_logprobs_mode}),
         tokenizer=tokenizer,
         total_updates=total_updates,
         placement=tuple(config.placement),
@@ -152,7 +157,8 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
     bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
     bring.exact = runtime.exact and not start.needs.rounded_weights
     endpoints = Endpoints(port=config.rollout.policy_port)
-    return Started(runtime, handles, start.needs, start.roles, start.tokenizer, endpoints=endpoints)
+    gate = Gate(runtime.engine) if runtime.engine is not None else None
+    return Started(runtime, handles, start.needs, start.roles, start.tokenizer, endpoints=endpoints, gate=gate)
 
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
@@ -279,7 +285,12 @@ def source_of(config: RunConfig, manager: PluginManager, started: Started, input
     if rollouts is None:
         assert inputs.tasks is not None
         stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started)
-        rollouts = SampledRollouts(stream, collector, config.train.batch_size)
+        size, depth = config.train.batch_size, config.async_depth
+        rollouts = SampledRollouts(stream, collector, size)
+        if depth:
+            admission = Admission(size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills))
+            context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
+            rollouts = Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")
     return RolloutSource(
         rollouts, config, manager, started.needs, started.runtime.trainer, started.handles, events, inputs.tokenizer
     )
@@ -313,8 +324,8 @@ def episodes_of(
     )
     context_length = started.runtime.context_lengths["actor"]
     longest = min(rollout.max_tokens or context_length, context_length)
-    name, engine = f"engine {config.engine.name}", started.runtime.engine
-    assert engine is not None
+    name = f"engine {config.engine.name}"
+    assert started.gate is not None
     frozen = {
         need.name: Episodes(
             manager,
@@ -334,7 +345,7 @@ def episodes_of(
     ends = stop_tokens(config.roles["actor"])
     return Episodes(
         manager,
-        engine,
+        started.gate.client(),
         started.tokenizer,
         data,
         sampling,

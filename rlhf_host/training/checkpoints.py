@@ -66,6 +66,7 @@ def save_checkpoint(
     tensors: Mapping[str, Any],
     save_roles: Mapping[str, Callable[[Path], None]],
     save_state: Callable[[Path], None],
+    save_pending: Callable[[Path], None],
 ) -> Path:
     """Write ``checkpoints/step-NNNNNN``.
 
@@ -74,6 +75,7 @@ def save_checkpoint(
         tensors: plain values and tensors, read back with ``weights_only``.
         save_roles: role → what writes its model into a directory.
         save_state: writes optimizers and schedules into a directory.
+        save_pending: writes what was sampled and not trained into a directory.
 
     Raises:
         RunError: it cannot be written, or the weights diverged.
@@ -87,6 +89,7 @@ def save_checkpoint(
             _refuse_diverged(target, name, step)
         (directory / "optimizers").mkdir()
         save_state(directory / "optimizers")
+        save_pending(directory)
         torch.save(dict(tensors), directory / TRAINER)
         (directory / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
         names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())

@@ -23,9 +23,11 @@ from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import joined
+from rlhf_host.rollouts.gate import Gate
 from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.memory import memory
+from rlhf_host.training.pending import read_pending, write_pending
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
@@ -51,6 +53,8 @@ class Loop:
     run_dir: Path
     planned: int
     """Steps of the whole run."""
+    gate: Gate | None = None
+    """Before the engine, where there is one."""
     tokenizer: Any = None
     step: int = 0
     version: int = 0
@@ -101,7 +105,12 @@ class Loop:
     def _stand_still(self) -> None:
         """Note where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
         plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
-        self._position = {"stream": self.source.state_dict(), "plugins": plugins, "torch_rng": torch.get_rng_state()}
+        self._position = {
+            "stream": self.source.state_dict(),
+            "finished": self.source.finished(),
+            "plugins": plugins,
+            "torch_rng": torch.get_rng_state(),
+        }
 
     def rescue(self) -> None:
         """Write a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
@@ -119,7 +128,8 @@ class Loop:
         state = {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
         state |= {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
-        save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state)
+        pending = partial(write_pending, self._position["finished"])
+        save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state, pending)
         if self.best and self.best["step"] == self.step:
             mark_best(self.run_dir, self.step)
         keep_checkpoints(self.run_dir, self.step, self.config.checkpoint.keep, self.best["step"] if self.best else None)
@@ -129,7 +139,7 @@ class Loop:
         state = checkpoint.state
         self.step, self.resumed = checkpoint.step, True
         self._saved = (checkpoint.step, state["pending"])
-        self.source.load_state_dict(state["stream"])
+        self.source.load_state_dict(state["stream"], read_pending(checkpoint.path))
         self.version = int(state["version"])
         self.best = state["best"]
         self.pending, self.stopped = state["pending"], state.get("stopped")
@@ -146,6 +156,9 @@ class Loop:
         busy = trainer.compute_s + (engine.busy_s if engine is not None else 0.0)  # sampling, forward, backward, optimizer
         drawn = self.source.draw(number, self.version)
         times = dict(drawn.times)
+        if self.gate is not None and self.config.async_depth and any(target.in_place for target in self.runtime.targets):
+            with timed(times, "hold"):
+                self.loop.run(self._hold(self.gate))  # the engine would sample from weights that an update changes
         self._position = None
         with timed(times, "train"):
             of_updates = self._train(drawn.batch, number, drawn.sampled)
@@ -157,7 +170,7 @@ class Loop:
             self.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
         tokens = int(drawn.batch.action_mask.sum())
         elapsed = time.perf_counter() - started
-        outside = elapsed - (trainer.compute_s + (engine.busy_s if engine is not None else 0.0) - busy)
+        outside = max(0.0, elapsed - (trainer.compute_s + (engine.busy_s if engine is not None else 0.0) - busy))
         own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
         own |= {"version": float(self.version), "epoch": float(drawn.epoch)} | times
         for name, used in memory().items():
@@ -210,8 +223,18 @@ class Loop:
 
     def sync(self) -> None:
         """Bring the weights to the engines, if there are some."""
-        if self.runtime.engine is not None:
-            self.loop.run(self.runtime.sync(self.version), interruptible=False)
+        if self.gate is not None:
+            self.loop.run(self._publish(self.gate), interruptible=False)
+
+    async def _hold(self, gate: Gate) -> None:
+        await self.source.meet()
+        await gate.hold()
+
+    async def _publish(self, gate: Gate) -> None:
+        await self._hold(gate)
+        await self.runtime.sync(self.version)
+        gate.release()
+        await self.source.published(self.version)
 
     def _evaluation_due(self) -> bool:
         settings, last = self.config.eval, self.step == self.steps
@@ -243,6 +266,7 @@ class Loop:
     def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
         if self.evaluate is None:
             return metrics
+        self.loop.run(self.source.meet())
         evaluated, trajectories = self.evaluate(self.step)
         self.manager.report("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
         return metrics | evaluated

@@ -233,7 +233,7 @@ class _Replayer:
             temperature=float(step.sampling.get("temperature", rollout.temperature)),
         )
         # The weights that sampled are gone, so what they gave their tokens stands for π_old.
-        mode = "fused" if self.config.train.old_logprobs_mode == "fused" else "sampler"
+        mode = "fused" if self.config.old_logprobs_mode == "fused" else "sampler"
         if self.started is not None:
             add_outputs(experience, self.started.runtime.trainer, self.needs, mode)
         elif mode == "sampler":

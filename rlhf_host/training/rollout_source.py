@@ -19,7 +19,7 @@ from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.collect import Collected
+from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.made_rows import chosen_rows
@@ -48,8 +48,20 @@ class RolloutSource:
     def state_dict(self) -> dict[str, Any]:
         return self.rollouts.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rollouts.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
+        self.rollouts.load_state_dict(state, finished)
+
+    def finished(self) -> Mapping[int, Played]:
+        return self.rollouts.finished()
+
+    async def published(self, version: int) -> None:
+        await self.rollouts.published(version)
+
+    async def meet(self) -> None:
+        await self.rollouts.meet()
+
+    async def close(self) -> None:
+        await self.rollouts.close()
 
     def draw(self, step: int, version: int) -> Drawn:
         times: dict[str, float] = {}
@@ -70,12 +82,17 @@ class RolloutSource:
                 batch = make(self._chosen(experience, collected.groups), self.rollouts.weights)
                 apply_masks(batch, self.manager)
         with timed(times, "logprobs"):
-            add_outputs(batch, self.trainer, self.needs, self.config.train.old_logprobs_mode)
+            add_outputs(batch, self.trainer, self.needs, self.config.old_logprobs_mode)
         with timed(times, "advantages"):
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
         metrics = joined(collected.metrics(), reward_metrics(experience), own)
-        return Drawn(batch, collected.trajectories_in_order(), True, self.rollouts.epoch, metrics, times)
+        fresh = True
+        if self.rollouts.max_age:
+            lag = staleness(batch, self.rollouts.max_age)
+            metrics |= lag
+            fresh = lag["staleness/max"] == 0.0
+        return Drawn(batch, collected.trajectories_in_order(), fresh, self.rollouts.epoch, metrics, times)
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
         """The rows to train on, of groups whose rewards are transformed and shaped first."""
@@ -93,6 +110,21 @@ def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float
         "rows/reward": float(batch.rewards.double().mean()),
         "rows/groups_left_out": float(len(collected.groups) - groups),
     }
+
+
+def staleness(batch: Experience, most: int) -> dict[str, float]:
+    """How many versions older than the weights the tokens are that train on them. Raises ``RunError`` for more than ``most``."""
+    lags = torch.where(batch.action_mask, batch.version - batch.versions, 0)
+    if int(lags.min()) < 0 or int(lags.max()) > most:
+        raise RunError(
+            f"step {batch.step}: tokens are {int(lags.min())} to {int(lags.max())} versions old, and async_depth allows {most}:"
+            " this is a defect of the host or of the engine"
+        )
+    tokens = lags[batch.action_mask].double()
+    newest = torch.where(batch.action_mask, lags, most + 1).amin(-1)
+    mixed = (lags.amax(-1) > newest) & batch.action_mask.any(-1)
+    mean = float(tokens.mean()) if tokens.numel() else 0.0
+    return {"staleness/mean": mean, "staleness/max": float(lags.max()), "staleness/mixed": float(mixed.double().mean())}
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:

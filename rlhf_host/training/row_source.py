@@ -15,6 +15,7 @@ from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.collect import Played
 from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.training.kept_logprobs import KeptLogprobs
 from rlhf_host.training.made_rows import regrouped
@@ -117,6 +118,17 @@ class RowSource:
         metrics = {"units": float(len(groups)), "length/mean": float(lengths.mean()), "length/max": float(lengths.max())}
         return Drawn(experience, experience.trajectories, False, self._stream.epoch, metrics, times)
 
+    async def published(self, version: int) -> None:
+        """There are no engines."""
+
+    async def meet(self) -> None:
+        """Nothing is open."""
+
+    close = meet
+
+    def finished(self) -> Mapping[int, Played]:
+        return {}
+
     def groups(self, step: int) -> list[Group]:
         """The units of a step, the next of the stream."""
         count = self._size if self._all is None else min(self._size, self._all - (step - 1) * self._size)
@@ -129,7 +141,7 @@ class RowSource:
     def state_dict(self) -> dict[str, Any]:
         return {**self._stream.state_dict(), "fingerprint": self._units.fingerprint}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """Raises ``UserError`` when the data is not the same."""
         if state["fingerprint"] != self._units.fingerprint:
             raise UserError("the data, or its tokens, changed since the checkpoint: resume with what the run began with")

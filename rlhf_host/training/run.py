@@ -232,6 +232,7 @@ def _loop(
         loop=events,
         run_dir=run_dir,
         planned=inputs.steps(config),
+        gate=started.gate,
         tokenizer=inputs.tokenizer,
     )
 
@@ -263,6 +264,7 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
             raise (UserError if isinstance(error, UserError) else RunError)(message) from error
         raise
     finally:
+        events.run(loop.source.close(), interruptible=False)
         _call_closing(events, manager, outcome)
     return outcome
 

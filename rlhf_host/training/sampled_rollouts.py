@@ -1,4 +1,5 @@
-"""Where the steps of a run come from: here, tasks that the engines play; ``saved_rollouts`` is the other source."""
+"""Where the steps of a run come from: here, tasks that the engines play step by step; ``saved_rollouts`` and
+``rollouts.pipeline`` are the other sources."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 
 from rlhf_host.data.stream import TaskStream
 from rlhf_host.records.needs import ScoreContext
-from rlhf_host.rollouts.collect import Collected, Collector
+from rlhf_host.rollouts.collect import Collected, Collector, Played
 
 
 class Rollouts(Protocol):
@@ -23,28 +24,57 @@ class Rollouts(Protocol):
 
     epoch: int
     """Passes over the data so far."""
+    max_age: int
+    """By how many versions tokens may be older than the weights that they train; 0: they are of the same, or nobody knows."""
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         """The judged groups of ``context.step``."""
 
+    async def published(self, version: int) -> None:
+        """The engines have the weights of ``version``."""
+
+    async def meet(self) -> None:
+        """Wait until what must be over before the weights change, or an evaluation begins, is over."""
+
+    async def close(self) -> None:
+        """End what was begun beyond the last batch."""
+
+    def finished(self) -> Mapping[int, Played]:
+        """What is over and in no batch, for checkpoints."""
+
     def state_dict(self) -> dict[str, Any]:
         """JSON values: where in the data the run is."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """Go back, or on, to there."""
 
 
 class SampledRollouts:
     """``groups`` groups per step, of tasks in the stream's order."""
 
-    steps = None
+    steps, max_age = None, 0
 
     def __init__(self, stream: TaskStream, collector: Collector, groups: int):
         self.stream, self.collector, self.groups = stream, collector, groups
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
-        self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
+        self.state_dict = stream.state_dict
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         collected = await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
         self.epoch = self.stream.epoch
         return collected
+
+    async def published(self, version: int) -> None:
+        """Nothing is drawn before its step."""
+
+    async def meet(self) -> None:
+        """Nothing is open between two steps."""
+
+    close = meet
+
+    def finished(self) -> Mapping[int, Played]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
+        """What is finished is played again, by the weights of now."""
+        self.stream.load_state_dict(state)

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.records.needs import ScoreContext
-from rlhf_host.rollouts.collect import Collected
+from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.training.saved_rows import SavedStep, decoder, read_steps
 
 
@@ -24,7 +24,7 @@ class SavedRollouts:
         UserError: for a file that cannot be trained on as configured.
     """
 
-    epoch = 0
+    epoch = max_age = 0
 
     def __init__(self, config: RunConfig):
         assert config.from_trajectories is not None
@@ -73,10 +73,21 @@ class SavedRollouts:
         collected.note_unjudged(step.rows)
         return collected
 
+    async def published(self, version: int) -> None:
+        """The file was written before."""
+
+    async def meet(self) -> None:
+        """Nothing is open."""
+
+    close = meet
+
+    def finished(self) -> Mapping[int, Played]:
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         return {"trajectories": self._digest(), "steps": self.steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """Raises ``UserError`` when the file is not what it was."""
         if state["trajectories"] != self._digest():
             raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")

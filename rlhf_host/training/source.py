@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.tensors import Experience
+from rlhf_host.rollouts.collect import Played
 
 
 @dataclass(slots=True)
@@ -38,10 +39,22 @@ class Source(Protocol):
     def draw(self, step: int, version: int) -> Drawn:
         """The batch of a step, ready for updates; ``version`` is that of the weights."""
 
+    async def published(self, version: int) -> None:
+        """The engines have the weights of ``version``."""
+
+    async def meet(self) -> None:
+        """Wait until what must be over before the weights change, or an evaluation begins, is over."""
+
+    async def close(self) -> None:
+        """End what was begun beyond the last batch."""
+
+    def finished(self) -> Mapping[int, Played]:
+        """What is over and in no batch, for checkpoints."""
+
     def state_dict(self) -> dict[str, Any]:
         """JSON values: where in the data the run is."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """Go back, or on, to there."""
 
 

@@ -39,6 +39,7 @@ def save(run_dir, step, **state):
         {"x": torch.ones(2)},
         {"actor": lambda path: (path / "w").write_text("w")},
         lambda path: (path / "actor").write_text("optimizer"),
+        lambda path: None,
     )
 
 
@@ -206,7 +207,9 @@ def test_a_full_disk_is_named_and_half_a_checkpoint_goes(tmp_path, write):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
         with pytest.raises(RunError, match=r"checkpoints/step-000002 cannot be written: .*; its disk has .* GB free"):
-            save_checkpoint(tmp_path, 2, {}, {}, {"actor": lambda path: write(path / "w")}, lambda path: None)
+            save_checkpoint(
+                tmp_path, 2, {}, {}, {"actor": lambda path: write(path / "w")}, lambda path: None, lambda path: None
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
@@ -258,7 +261,13 @@ def test_what_a_run_began_with_stays_beside_what_it_goes_on_with(tmp_path):
 @pytest.mark.parametrize("asked", ["", "checkpoints/step-000001", "checkpoints/step-000001/model"])
 def test_a_model_is_found_in_a_run_and_is_refused_once_it_is_damaged(tmp_path, asked):
     path = save_checkpoint(
-        tmp_path, 1, {}, {}, {"actor": lambda path: (path / "config.json").write_text("{}")}, lambda path: None
+        tmp_path,
+        1,
+        {},
+        {},
+        {"actor": lambda path: (path / "config.json").write_text("{}")},
+        lambda path: None,
+        lambda path: None,
     )
     assert model_of(tmp_path / asked) == path / "model"
     refuse_damaged(path / "model")

@@ -185,7 +185,7 @@ def test_a_run_that_fails_again_after_a_resume_names_the_checkpoint_before(train
 
 def test_nothing_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts, tmp_path):
     save_roles = {"actor": lambda path: shutil.copytree(tiny_model, path, dirs_exist_ok=True)}
-    model = save_checkpoint(tmp_path / "old", 1, {}, {}, save_roles, lambda path: None) / "model"
+    model = save_checkpoint(tmp_path / "old", 1, {}, {}, save_roles, lambda path: None, lambda path: None) / "model"
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-50] + bytes(50))
     with pytest.raises(

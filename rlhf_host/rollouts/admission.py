@@ -1,0 +1,84 @@
+"""How far sampling runs ahead of training: which draws may begin, and which make the next batch. Counts, no clock, no tasks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Admission:
+    """Draws are numbered in the order of the stream (``ordinal``). A batch is the next ``batch`` kept ones in this order, so it
+    does not depend on which of them were over first.
+
+    A batch has ``batch`` places, and there are ``depth + 1`` batches of them. A draw has a place from its admission until the
+    weights that its batch trains are *published* to the engines; a dropped one gives it to another draw, as long as its batch may
+    refill. So before a draw that is admitted under version v there are less than ``(depth + 1) · batch`` others with places, every
+    version frees ``batch``, and the draw is trained from version ``v + depth`` at the latest. With depth 0 this is the synchronous
+    loop.
+    """
+
+    batch: int
+    """Groups of a step."""
+    depth: int
+    """By how many versions a batch may be older than the weights that it trains."""
+    steps: int
+    """Versions of the whole run: nothing is admitted that could not be trained."""
+    budget: int
+    """So many draws make a batch even if fewer than ``batch`` are kept."""
+    version: int = 0
+    """Of the engines."""
+    admitted: int = 0
+    """The next ordinal."""
+    unsettled: int = 0
+    """The ordinal whose verdict is next."""
+    taken: int = 0
+    """The first ordinal that no batch has."""
+    held: int = 0
+    """Places."""
+    _draws: int = 0
+    """Verdicts of the batch that is filled."""
+    _kept: int = 0
+    _complete: deque[int] = field(default_factory=deque)
+    """Draws of each batch that is complete and not taken."""
+    _training: bool = False
+
+    @property
+    def room(self) -> bool:
+        """Whether another draw may begin."""
+        return self.held < (min(self.depth, self.steps - self.version - 1) + 1) * self.batch
+
+    def begin_at(self, ordinal: int) -> None:
+        """Go on from there."""
+        self.admitted = self.unsettled = self.taken = ordinal
+
+    def admit(self) -> int:
+        """The ordinal of a draw that begins."""
+        self.held += 1
+        self.admitted += 1
+        return self.admitted - 1
+
+    def settle(self, *, kept: bool) -> None:
+        """The verdict of the draw ``unsettled``."""
+        self.unsettled += 1
+        self._draws += 1
+        self._kept += kept
+        left, missing = self.budget - self._draws, self.batch - self._kept
+        self.held -= not kept and left >= missing
+        if not (left and missing):
+            self._complete.append(self._draws)
+            self._draws = self._kept = 0
+
+    def take(self) -> range | None:
+        """The ordinals of the next batch, with the dropped ones between them; ``None``: it is not complete yet."""
+        if not self._complete:
+            return None
+        first = self.taken
+        self.taken += self._complete.popleft()
+        self._training = True
+        return range(first, self.taken)
+
+    def publish(self, version: int) -> None:
+        """The engines have the weights that the batch taken last trained."""
+        self.held -= self._training * self.batch
+        self.version, self._training = version, False

@@ -1,0 +1,187 @@
+"""Groups that stay open across steps: sampling goes on while the trainer works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlhf_host.data.stream import Draw, TaskStream
+from rlhf_host.errors import RunError
+from rlhf_host.records.needs import ScoreContext
+from rlhf_host.rollouts.admission import Admission
+from rlhf_host.rollouts.collect import Collected, Collector, Played, refuse_empty
+
+BEFORE = -1
+"""A version of before the run was resumed."""
+CLOSE_S = 10.0
+"""How long closing waits for episodes that were cancelled."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A draw that no batch has."""
+
+    place: dict[str, Any]
+    """Where the stream was before it."""
+    epoch: int
+    version: int
+    """Under which it was admitted."""
+    played: Played | None = None
+    collected: Collected | None = None
+    """What its verdict added."""
+
+
+class Pipeline:
+    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago.
+
+    What changes it happens on the event loop. ``state_dict`` and ``finished`` may be asked by the controller at any time.
+
+    Args:
+        context: of the rewards; its step is that of the admission.
+        fixed: what is begun under a version is over before the next one, and is begun at once; so with an engine whose batches do
+            not depend on time, a run gives the same values again.
+    """
+
+    steps = None
+    epoch = 0
+
+    def __init__(
+        self, stream: TaskStream, collector: Collector, admission: Admission, context: ScoreContext, *, fixed: bool = False
+    ):
+        self.stream, self.collector, self.admission, self.context, self.fixed = stream, collector, admission, context, fixed
+        self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
+        self._open: dict[int, _Open] = {}
+        self._restored: dict[int, Played] = {}
+        self.max_age = admission.depth
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._playing = 0
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+        self._closed = False
+
+    async def next_rollouts(self, context: ScoreContext) -> Collected:
+        """The groups of the next batch, as soon as they are over. Raises what ended a group that no batch can do without."""
+        while (taken := self.admission.take()) is None:
+            await self._wait()
+        collected = Collected()
+        for ordinal in taken:
+            one = self._open.pop(ordinal)
+            assert one.collected is not None
+            collected.add(one.collected)
+            self.epoch = one.epoch
+        self.collector.check(collected, context)
+        refuse_empty(collected)
+        return collected
+
+    async def published(self, version: int) -> None:
+        """The engines have the weights of ``version``: more draws may begin."""
+        self.admission.publish(version)
+        self._admit()
+
+    async def meet(self) -> None:
+        """With ``fixed``: wait until all that was begun is over."""
+        while self.fixed and self._playing:
+            await self._wait()
+
+    async def close(self) -> None:
+        """Cancel what is open."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream was before the first draw that no batch has: a resumed run draws all of these again."""
+        first = self._open.get(self.admission.taken)
+        place = first.place if first is not None else self.stream.state_dict()
+        return {**place, "ordinal": self.admission.taken, "max_age": self.max_age}
+
+    def finished(self) -> dict[int, Played]:
+        """Ordinal → group that is over and in no batch. A resumed run does not play it again."""
+        version = self.admission.version
+        return {
+            ordinal: one.played
+            for ordinal, one in list(self._open.items())
+            if one.played is not None and not (self.fixed and one.version == version)  # those are begun together
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
+        """Go on from there.
+
+        Args:
+            finished: as of ``finished``.
+        """
+        self.stream.load_state_dict(state)
+        self.admission.begin_at(state.get("ordinal", 0))
+        self._restored = dict(finished)
+        if finished:
+            self.max_age = max(self.max_age, state["max_age"])
+
+    def _admit(self) -> None:
+        """Begin what there is room for, after what was restored."""
+        if self._closed or self._error is not None or (self.fixed and self._playing):
+            return
+        try:
+            while self.admission.room or self.admission.admitted in self._restored:
+                self._begin()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._settle()
+
+    def _begin(self) -> None:
+        """The next draw."""
+        episodes, step = self.collector.episodes, self.admission.version + 1
+        place = self.stream.state_dict()
+        [draw] = self.stream.draw(1, step)
+        episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
+        ordinal = self.admission.admit()
+        one = self._open[ordinal] = _Open(place, self.stream.epoch, self.admission.version)
+        if (played := self._restored.pop(ordinal, None)) is not None:
+            played.belong_to(draw.task, episodes.decode)
+            one.played, one.version = played, BEFORE
+            return
+        self._playing += 1
+        episodes.expect(self.collector.n)
+        task = asyncio.create_task(self._play(ordinal, draw, replace(self.context, step=step)))
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    async def _play(self, ordinal: int, draw: Draw, context: ScoreContext) -> None:
+        self._open[ordinal].played = await self.collector.play(f"train-{ordinal}", draw, context)
+        self._playing -= 1
+        if not (self.fixed and self._playing):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Ask filters about what is over, in the order of the draws: their state does not depend on timing."""
+        settled = self.admission.unsettled
+        while (one := self._open.get(self.admission.unsettled)) is not None and one.played is not None:
+            one.collected = Collected(drawn=1)
+            self.admission.settle(kept=self.collector.settle(one.played, one.collected))
+        if self.admission.unsettled > settled:
+            self._admit()
+            self._news.set()
+
+    async def _wait(self) -> None:
+        """Until something is over. Raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        self._news.clear()
+        await self._news.wait()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._fail(RunError("a group was cancelled, and not by the host"))
+        elif (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Whoever waits for a batch hears of it."""
+        if not self._closed and self._error is None:
+            self._error = error
+            self._news.set()

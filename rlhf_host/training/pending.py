@@ -1,0 +1,40 @@
+"""Groups that are over and not trained yet, as files of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlhf_host.records.episodes import Group
+from rlhf_host.rollouts.collect import Played
+from rlhf_host.training.saved_rows import lines, read_steps
+
+ROWS, STATES = "pending.jsonl", "pending.json"
+
+
+def write_pending(finished: Mapping[int, Played], directory: Path) -> None:
+    """
+    Args:
+        finished: by ordinal, as of ``Pipeline.finished``.
+    """
+    if finished:
+        rows = (lines(ordinal, "train", [*one.group.trajectories, *one.failed], {}) for ordinal, one in finished.items())
+        (directory / ROWS).write_bytes(b"".join(rows))
+        states = {ordinal: one.states for ordinal, one in finished.items()}
+        (directory / STATES).write_text(json.dumps(states))
+
+
+def read_pending(directory: Path) -> dict[int, Played]:
+    """What ``write_pending`` wrote, with stand-ins for tasks; nothing where it wrote nothing."""
+    if not (directory / ROWS).exists():
+        return {}
+    states = json.loads((directory / STATES).read_text())
+    played = {}
+    for step in read_steps(directory / ROWS):
+        failed = [row for row in step.rows if row.finish_reason == "abort" and row.reward is None and not row.actions]
+        rows = [row for row in step.rows if not any(row is one for one in failed)]
+        group = Group(step.rows[0].group_id, step.rows[0].task, rows)
+        played[step.step] = Played(group, failed, Counter(states[str(step.step)]))
+    return played

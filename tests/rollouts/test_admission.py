@@ -1,0 +1,112 @@
+"""Random schedules against the admission rules: the bound, every draw used once, no deadlock."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_host.rollouts.admission import Admission
+
+
+class FreesEarly(Admission):
+    """The defect that the proof leaves no room for: a place is free when its batch is taken."""
+
+    def take(self):
+        taken = super().take()
+        self.held -= self._training * self.batch
+        self._training = False
+        return taken
+
+
+def play(rules, draw, kept, steps=12):
+    """A run in which finishing, training and publishing come in any order. Gives the largest age and the batches."""
+    admitted_under, over, verdicts = {}, set(), {}
+    batches, oldest, training = [], 0, None
+
+    def admit():
+        while rules.room:
+            ordinal = rules.admit()
+            admitted_under[ordinal] = rules.version
+            verdicts[ordinal] = draw.random() < kept
+
+    admit()
+    while len(batches) < steps:
+        if training is None and (training := rules.take()) is not None:
+            batches.append(training)
+            of_batch = [ordinal for ordinal in training if verdicts[ordinal]]
+            oldest = max([oldest, *(rules.version - admitted_under[ordinal] for ordinal in of_batch)])
+            admit()
+        running = [ordinal for ordinal in admitted_under if ordinal not in over]
+        choices = [*running, *(["publish"] if training is not None else [])]
+        assert choices, "nothing runs and nothing trains: a deadlock"
+        chosen = draw.choice(choices)
+        if chosen == "publish":
+            training = None
+            rules.publish(rules.version + 1)
+        else:
+            over.add(chosen)
+            while rules.unsettled in over:
+                rules.settle(kept=verdicts[rules.unsettled])
+        admit()
+    return oldest, batches, verdicts
+
+
+@settings(max_examples=2000, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_random_schedules(seed):
+    draw = random.Random(seed)
+    batch, depth, refills, kept = draw.randint(1, 5), draw.randint(0, 4), draw.randint(1, 4), draw.choice([1.0, 0.6, 0.2])
+    rules = Admission(batch, depth, steps=12, budget=batch * (1 + refills))
+    oldest, batches, verdicts = play(rules, draw, kept)
+    assert oldest <= depth
+    used = [ordinal for taken in batches for ordinal in taken]
+    assert used == list(range(len(used))), "in the order of the draws, each once"
+    for taken in batches:
+        count = sum(verdicts[ordinal] for ordinal in taken)
+        assert len(taken) <= rules.budget
+        assert count == batch or len(taken) == rules.budget
+        assert count < batch or verdicts[taken[-1]], "nothing beyond the last one that is kept"
+    if kept == 1.0:
+        assert rules.admitted == 12 * batch, "nothing is drawn that is not trained"
+
+
+def test_a_place_is_free_when_the_weights_are_with_the_engines():
+    rules = Admission(2, 1, steps=9, budget=8)
+    while rules.room:
+        rules.admit()
+    assert rules.admitted == 4
+    for _ in range(4):
+        rules.settle(kept=True)
+    assert rules.take() == range(2)
+    assert not rules.room
+    rules.publish(1)
+    assert rules.room
+
+
+def test_the_schedules_notice_a_place_that_is_free_too_early():
+    ages = [play(FreesEarly(2, 1, steps=12, budget=16), random.Random(seed), 1.0)[0] for seed in range(50)]
+    assert max(ages) == 2
+
+
+def test_a_dropped_draw_gives_its_place_to_the_next_one():
+    rules = Admission(2, 0, steps=3, budget=18)
+    assert [rules.admit(), rules.admit(), rules.room] == [0, 1, False]
+    rules.settle(kept=False)
+    assert rules.take() is None
+    assert rules.room
+    assert rules.admit() == 2
+    rules.settle(kept=True)
+    rules.settle(kept=True)
+    assert rules.take() == range(3)
+
+
+def test_a_budget_ends_a_batch():
+    rules = Admission(2, 0, steps=3, budget=4)
+    for number in range(4):
+        assert rules.room
+        rules.admit()
+        assert rules.take() is None
+        rules.settle(kept=number == 1)
+    assert rules.take() == range(4)

@@ -1,0 +1,238 @@
+"""Groups that stay open across steps: order, failures, the gate before the engine, and where a resumed run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from rlhf_host import Drop, RunError, ScoreContext, Step, Task, hookimpl
+from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.data.stream import TaskSet, TaskStream
+from rlhf_host.records.episodes import Sampling
+from rlhf_host.rollouts.admission import Admission
+from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.pipeline import Pipeline
+from rlhf_host.testing.engines import ScriptedEngine
+
+from .playing import Length, load
+
+
+class Slow:
+    """An agent whose environment takes as long as the task says, in milliseconds."""
+
+    def __init__(self):
+        self.closed = []
+
+    @hookimpl
+    def agent_reset(self, episode):
+        return Step(episode.task.prompt)
+
+    @hookimpl
+    async def agent_step(self, episode, action):
+        await asyncio.sleep(episode.task.metadata["ms"] / 1000)
+        return Step(done=True)
+
+    @hookimpl
+    def agent_close(self, episode):
+        self.closed.append(episode.task.index)
+
+
+class Slept(ScriptedEngine):
+    async def generate(self, token_ids, sampling, key):
+        version = self.version
+        await asyncio.sleep(0.002)
+        assert self.version == version, "weights changed under a request"
+        return await super().generate(token_ids, sampling, key)
+
+
+@pytest.fixture
+def pipeline(tokenizer):
+    """A pipeline over tasks that take so many milliseconds each, and its gate."""
+
+    def make(ms, *plugins, batch=2, depth=1, steps=6, agent=None, settings=None):
+        manager = load(Length(), *plugins, agent=agent or Slow())
+        gate = Gate(Slept(lambda ids, key: [4 + key[1], 5]))
+        settings = settings or RolloutConfig(max_refills=3)
+        episodes = Episodes(manager, gate.client(), tokenizer, DataConfig(), Sampling(max_new_tokens=8), 64, settings)
+        collector = Collector(episodes, manager, settings, n=2, seed=7, split="train")
+        tasks = [Task("12", "12", {"ms": each}, index=i, source="made", prompt_ids=(3, 4)) for i, each in enumerate(ms)]
+        stream = TaskStream(TaskSet({"made": tasks}, {"made": 1.0}), shuffle=False)
+        admission = Admission(batch, depth, steps, batch * (1 + settings.max_refills))
+        return Pipeline(stream, collector, admission, ScoreContext()), gate
+
+    return make
+
+
+async def steps_of(pipeline, gate, count, train_s=0.0, first=0):
+    """The task indices of each batch, and the versions of its tokens."""
+    batches = []
+    await pipeline.published(first)
+    for step in range(first + 1, first + count + 1):
+        collected = await pipeline.next_rollouts(ScoreContext(step=step))
+        rows = collected.trajectories_in_order()
+        batches.append(([group.task.index for group in collected.groups], {v for row in rows for v in row.actions[0].versions}))
+        await asyncio.sleep(train_s)
+        await gate.hold()
+        gate.engine.version = step
+        gate.release()
+        await pipeline.published(step)
+    return batches
+
+
+def test_batches_come_in_draw_order_whoever_is_first(pipeline):
+    made, gate = pipeline([40, 1, 30, 1, 20, 1, 10, 1, 1, 1, 1, 1])
+    batches = asyncio.run(steps_of(made, gate, 6))
+    assert [indices for indices, _ in batches] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    for step, (_, versions) in enumerate(batches):
+        assert all(0 <= step - version <= 1 for version in versions)
+
+
+def test_environments_play_while_the_trainer_works(pipeline):
+    """Rollout and training take 0.1 s each."""
+    walls = {}
+    for depth in (0, 1):
+        made, gate = pipeline([100] * 16, depth=depth, steps=8)
+        started = time.monotonic()
+        asyncio.run(steps_of(made, gate, 8, train_s=0.1))
+        walls[depth] = time.monotonic() - started
+    assert walls[1] < 0.75 * walls[0]
+
+
+def test_dropped_groups_are_replaced_and_filters_are_asked_in_draw_order(pipeline):
+    asked = []
+
+    class Odd:
+        @hookimpl
+        def keep_group(self, group):
+            asked.append(group.task.index)
+            return True if group.task.index % 2 else Drop("even")
+
+    made, gate = pipeline([20, 1] * 12, Odd(), steps=4)
+    batches = asyncio.run(steps_of(made, gate, 4))
+    assert [indices for indices, _ in batches] == [[1, 3], [5, 7], [9, 11], [13, 15]]
+    assert asked[:16] == list(range(16))
+
+
+def test_when_filters_refuse_everything_the_budget_ends_the_run(pipeline):
+    class No:
+        @hookimpl
+        def keep_group(self, group):
+            return Drop("never")
+
+    made, gate = pipeline([1] * 40, No())
+    with pytest.raises(RunError, match=r"no group was kept of 8 drawn: never \(8\)"):
+        asyncio.run(steps_of(made, gate, 1))
+
+
+def test_what_ends_a_group_wakes_whoever_waits(pipeline):
+    class Broken:
+        @hookimpl
+        def keep_group(self, group):
+            raise ValueError("the filter is broken")
+
+    made, gate = pipeline([1] * 8, Broken())
+    with pytest.raises(RunError, match="the filter is broken"):
+        asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
+
+    class Gone(Slept):
+        async def generate(self, token_ids, sampling, key):
+            raise RunError("the engine is gone")
+
+    made, gate = pipeline([1] * 8)
+    gate.engine = Gone(lambda ids, key: [4])
+    with pytest.raises(RunError, match="the engine is gone"):
+        asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
+
+
+def test_a_group_that_somebody_else_cancels_is_told(pipeline):
+    made, _ = pipeline([5000] * 8)
+
+    async def run():
+        await made.published(0)
+        waiting = asyncio.create_task(made.next_rollouts(ScoreContext(step=1)))
+        await asyncio.sleep(0.05)
+        next(iter(made._tasks)).cancel()
+        await asyncio.wait_for(waiting, 5)
+
+    with pytest.raises(RunError, match="a group was cancelled, and not by the host"):
+        asyncio.run(run())
+
+
+def test_closing_ends_what_is_open_and_releases_what_it_holds(pipeline):
+    agent = Slow()
+    made, _ = pipeline([1, 1, 60_000, 60_000], agent=agent)
+
+    async def run():
+        await made.published(0)
+        await made.next_rollouts(ScoreContext(step=1))
+        await asyncio.wait_for(made.close(), 5)
+        assert not made._tasks
+
+    asyncio.run(run())
+    assert sorted(agent.closed) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_resumed_run_draws_what_no_batch_had(pipeline):
+    made, gate = pipeline([1, 1, 1, 1, 60_000, 1, 1, 1], depth=2)
+
+    async def two_steps():
+        batches = await steps_of(made, gate, 2)
+        await asyncio.sleep(0.02)
+        state, finished = made.state_dict(), made.finished()
+        await made.close()
+        return batches, state, finished
+
+    batches, state, finished = asyncio.run(two_steps())
+    assert [indices for indices, _ in batches] == [[0, 1], [2, 3]]
+    assert state["ordinal"] == 4
+    assert made.admission.admitted == 10, "it had drawn further"
+    assert sorted(finished) == [5, 6, 7, 8, 9], "all but the slow one"
+    agent = Slow()
+    again, gate = pipeline([1] * 8, depth=2, agent=agent)
+    again.load_state_dict(state, finished)
+    gate.engine.version = 2
+    batches = asyncio.run(steps_of(again, gate, 4, first=2))
+    assert [indices for indices, _ in batches] == [[4, 5], [6, 7], [0, 1], [2, 3]]
+    assert batches[0][1] == {0, 2}, "what was finished is as it was, what was open was played again"
+    assert set(agent.closed) == {4, 2, 3}
+
+
+def test_a_closed_gate_lets_no_request_through_and_waits_for_those_under_way():
+    engine = Slept(lambda ids, key: [4])
+    gate = Gate(engine)
+    one, other = gate.client(), gate.client()
+
+    async def run():
+        one.expect(3)
+        other.expect(2)
+        first = asyncio.create_task(one.generate([3], Sampling(max_new_tokens=2), (0, 0, 0)))
+        await asyncio.sleep(0)
+        await gate.hold()
+        assert first.done() or engine.calls, "it was under way"
+        assert gate.in_flight == 0
+        second = asyncio.create_task(one.generate([3], Sampling(max_new_tokens=2), (0, 1, 0)))
+        one.expect(1)
+        await asyncio.sleep(0.01)
+        assert len(engine.calls) == 1
+        engine.version = 1
+        gate.release()
+        assert (await second).versions == [1]
+
+    asyncio.run(run())
+    assert engine.expected == [3, 5, 0, 3], "while it is closed nobody will come"
+
+
+def test_requests_that_are_cancelled_do_not_hold_the_gate():
+    gate = Gate(Slept(lambda ids, key: [4]))
+
+    async def run():
+        asked = asyncio.create_task(gate.generate([3], Sampling(max_new_tokens=2), (0, 0, 0)))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait_for(gate.hold(), 1)
+
+    asyncio.run(run())
