@@ -18,6 +18,7 @@ from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_di
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
+from rlhf_host.plugins.manager import Loaded
 from rlhf_host.plugins.selection import written_short
 from rlhf_host.records.needs import Needs, Outcome
 
@@ -87,15 +88,27 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         from rlhf_host.training.run import train as run
 
         outcome = run(config, manager, resume=resume)
+        as_they_come = all(map(_as_it_comes, (item for item in manager.loaded if item.kind in ("reward", "agent"))))
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
-    click.echo(_what_next(outcome, config, needs))
+    click.echo(_what_next(outcome, config, needs, as_they_come))
     if outcome.status == "interrupted":
         ctx.exit(130)
 
 
-def _what_next(outcome: Outcome, config: RunConfig, needs: Needs) -> str:
-    """What the run has left, and commands that work on it."""
+def _as_it_comes(item: Loaded) -> bool:
+    """Whether its name alone chooses it as it is."""
+    options = getattr(type(item.plugin), "Options", None)
+    usual = options.model_construct().model_dump() if options is not None else {}
+    return item.weight == 1.0 and all(usual.get(name) == value for name, value in item.options.items())
+
+
+def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: bool) -> str:
+    """What the run has left, and commands that work on it.
+
+    Args:
+        as_they_come: rewards and agents have their default options.
+    """
     run_dir = Path(str(config.run_dir))
     if outcome.status == "interrupted":
         resume = rlhf("train", "--resume", run_dir)
@@ -110,23 +123,27 @@ def _what_next(outcome: Outcome, config: RunConfig, needs: Needs) -> str:
     best = run_dir / BEST
     if best.exists():
         lines.append(f"The best {config.checkpoint.best} is that of {best.resolve().name}: {best} points to it")
-    commands = list(_commands(outcome, config, needs, run_dir))
+    commands = list(_commands(outcome, config, needs, run_dir, as_they_come))
     lines += ["What to try next:"] if commands else []
     lines += [f"  {about}:\n    {command}" for about, command in commands]
     return "\n".join(lines)
 
 
-def _commands(outcome: Outcome, config: RunConfig, needs: Needs, run_dir: Path) -> Iterator[tuple[str, str]]:
+def _commands(
+    outcome: Outcome, config: RunConfig, needs: Needs, run_dir: Path, as_they_come: bool
+) -> Iterator[tuple[str, str]]:
     """What to type, and what it does."""
     saved = (run_dir / "checkpoints").exists()
     if needs.samples and (saved or (run_dir / "model").exists()) and (config.data.sources or config.eval.data.sources):
         more = ["--eval.n", max(4, 2 * config.eval.n)] if config.eval.temperature else []  # greedy samples are all the same
-        yield "evaluate, with pass@k" if more else "evaluate", rlhf("eval", "--checkpoint", run_dir, *more)
+        scored = more and {"score/mean", "eval/score/mean"} & outcome.metrics.keys()
+        yield "evaluate, with pass@k" if scored else "evaluate", rlhf("eval", "--checkpoint", run_dir, *more)
     if saved and outcome.reason is None and config.from_trajectories is None:
         by_steps = needs.samples or config.train.steps is not None
         more = ["--train.steps", 2 * outcome.step] if by_steps else ["--data.epochs", f"{2 * config.data.epochs:g}"]
         yield "continue training", rlhf("train", "--resume", run_dir, *more)
-    if config.roles["actor"].model == QUICKSTART and config.algo is not None:
+    usual = as_they_come and config.agent == RunConfig().agent and not config.agents
+    if config.roles["actor"].model == QUICKSTART and config.algo is not None and usual:
         named = {alias: written_short(choice.name, choice.options) for alias, choice in config.reward.items()}
         judges = [f"{alias}={name}" if alias != name else alias for alias, name in named.items()]
         chosen = ["--algo", config.algo.name, *(word for judge in judges for word in ("--reward", judge))]

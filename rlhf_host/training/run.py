@@ -32,7 +32,7 @@ from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_che
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.precompute import precomputed, without
-from rlhf_host.training.run_files import write_start
+from rlhf_host.training.run_files import remove_start, write_start
 
 log = logging.getLogger(__name__)
 
@@ -255,6 +255,8 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
         lost = _is_lost(error)
         if isinstance(error, Exception) and not lost:
             loop.rescue()
+        if isinstance(error, UserError) and resume is None and loop.run_dir.is_dir():
+            remove_start(loop.run_dir)
         known = lost or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))
         if known:
             blamed = None if isinstance(error, UserError) else checkpoint  # that one says itself what to do

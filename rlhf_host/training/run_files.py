@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.defaults import KINDS, kernels_to_try
-from rlhf_host.config.run_dir import CONFIG, PLUGINS, config_yaml
+from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, config_yaml
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.directories import write_file
 from rlhf_host.plugins import requirements
@@ -35,6 +35,14 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
         if path.exists() and path.read_text("utf-8") != text and not before.exists():
             write_file(before, path.read_bytes())
         write_file(path, text.encode())
+
+
+def remove_start(run_dir: Path) -> None:
+    """Remove them where nothing else was written: a run that was refused leaves its directory free for the next one."""
+    files = [run_dir / name for name in (CONFIG, PLUGINS, requirements.FILE)]
+    if not {path.name for path in run_dir.iterdir()} - {path.name for path in files} - {LOCK, HOLDER}:
+        for path in files:
+            path.unlink(missing_ok=True)
 
 
 def _requirements(config: RunConfig, manager: PluginManager) -> str:

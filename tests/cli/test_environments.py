@@ -27,6 +27,8 @@ def test_the_new_environment_trains_and_evaluates(train, rlhf_here, tmp_path):
     assert re.search(r"train --algo rloo --environment my_products\.py", made.output)
     done = train("--environment", "my_products.py", "--trajectories.every", "1")
     assert done.exit_code == 0, done.output
+    assert "continue training" in done.output
+    assert "a model of your own" not in done.output, "names alone would be another run"
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert {alias: choice["weight"] for alias, choice in saved["reward"].items()} == {"right": 1.0, "short": 0.1}
     assert saved["agent"]["tools"].endswith("my_products.py:multiply")

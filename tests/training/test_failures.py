@@ -103,6 +103,23 @@ def test_a_run_that_fails_keeps_the_last_finished_step(train, tmp_path, hook, wh
     assert curve(train(extension=Fails())) == whole(train, whole_rows)
 
 
+def test_a_run_that_is_refused_as_it_starts_leaves_its_directory_free(train, tmp_path):
+    class Refuses:
+        key = "wrong"
+
+        @hookimpl
+        def run_started(self, context):
+            if self.key == "wrong":
+                raise UserError("the server refuses the key")
+
+    refuses = Refuses()
+    with pytest.raises(UserError, match="the server refuses the key"):
+        train(extension=refuses)
+    assert not (tmp_path / "run").exists()
+    refuses.key = "right"
+    assert len(train(extension=refuses, **{"train.steps": 1, "eval.every": 0}).metrics) == 2
+
+
 def test_a_failure_with_the_weights_on_their_way_saves_nothing_wrong(train, tmp_path):
     class Late(Fails):
         @hookimpl
