@@ -18,8 +18,8 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
-BEST = "checkpoints/best"
-"""A link to the checkpoint with the best ``checkpoint.best``."""
+BEST, LAST = "checkpoints/best", "checkpoints/last"
+"""Links to the checkpoint with the best ``checkpoint.best``, and to the newest."""
 PLUGINS = "plugins.json"
 LOCK, HOLDER = ".lock", ".lock-holder"
 _MADE: set[Path] = set()

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from rlhf_host.config.run_dir import BEST
 from rlhf_host.directories import remove_directory, write_directory
 from rlhf_host.errors import DivergedError, RunError, UserError
 
@@ -187,9 +186,9 @@ def keep_checkpoints(run_dir: Path, newest: int, keep: int, best_step: int | Non
             remove_directory(path)
 
 
-def mark_best(run_dir: Path, step: int) -> None:
-    """Let ``checkpoints/best`` link to the step's checkpoint, where the file system has links."""
-    link = run_dir / BEST
+def point_to(run_dir: Path, name: str, step: int) -> None:
+    """Let ``name`` (``BEST`` or ``LAST``) link to the step's checkpoint, where the file system has links."""
+    link = run_dir / name
     aside = link.with_name(f".{link.name}.partial")
     with contextlib.suppress(OSError):
         aside.unlink(missing_ok=True)

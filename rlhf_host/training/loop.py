@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlhf_host.config.run_dir import BEST, LAST
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, near_matches
 from rlhf_host.plugins.manager import PluginManager
@@ -24,7 +25,7 @@ from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import joined
 from rlhf_host.rollouts.gate import Gate
-from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, mark_best, plain_state, save_checkpoint
+from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, point_to, save_checkpoint
 from rlhf_host.training.events import EventLoop, Interrupted
 from rlhf_host.training.memory import memory
 from rlhf_host.training.pending import read_pending, write_pending
@@ -130,8 +131,9 @@ class Loop:
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         pending = partial(write_pending, self._position["finished"])
         save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state, pending)
+        point_to(self.run_dir, LAST, self.step)
         if self.best and self.best["step"] == self.step:
-            mark_best(self.run_dir, self.step)
+            point_to(self.run_dir, BEST, self.step)
         keep_checkpoints(self.run_dir, self.step, self.config.checkpoint.keep, self.best["step"] if self.best else None)
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -84,8 +84,9 @@ def test_the_uninterrupted_run_is_complete_and_moves(uninterrupted):
     evaluated = {row["step"]: row["eval/reward/mean"] for row in rows if "eval/reward/mean" in row}
     best = max(evaluated, key=lambda step: (evaluated[step], -step))
     kept = {path.name for path in (uninterrupted / "checkpoints").iterdir()}
-    assert kept == {"step-000004", "step-000006", "best"} | ({"step-000003"} if best == 3 else set())
+    assert kept == {"step-000004", "step-000006", "best", "last"} | ({"step-000003"} if best == 3 else set())
     assert (uninterrupted / "checkpoints/best").resolve().name == f"step-{best:06d}"
+    assert (uninterrupted / "checkpoints/last").resolve().name == "step-000006"
     assert (uninterrupted / "model" / "config.json").exists()
 
 

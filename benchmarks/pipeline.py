@@ -1,0 +1,129 @@
+"""Sampling ahead of training: seconds per step, compared with rollout and training alone, and whether the quickstart task learns.
+
+python benchmarks/pipeline.py --json             # environments that take 0.5 s, and training that takes as long
+python benchmarks/pipeline.py --case lognormal   # environments of lognormal length
+python benchmarks/pipeline.py --case curves      # pass@1 of the quickstart task at depths 0, 1 and 4, three seeds
+
+Environments sleep, so two busy cores suffice. Training is repeated until it takes as long as the rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rlhf_host
+from rlhf_host import Action, Episode, Needs, Step, hookimpl
+from rlhf_host.testing import write_tiny_model
+
+STEPS, FIRST = 14, 4
+"""Steps of a run, and the first that counts: before it the pipeline fills."""
+WAIT_S = 0.5
+SHAPE = 1.0
+"""Standard deviation of the logarithm."""
+
+
+class Waits:
+    """One answer, and an environment that takes its time with it. The reward is the share of vowels."""
+
+    def __init__(self, case: str):
+        self.case = case
+
+    @hookimpl
+    def needs(self) -> Needs:
+        return Needs(rewards=False)
+
+    @hookimpl
+    def agent_reset(self, episode: Episode) -> Step:
+        return Step()
+
+    @hookimpl
+    async def agent_step(self, episode: Episode, action: Action) -> Step:
+        wait = WAIT_S
+        if self.case == "lognormal":
+            rng = random.Random(f"{episode.seed} {episode.sample}")
+            wait *= min(8.0, rng.lognormvariate(-SHAPE * SHAPE / 2, SHAPE))
+        await asyncio.sleep(wait)
+        return Step(reward=sum(letter in "aeiou" for letter in action.text) / 8, done=True)
+
+
+def steps(folder: Path, case: str, depth: int, epochs: int) -> dict[str, float]:
+    """Medians over the steps that count."""
+    data = [{"prompt": f"{number}+1=", "label": str(number + 1)} for number in range(64)]
+    settings: dict[str, Any] = {"rollout.n": 8, "rollout.max_new_tokens": 4, "train.batch_size": 8, "train.steps": STEPS}
+    settings |= {"train.epochs": epochs, "train.threads": 1, "trajectories.every": 0, "checkpoint.final": False}
+    settings |= {
+        "train.old_logprobs": "sampler",
+        "async_depth": depth,
+        "kernels": "none",
+        "run_dir": str(folder / f"d{depth}-{epochs}"),
+    }
+    run = rlhf_host.train(algo="rloo", agent=Waits(case), model=folder / "model", data=data, **settings)
+    rows = [row for row in run.metrics if row["step"] >= FIRST]
+    wall = (rows[-1]["time/wall"] - rows[0]["time/wall"]) / (len(rows) - 1)
+    means = {name: statistics.fmean(row[f"time/{name}"] for row in rows) for name in ("rollout", "train", "sync")}
+    return means | {"wall": wall, "staleness": max(row.get("staleness/max", 0.0) for row in rows)}
+
+
+def speed(case: str, depths: Sequence[int]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        write_tiny_model(folder / "model", hidden=128)
+        alone = steps(folder, case, 0, 1)
+        epochs = max(1, round(alone["rollout"] / alone["train"]))
+        found = {depth: steps(folder, case, depth, epochs) for depth in (0, *depths)}
+    rollout, training = found[0]["rollout"], found[0]["train"]
+    result: dict[str, Any] = {"case": case, "rollout_s": rollout, "train_s": training, "epochs": epochs}
+    for depth, each in found.items():
+        result[f"wall_s/{depth}"] = each["wall"]
+        result[f"over_max/{depth}"] = each["wall"] / max(rollout, training)
+        result[f"over_sum/{depth}"] = each["wall"] / (rollout + training)
+        result[f"staleness/{depth}"] = each["staleness"]
+        print(
+            f"depth {depth}: {each['wall']:.3f} s per step, {result[f'over_max/{depth}']:.2f} of the longer phase", flush=True
+        )
+    return result
+
+
+def curves(count: int, seeds: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"case": "curves", "steps": count}
+    for depth in (0, 1, 4):
+        for seed in range(seeds):
+            with tempfile.TemporaryDirectory() as directory:
+                settings = {
+                    "async_depth": depth,
+                    "seed": seed,
+                    "train.steps": count,
+                    "train.threads": 1,
+                    "eval.every": count // 4,
+                }
+                run = rlhf_host.train(
+                    algo="rloo", rewards="math_verifier", model="quickstart", run_dir=f"{directory}/run", **settings
+                )
+            scores = [row["eval/pass@1"] for row in run.metrics if "eval/pass@1" in row]
+            result[f"pass@1/{depth}/{seed}"] = scores
+            print(f"depth {depth}, seed {seed}: {' '.join(f'{score:.3f}' for score in scores)}", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=("fixed", "lognormal", "curves"), default="fixed")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="the last line is a JSON object, with or without it")
+    asked = parser.parse_args()
+    result = curves(asked.steps, asked.seeds) if asked.case == "curves" else speed(asked.case, asked.depths)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Kills runs at random moments and damages their checkpoints: is the resumed run the one that was left alone?
+
+python scripts/chaos.py                          # 50 kills of the controller per kind of run, 30 damaged checkpoints, Ray: an hour
+python scripts/chaos.py --only free --kills 10
+python scripts/chaos.py --only ray               # 20 kills and 10 stops of engines and ranks on Ray, in 200 steps
+
+Synchronous runs and those with ``pipeline.schedule fixed`` must give the same metrics, value for value. ``free`` ones must train on
+the same tasks in the same steps. A damaged checkpoint must be noticed. The last line is a JSON object; the exit code is 1 where
+something differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlhf_host.testing import write_tiny_model
+
+STEPS = 60
+MACHINE = ("time/", "memory/", "tokens_per_s")
+KINDS = {
+    "sync": [],
+    "fixed": ["--async-depth", "2", "--pipeline.schedule", "fixed"],
+    "free": ["--async-depth", "2"],
+}
+RLHF = [sys.executable, "-m", "rlhf_host.cli.main"]
+
+
+class Runs:
+    """Runs of one kind in a folder of their own."""
+
+    def __init__(self, folder: Path, more: Sequence[str], steps: int = STEPS):
+        self.folder = folder
+        folder.mkdir()
+        write_tiny_model(folder / "model")
+        rows = [{"prompt": f"{i}+{7 * i % 100}=", "label": str(i + 7 * i % 100)} for i in range(64)]
+        (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "vowels.py").write_text("def vowels(text):\n    return sum(letter in 'aeiou' for letter in text) / 8\n")
+        self.flags = ["train", "--algo", "rloo", "--reward", f"{folder}/vowels.py:vowels", "--actor.model", f"{folder}/model"]
+        self.flags += ["--data", f"{folder}/data.jsonl", "--eval.data", f"{folder}/data.jsonl", "--eval.every", "10"]
+        self.flags += [
+            "--train.steps",
+            str(steps),
+            "--train.batch-size",
+            "4",
+            "--rollout.n",
+            "4",
+            "--rollout.max-new-tokens",
+            "24",
+        ]
+        self.flags += [
+            "--checkpoint.every",
+            "3",
+            "--checkpoint.keep",
+            "3",
+            "--trajectories.max-per-step",
+            "0",
+            "--actor.lr",
+            "1e-3",
+        ]
+        self.flags += ["--trajectories.max-per-step", "0", "--train.threads", "1", "--kernels", "none", *more]
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        """The run, begun or resumed."""
+        run = self.folder / name
+        command = ["train", "--resume", str(run)] if (run / "config.yaml").exists() else [*self.flags, "--run-dir", str(run)]
+        return subprocess.Popen([*RLHF, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=self.folder)
+
+    def finish(self, name: str) -> str:
+        """Go on to the end. What it wrote to standard error."""
+        process = self.start(name)
+        _, err = process.communicate()
+        return self.ended(name, process, err)
+
+    def ended(self, name: str, process: subprocess.Popen[bytes], err: bytes) -> str:
+        """Raises ``SystemExit`` for a run that failed. One that was killed behind its last checkpoint is finished."""
+        text = err.decode(errors="replace")
+        if process.returncode and "is finished at step" not in text:
+            raise SystemExit(f"{name} ended with exit code {process.returncode}:\n{text[-3000:]}")
+        return text
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        rows = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
+        return [{key: value for key, value in row.items() if not key.startswith(MACHINE)} for row in rows]
+
+    def tasks(self, name: str) -> dict[int, list[str]]:
+        """Step → prompts of its groups, in order."""
+        found: dict[int, dict[str, str]] = {}
+        for file in sorted((self.folder / name / "trajectories").glob("train-*.jsonl")):
+            for row in map(json.loads, file.read_text().splitlines()):
+                found.setdefault(row["step"], {}).setdefault(row["group_id"], row["prompt"])
+        return {step: list(groups.values()) for step, groups in found.items()}
+
+    def same(self, kind: str, name: str) -> bool:
+        """Whether it is the run that was left alone."""
+        if kind in ("sync", "fixed"):
+            return self.metrics(name) == self.metrics("whole")
+        return self.tasks(name) == self.tasks("whole") and len(self.metrics(name)) == len(self.metrics("whole"))
+
+
+def controller(folder: Path, kind: str, kills: int, rng: random.Random) -> dict[str, Any]:
+    """Kill -9 of the run's process, again and again, also while it starts."""
+    runs = Runs(folder / kind, KINDS[kind])
+    started = time.monotonic()
+    runs.finish("whole")
+    length = time.monotonic() - started
+    done = different = finished = 0
+    name = "killed-0"
+    while done < kills:
+        process = runs.start(name)
+        try:
+            process.wait(rng.uniform(0.3, 1.0) * length)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            done += 1
+            continue
+        runs.ended(name, process, process.communicate()[1])
+        different += not runs.same(kind, name)
+        finished += 1
+        name = f"killed-{finished}"
+    if (runs.folder / name).exists():
+        runs.finish(name)
+        different += not runs.same(kind, name)
+        finished += 1
+    print(f"{kind}: {kills} kills in {finished} runs, of which {different} differ", flush=True)
+    return {f"{kind}/kills": kills, f"{kind}/runs": finished, f"{kind}/different": different}
+
+
+def damage(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
+    """One byte changed, or a file cut, in the newest checkpoint: said aloud, and an older one gives the same run."""
+    runs = Runs(folder / "damage", KINDS["fixed"], steps=12)
+    runs.finish("whole")
+    silent = different = 0
+    for number in range(count):
+        name = f"damaged-{number}"
+        process = runs.start(name)
+        while not (runs.folder / name / "checkpoints/step-000009").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        newest = sorted((runs.folder / name / "checkpoints").glob("step-*"))[-1]
+        file = rng.choice([path for path in sorted(newest.rglob("*")) if path.is_file() and path.stat().st_size])
+        place = rng.randrange(file.stat().st_size)
+        if number % 3:
+            content = bytearray(file.read_bytes())
+            content[place] ^= 1 << rng.randrange(8)
+            file.write_bytes(content)
+        else:
+            with file.open("r+b") as cut:
+                cut.truncate(place)
+        said = runs.finish(name)
+        silent += "is damaged" not in said
+        different += not runs.same("fixed", name)
+        shutil.rmtree(runs.folder / name)
+    print(f"damage: {count} checkpoints, {silent} loaded in silence, {different} runs differ", flush=True)
+    return {"damage/checkpoints": count, "damage/silent": silent, "damage/different": different}
+
+
+def ray(folder: Path, kills: int, stops: int, steps: int, rng: random.Random) -> dict[str, Any]:
+    """Kill or stop engines and ranks of a run on Ray. A rank's end is the run's, which is then resumed."""
+    more = [
+        "--runtime",
+        "ray",
+        "--placement",
+        "actor=1",
+        "--placement",
+        "rollout=2",
+        "--runtime.stall-s",
+        "10",
+        "--async-depth",
+        "1",
+    ]
+    runs = Runs(folder / "ray", more, steps)
+    runs.finish("whole")
+    done = {"kill": 0, "stop": 0, "resumed": 0}
+    process = runs.start("hit")
+    while done["kill"] < kills or done["stop"] < stops:
+        try:
+            process.wait(rng.uniform(2.0, 6.0))
+        except subprocess.TimeoutExpired:
+            workers = _workers(process.pid)
+            if workers and _step(runs.folder / "hit") < steps - 5:
+                what = "kill" if done["kill"] < kills else "stop"
+                rng.choice(workers).send_signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+                done[what] += 1
+            continue
+        process.communicate()
+        if process.returncode == 0:
+            break
+        done["resumed"] += 1
+        process = runs.start("hit")
+    process.communicate()
+    if process.returncode:
+        runs.finish("hit")
+    different = not runs.same("free", "hit")
+    print(f"ray: {done}, in {steps} steps; the tasks {'differ' if different else 'are the same'}", flush=True)
+    return {f"ray/{name}": count for name, count in done.items()} | {"ray/different": int(different)}
+
+
+def _workers(pid: int) -> list[psutil.Process]:
+    """Ray's actors below a process."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+        return [one for one in below if "".join(one.cmdline()).startswith("ray::")]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _step(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[*KINDS, "damage", "ray"], nargs="+", default=[*KINDS, "damage", "ray"])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--damaged", type=int, default=30)
+    parser.add_argument("--ray-kills", type=int, default=20)
+    parser.add_argument("--ray-stops", type=int, default=10)
+    parser.add_argument("--ray-steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    rng, result = random.Random(asked.seed), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        for kind in asked.only:
+            if kind in KINDS:
+                result |= controller(folder, kind, asked.kills, rng)
+            elif kind == "damage":
+                result |= damage(folder, asked.damaged, rng)
+            else:
+                result |= ray(folder, asked.ray_kills, asked.ray_stops, asked.ray_steps, rng)
+    print(json.dumps(result))
+    sys.exit(any(value for name, value in result.items() if name.endswith(("/different", "/silent"))))
+
+
+if __name__ == "__main__":
+    main()
