@@ -14,6 +14,8 @@ import asyncio
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,17 +99,14 @@ def curves(count: int, seeds: int) -> dict[str, Any]:
     for depth in (0, 1, 4):
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as directory:
-                settings = {
-                    "async_depth": depth,
-                    "seed": seed,
-                    "train.steps": count,
-                    "train.threads": 1,
-                    "eval.every": count // 4,
-                }
-                run = rlhf_host.train(
-                    algo="rloo", rewards="math_verifier", model="quickstart", run_dir=f"{directory}/run", **settings
-                )
-            scores = [row["eval/pass@1"] for row in run.metrics if "eval/pass@1" in row]
+                flags = ["--algo", "rloo", "--reward", "math_verifier", "--run-dir", f"{directory}/run", "--train.threads", 1]
+                flags += ["--async-depth", depth, "--seed", seed, "--train.steps", count, "--eval.every", count // 4]
+                command = [sys.executable, "-m", "rlhf_host.cli.main", "train", *map(str, flags)]
+                done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                if done.returncode:
+                    raise SystemExit(done.stderr)
+                rows = map(json.loads, Path(directory, "run/metrics.jsonl").read_text().splitlines())
+                scores = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
             result[f"pass@1/{depth}/{seed}"] = scores
             print(f"depth {depth}, seed {seed}: {' '.join(f'{score:.3f}' for score in scores)}", flush=True)
     return result

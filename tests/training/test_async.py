@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 import time
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 STEPS = 10
 
@@ -56,6 +59,42 @@ def test_the_batches_are_those_of_a_synchronous_run_and_no_older_than_the_depth(
         assert ("mismatch/max" in row) == fresh, "older tokens were sampled by other weights"
         assert not fresh or row["mismatch/max"] < 1e-5
     assert any(row["kl/update"] > 0 for row in rows.values())
+
+
+@pytest.fixture
+def short():
+    """A directory with a name that leaves room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as made:
+        yield made
+
+
+ON_RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
+
+
+@pytest.mark.parametrize("place", ["local", "ray"])
+@pytest.mark.timeout(300)
+def test_every_token_was_sampled_by_the_version_that_it_says(rlhf, flags, synchronous, tiny_model, tmp_path, short, place):
+    """Log-probabilities again, by the checkpoint of that version."""
+    if place == "ray":
+        pytest.importorskip("ray")
+    run, where = tmp_path / "run", (*ON_RAY, "--ray.temp-dir", short, "--placement", "rollout=2") if place == "ray" else ()
+    rlhf.run(*flags, "--run-dir", run, "--async-depth", "2", "--checkpoint.every", "1", "--checkpoint.keep", "0", *where)
+    assert tasks_of(run) == synchronous
+    rows = [row for file in sorted((run / "trajectories").glob("train-*")) for row in map(json.loads, file.open())]
+    assert {row["step"] - 1 - version for row in rows for version in row["segments"][1]["versions"]} == {0, 1, 2}
+    for version in range(STEPS - 1):
+        of_version = [row["segments"] for row in rows if set(row["segments"][1]["versions"]) == {version}]
+        if not of_version:
+            continue
+        directory = run / f"checkpoints/step-{version:06d}/model" if version else tiny_model
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        for prompt, action in of_version[:12]:
+            ids, start = torch.tensor([[*prompt["token_ids"], *action["token_ids"]]]), len(prompt["token_ids"])
+            with torch.no_grad():
+                logprobs = model(ids).logits[0, start - 1 : -1].log_softmax(-1)
+            again = logprobs.gather(-1, ids[0, start:, None])[:, 0]
+            assert (again - torch.tensor(action["logprobs"])).abs().max() < 1e-5
+    assert all(len(set(row["segments"][1]["versions"])) == 1 for row in rows), "no request sees two versions"
 
 
 def test_with_a_correction_the_ratio_is_the_trainer_s(rlhf, flags, tmp_path):
