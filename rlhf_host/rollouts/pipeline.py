@@ -34,7 +34,8 @@ class _Open:
 
 
 class Pipeline:
-    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago.
+    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago. What filters drop is
+    replaced at once. With depth 0 nothing is begun before its step, and nothing is open after it.
 
     What changes it happens on the event loop. ``state_dict`` and ``finished`` may be asked by the controller at any time.
 
@@ -63,6 +64,8 @@ class Pipeline:
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         """The groups of the next batch, as soon as they are over. Raises what ended a group that no batch can do without."""
+        if not self.admission.depth:
+            self._admit()
         while (taken := self.admission.take()) is None:
             await self._wait()
         collected = Collected()
@@ -78,7 +81,8 @@ class Pipeline:
     async def published(self, version: int) -> None:
         """The engines have the weights of ``version``: more draws may begin."""
         self.admission.publish(version)
-        self._admit()
+        if self.admission.depth:
+            self._admit()
 
     async def meet(self) -> None:
         """With ``fixed``: wait until all that was begun is over."""

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf_host.config.defaults import kernels_to_try
+from rlhf_host.config.defaults import RunTraits, kernels_to_try
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.chat import tells_the_day
 from rlhf_host.data.load_units import load_units
@@ -287,7 +287,8 @@ def source_of(config: RunConfig, manager: PluginManager, started: Started, input
         stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started)
         size, depth = config.train.batch_size, config.async_depth
         rollouts = SampledRollouts(stream, collector, size)
-        if depth:
+        # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
+        if depth or not (RunTraits.of(config).engine.waves or manager.has("draw_tasks")):
             admission = Admission(size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills))
             context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
             rollouts = Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")

@@ -117,6 +117,33 @@ def test_dropped_groups_are_replaced_and_filters_are_asked_in_draw_order(pipelin
     assert asked[:16] == list(range(16))
 
 
+def test_with_depth_0_what_is_dropped_is_replaced_at_once_and_nothing_is_open_after_the_step(pipeline):
+    """Rounds would wait 0.2 s three times: for the first, the third and the fifth."""
+
+    class Odd:
+        @hookimpl
+        def keep_group(self, group):
+            return True if group.task.index % 2 else Drop("even")
+
+    made, gate = pipeline([1, 200, 1, 1, 200, 1] * 2, Odd(), depth=0, steps=2, batch=3)
+
+    async def run():
+        await made.published(0)
+        assert not made._open, "its step has not begun"
+        started = time.monotonic()
+        first = await made.next_rollouts(ScoreContext(step=1))
+        assert time.monotonic() - started < 0.55
+        assert (made._open, made._playing) == ({}, 0)
+        state = made.state_dict()
+        await made.published(1)
+        second = await made.next_rollouts(ScoreContext(step=2))
+        return [[group.task.index for group in each.groups] for each in (first, second)], state["ordinal"]
+
+    batches, ordinal = asyncio.run(run())
+    assert batches == [[1, 3, 5], [7, 9, 11]]
+    assert ordinal == 6
+
+
 def test_when_filters_refuse_everything_the_budget_ends_the_run(pipeline):
     class No:
         @hookimpl
