@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix chaos results clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -137,6 +137,9 @@ smollm2: setup ## make models/SmolLM2-135M-Instruct, a real pretrained model, fr
 oracles: setup ## compare every formula with the published code of trl, verl and openrlhf, fetched into .oracles
 	$(VENV)/bin/python scripts/fetch_oracles.py
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/oracles tests/docs/test_coming_from.py
+
+chaos: setup-distributed ## kill runs at random moments and damage their checkpoints: an hour
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python scripts/chaos.py
 
 learning-matrix: setup ## train every algorithm and every policy loss on the quickstart task: under an hour
 	$(VENV)/bin/python benchmarks/learning_matrix.py

@@ -36,7 +36,7 @@ class Admission:
     """The first ordinal that no batch has."""
     held: int = 0
     """Places."""
-    _draws: int = 0
+    filling: int = 0
     """Verdicts of the batch that is filled."""
     _kept: int = 0
     _complete: deque[int] = field(default_factory=deque)
@@ -61,13 +61,13 @@ class Admission:
     def settle(self, *, kept: bool) -> None:
         """The verdict of the draw ``unsettled``."""
         self.unsettled += 1
-        self._draws += 1
+        self.filling += 1
         self._kept += kept
-        left, missing = self.budget - self._draws, self.batch - self._kept
+        left, missing = self.budget - self.filling, self.batch - self._kept
         self.held -= not kept and left >= missing
         if not (left and missing):
-            self._complete.append(self._draws)
-            self._draws = self._kept = 0
+            self._complete.append(self.filling)
+            self.filling = self._kept = 0
 
     def take(self) -> range | None:
         """The ordinals of the next batch, with the dropped ones between them; ``None``: it is not complete yet."""

@@ -55,6 +55,8 @@ class Pipeline:
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
         self._open: dict[int, _Open] = {}
         self._restored: dict[int, Played] = {}
+        self._filled = Collected()
+        """Of the batch that is filled."""
         self.max_age = admission.depth
         self._tasks: set[asyncio.Task[None]] = set()
         self._playing = 0
@@ -74,7 +76,6 @@ class Pipeline:
             assert one.collected is not None
             collected.add(one.collected)
             self.epoch = one.epoch
-        self.collector.check(collected, context)
         refuse_empty(collected)
         return collected
 
@@ -166,6 +167,11 @@ class Pipeline:
         while (one := self._open.get(self.admission.unsettled)) is not None and one.played is not None:
             one.collected = Collected(drawn=1)
             self.admission.settle(kept=self.collector.settle(one.played, one.collected))
+            self._filled.add(one.collected)
+            if self._filled.drawn >= self.admission.batch:  # fewer may be unlucky
+                self.collector.check(self._filled, replace(self.context, step=self.admission.version + 1))
+            if not self.admission.filling:
+                self._filled = Collected()
         if self.admission.unsettled > settled:
             self._admit()
             self._news.set()

@@ -125,7 +125,7 @@ def test_with_depth_0_what_is_dropped_is_replaced_at_once_and_nothing_is_open_af
         def keep_group(self, group):
             return True if group.task.index % 2 else Drop("even")
 
-    made, gate = pipeline([1, 200, 1, 1, 200, 1] * 2, Odd(), depth=0, steps=2, batch=3)
+    made, _ = pipeline([1, 200, 1, 1, 200, 1] * 2, Odd(), depth=0, steps=2, batch=3)
 
     async def run():
         await made.published(0)
@@ -152,6 +152,17 @@ def test_when_filters_refuse_everything_the_budget_ends_the_run(pipeline):
 
     made, gate = pipeline([1] * 40, No())
     with pytest.raises(RunError, match=r"no group was kept of 8 drawn: never \(8\)"):
+        asyncio.run(steps_of(made, gate, 1))
+
+
+def test_too_much_that_is_unjudged_ends_the_run_before_the_refills_do(pipeline):
+    class Broken(Length):
+        @hookimpl
+        def score(self, trajectories):
+            raise ConnectionError("the judge is down")
+
+    made, gate = pipeline([1] * 40, Broken(), batch=3)
+    with pytest.raises(RunError, match=r"6 of 6 trajectories could not be judged .*: the judge is down \(6 times\)"):
         asyncio.run(steps_of(made, gate, 1))
 
 
