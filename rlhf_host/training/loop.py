@@ -155,7 +155,7 @@ class Loop:
         """One batch, trained on and brought to the engines; the metrics are complete but for evaluation."""
         started = time.perf_counter()
         trainer, engine = self.runtime.trainer, self.runtime.engine
-        busy = trainer.compute_s + (engine.busy_s if engine is not None else 0.0)  # sampling, forward, backward, optimizer
+        computed, generated = trainer.compute_s, engine.busy_s if engine is not None else 0.0
         drawn = self.source.draw(number, self.version)
         times = dict(drawn.times)
         if self.gate is not None and self.config.async_depth and any(target.in_place for target in self.runtime.targets):
@@ -172,8 +172,13 @@ class Loop:
             self.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
         tokens = int(drawn.batch.action_mask.sum())
         elapsed = time.perf_counter() - started
-        outside = max(0.0, elapsed - (trainer.compute_s + (engine.busy_s if engine is not None else 0.0) - busy))
-        own = {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
+        computed = trainer.compute_s - computed  # forward, backward, optimizer
+        idle = {"time/idle_trainer": elapsed - computed}
+        if engine is not None:
+            generated = engine.busy_s - generated
+            idle["time/idle_engines"] = elapsed - generated
+        outside = max(0.0, elapsed - computed - generated)
+        own = idle | {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
         own |= {"version": float(self.version), "epoch": float(drawn.epoch)} | times
         for name, used in memory().items():
             own[name] = max(used, of_updates.pop(name, 0.0))  # ranks in other processes say theirs
