@@ -60,6 +60,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "functions.md"),
         *blocks(DOCS / "nemo-gym.md"),
         *blocks(DOCS / "rewards.md"),
+        *blocks(DOCS / "environments.md"),
     ]:
         if block.title and block.title.endswith((".yaml", ".jsonl", ".py", ".txt")):
             (folder / block.title).write_text(block.body)

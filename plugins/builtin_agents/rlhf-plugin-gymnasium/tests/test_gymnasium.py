@@ -2,7 +2,10 @@
 
 import json
 import sys
+import threading
+import time
 import types
+from itertools import pairwise
 
 import gymnasium
 import numpy as np
@@ -159,12 +162,22 @@ def test_environments_of_gymnasium(name):
         (spaces.Discrete(3), "3", "from 0 to 2"),
         (spaces.Discrete(3), "9" * 5000, "from 0 to 2"),
         (spaces.Discrete(3), "none", "from 0 to 2"),
+        (spaces.Discrete(3), "action: 2.0", 2),
+        (spaces.Discrete(3), "1.5", "from 0 to 2"),
+        (spaces.Discrete(3), "1e999", "from 0 to 2"),
         (spaces.MultiDiscrete([2, 3]), "[1, 2]", [1, 2]),
         (spaces.MultiDiscrete([2, 3]), "[1, 3]", "lie in"),
         (spaces.MultiDiscrete([2, 3]), "1", "2 numbers, and has 1"),
         (spaces.MultiBinary(2), "0.5 1", "whole numbers"),
         (spaces.Box(-1, 1, (2,)), "force 0.25, -1e-1", [0.25, -0.1]),
         (spaces.Box(-1, 1, (1,)), "2", "lie in"),
+        (spaces.Box(-1, 1, (2,)), ".5 -.5", [0.5, -0.5]),
+        (spaces.Box(-np.inf, np.inf, (1,)), "1e999", "finite"),
+        (spaces.Box(-np.inf, np.inf, (1,)), "1e300", "finite"),
+        (spaces.MultiBinary(2), "1e999 1", "finite"),
+        (spaces.Dict(a=spaces.Box(-np.inf, np.inf, (1,))), '{"a": [1e999]}', "should be JSON"),
+        (spaces.Dict(a=spaces.Discrete(2)), '{"a": 1.0}', {"a": 1}),
+        (spaces.Dict(a=spaces.Discrete(2)), '{"a": 0.7}', "should be JSON"),
         (spaces.Box(0, 255, (1,), np.uint8), "7", [7]),
         (spaces.Box(0, 255, (1,), np.uint8), "1e300", "lie in"),
         (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (1,))), 'so {"a": 1, "b": [0.5]}', {"a": 1, "b": [0.5]}),
@@ -187,6 +200,39 @@ def test_how_an_answer_becomes_an_action(space, text, action):
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "text", "action"),
+    [
+        ("+,-,*,/", "3 + 4", 0),
+        ("+,-,*,/", "+ or rather -", 1),
+        ("left, down,right ,up", "Down", 1),
+        ("left,down,right,up", "upright", None),
+        ("left,down,right,up", "r\u0131ght", None),  # which ignoring case finds
+        ("left,down,right,up", "up, no r\u0131ght", 3),
+    ],
+)
+def test_names_in_answers(names, text, action):
+    agent = made(names=names)
+    if action is not None:
+        assert action_of(spaces.Discrete(4), text, agent.names) == action
+        return
+    with pytest.raises(NoAction, match="one of left, down, right, up"):
+        action_of(spaces.Discrete(4), text, agent.names)
+
+
+def test_a_pattern_that_takes_too_long_finds_no_action_and_stops_nobody_else(monkeypatch):
+    monkeypatch.setattr(module, "PATTERN_S", 0.3)
+    agent, steps, ticks = made(**LAKE, pattern="(a|a)*[bc]"), [], []
+    thread = threading.Thread(target=lambda: steps.extend(play(agent, "a" * 40)), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        ticks.append(time.monotonic())
+        time.sleep(0.01)
+    assert steps[1].observation == "This is no action: it has nothing of the form (a|a)*[bc]."
+    assert max(after - before for before, after in pairwise(ticks)) < 0.25
+    assert made(pattern="(x)|y")._found("y") == ""
+
+
 def test_observations_as_text():
     assert shown("as it is") == "as it is"
     assert shown({"a": np.array([0.123456, 1]), "b": (np.int64(2), None)}) == '{"a": [0.1235, 1.0], "b": [2, null]}'
@@ -202,6 +248,8 @@ def test_observations_as_text():
         ({"kwargs": "[]"}, "kwargs is no JSON object"),
         ({"pattern": "("}, "no regular expression"),
         ({"id": "FrozenLake-v1", "names": "left,right"}, "2 names for 4 actions"),
+        ({"names": "left,right,"}, "a name in names is empty"),
+        ({"names": "Right,RIGHT"}, "a name stands twice in names: Right, RIGHT"),
         ({"id": "MountainCarContinuous-v0", "names": "a"}, "names are for a discrete space"),
         ({"id": "CartPole-v1", "observation": "render"}, "does not render as text"),
     ],
@@ -219,6 +267,17 @@ def test_a_run_trains_on_what_the_environment_pays(tmp_path):
     assert all(metrics["gymnasium/turns"] == 3 for metrics in run.metrics)
     assert all(0 < metrics["gymnasium/return"] <= 6 for metrics in run.metrics)
     assert all(metrics["gymnasium/invalid"] == 0 for metrics in run.metrics)
+
+
+@pytest.mark.parametrize("split", ["data", "eval"])
+def test_a_run_without_an_environment_is_refused_before_it_samples(tmp_path, split):
+    named, unnamed = ({"sources": [{"path": "gymnasium", "size": 8, **more}]} for more in ({"id": "Even-v0"}, {}))
+    data = {"data": unnamed} if split == "data" else {"data": named, "eval": {"data": unnamed}}
+    flag = {"data": "--data", "eval": "--eval.data"}[split]
+    with pytest.raises(UserError, match=rf"give --agent.id NAME, such as FrozenLake-v1, or {flag}.gymnasium.id NAME"):
+        rlhf_host.train(
+            algo="rloo", agent="gymnasium", model="quickstart", run_dir=str(tmp_path / "run"), **data, **{"train.threads": 1}
+        )
 
 
 def test_tasks_name_seeds():

@@ -1,11 +1,11 @@
 """Games on a server: what the policy sees, what its answers become, and how servers fail."""
 
 import asyncio
-import re
 import time
 
 import pytest
-from rlhf_plugin_openenv import OpenEnv
+import regex
+from rlhf_plugin_openenv import OpenEnv, actions
 from rlhf_plugin_openenv.actions import action_of, form_of
 from rlhf_plugin_openenv.sessions import Refused
 
@@ -145,13 +145,20 @@ def test_how_an_answer_becomes_an_action(option, schema, form):
 
 def test_actions_in_answers():
 
-    assert action_of({"tool": {"say": ["{text}"]}}, "I think <a>x</a> or <a>y</a>", re.compile("<a>(.*?)</a>")) == {
+    assert action_of({"tool": {"say": ["{text}"]}}, "I think <a>x</a> or <a>y</a>", regex.compile("<a>(.*?)</a>")) == {
         "tool": {"say": ["y"]}
     }
     assert action_of(None, 'first {"a": 1} then {"b": {"c": 2}} end', None) == {"b": {"c": 2}}
-    for form, text, pattern in ((None, "no JSON {", None), ({"x": "{text}"}, "nothing", re.compile("<a>"))):
+    for form, text, pattern in ((None, "no JSON {", None), ({"x": "{text}"}, "nothing", regex.compile("<a>"))):
         with pytest.raises(Refused):
             action_of(form, text, pattern)
+
+
+def test_a_pattern_that_takes_too_long_finds_no_action(monkeypatch):
+    monkeypatch.setattr(actions, "PATTERN_S", 0.05)
+    with Server() as server:
+        _, step = play(made(server, pattern="(a|a)*[bc]"), ["a" * 40])
+    assert (step.observation, step.done) == ("This is no valid action: nothing in it fits (a|a)*[bc]", False)
 
 
 @pytest.mark.parametrize(

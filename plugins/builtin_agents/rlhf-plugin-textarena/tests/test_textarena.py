@@ -3,10 +3,13 @@
 import asyncio
 import json
 import random
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
-from rlhf_plugin_textarena import TextArena, TextArenaTasks
+from rlhf_plugin_textarena import TextArena, TextArenaTasks, agent, games
 from rlhf_plugin_textarena.games import Game, fewest_players
 
 import rlhf_host
@@ -98,8 +101,91 @@ def test_a_frozen_opponent_has_the_other_seats():
         assert set(players) == {f"player_{sample % 2}", "opponent"}
     [need] = TextArena(TextArena.Options(opponent="frozen")).needs().roles
     assert (need.name, need.generates) == ("opponent", True)
+
+
+def test_a_game_that_the_opponent_ends_at_once_is_played_again_and_the_policy_begins():
+    rows, players, _ = play("x", "y", "4", "0", "1", "2", "7", sample=1, opponent="frozen")
+    assert rows["player_0"].agent_rewards == [None, None, 1.0]
+    assert set(rows) == {"player_0"}
+    assert players["player_0"].talks[0][0]["content"].startswith("Play.\n\n[GAME] You are Player 0"), "a game from its start"
+
+
+def test_an_episode_without_a_row_of_the_policy_fails(monkeypatch):
+    monkeypatch.setattr(Player, "trajectories", lambda self: [])
     with pytest.raises(EpisodeFailed, match="ended before the policy had a move"):
-        play("x", "y", sample=1, opponent="frozen")
+        play("x", "y", "x", "y", sample=1, opponent="frozen")
+
+
+@pytest.mark.parametrize(("name", "players"), [("MarketEntryGame-v0", 4), ("PublicGoodsGame-v0", 3), ("QuantumTicTacToe-v0", 2),
+                                               ("Mastermind-v0", 1), ("LiarsDice-v0", 2), ("SecretMafia-v0", 6)])  # fmt: skip
+def test_games_are_played_by_as_many_as_they_support(name, players):
+    assert fewest_players(name) == players
+    if players in (2, 3, 4):
+        with pytest.raises(UserError, match=f"{name} is not played by 1"):
+            TextArena(TextArena.Options(game=name, players=1))
+
+
+def test_a_game_that_hangs_fails_its_episode_and_holds_up_no_other(monkeypatch):
+    from textarena.envs.TicTacToe.env import TicTacToeEnv
+
+    usual = TicTacToeEnv.step
+
+    def step(self, action):
+        while action == "[5]":
+            pass
+        return usual(self, action)
+
+    monkeypatch.setattr(TicTacToeEnv, "step", step)
+    monkeypatch.setattr(games, "MOVE_S", 0.2)
+    with pytest.raises(EpisodeFailed, match=r"TicTacToe-v0 hangs: it took more than 0.2 s"):
+        play("4", "[5]")
+    assert not [one for one in threading.enumerate() if one.name == "rlhf-game-move"], "its thread is stopped"
+    assert play("4", "0", "1", "2", "7")[0]["player_0"].agent_rewards[-1] == 1.0
+
+
+def test_a_process_ends_while_a_game_hangs():
+    """Also where its thread cannot be stopped, as inside C code."""
+    script = (
+        "import asyncio\n"
+        "from textarena.envs.TicTacToe.env import TicTacToeEnv\n"
+        "from rlhf_plugin_textarena.games import Game\n"
+        "from rlhf_plugin_textarena.threads import in_thread\n"
+        "def step(self, action):\n"
+        "    while True:\n"
+        "        try:\n"
+        "            while True: pass\n"
+        "        except BaseException: pass\n"
+        "TicTacToeEnv.step = step\n"
+        "async def main():\n"
+        "    game = await in_thread(Game, 'TicTacToe-v0', 2, 0)\n"
+        "    await asyncio.wait_for(in_thread(game.move, '[1]'), 0.3)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=15)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "TimeoutError")
+
+
+@pytest.mark.parametrize("name", ["Countdown-v0", "Cryptarithm-v0", "Slitherlink-v0", "ThreeCardMonte-v0"])
+def test_a_text_in_place_of_a_reward_is_a_wrong_move(name):
+    rows, _, _ = play("hm", "hm", task=Task("x", metadata={"textarena": {"game": name, "seed": 1}}))
+    assert (rows["player_0"].agent_rewards[-1], rows["player_0"].metrics["textarena/invalid"]) == (0.0, 1.0)
+    game = Game("TicTacToe-v0", 2, 0)
+    game.env.state.rewards = {0: 1, 1: "a wrong move"}
+    assert game.result()[0] == {0: 1.0, 1: -1.0}
+
+
+def test_more_digits_than_a_number_may_have_are_a_wrong_move():
+    game = Task("x", metadata={"textarena": {"game": "Nim-v0", "seed": 1}})
+    rows, _, _ = play(*[f"[{'9' * 5000} {'9' * 5000}]"] * 2, task=game)
+    assert rows["player_0"].metrics["textarena/invalid"] == 1.0
+
+
+def test_a_pattern_that_takes_too_long_finds_no_move(monkeypatch):
+    monkeypatch.setattr(agent, "PATTERN_S", 0.05)
+    player = TextArena(TextArena.Options(pattern="(a|a)*[bc]"))
+    assert player._move("a" * 40) == ""
+    assert player._move("aab") == "a"
+    assert TextArena(TextArena.Options(pattern="(x)|y"))._move("y") == ""
 
 
 def test_moves_in_answers():
@@ -166,9 +252,9 @@ def test_tasks():
     assert not {task.metadata["textarena"]["seed"] for task in train} & {
         task.metadata["textarena"]["seed"] for task in held_out
     }
-    for games, message in (("", "no game ''"), ("Nim-v00", "did you mean Nim-v0")):
+    for names, message in (("", "no game ''"), ("Nim-v00", "did you mean Nim-v0")):
         with pytest.raises(UserError, match=message):
-            TextArenaTasks(TextArenaTasks.Options(games=games)).load_tasks("train", 0)
+            TextArenaTasks(TextArenaTasks.Options(games=names)).load_tasks("train", 0)
     with pytest.raises(EpisodeFailed, match="names no game"):
         play("1", task=Task("x"))
 
@@ -218,9 +304,8 @@ def test_ten_steps_of_self_play(model, tmp_path):
 def test_two_steps_against_a_frozen_opponent(model, tmp_path):
     run, rows = trained(model, tmp_path / "run", 2, opponent="frozen")
     assert len(run.metrics) == 2
-    played = [one for one in rows if one["reward"] is not None]  # an opponent's first two moves may be wrong
-    assert {one["role"] for one in played} == {"player_0", "player_1"}
-    assert {one["sample"] % 2 for one in played if one["role"] == "player_0"} == {0}
+    assert all(one["reward"] is not None for one in rows), "the policy always has a move"
+    assert len(rows) == 2 * 2 * 4
 
 
 def load(path):

@@ -44,16 +44,19 @@ def play(data, base_url, **_):
             raise
         return told | {"rewards": {"right": 0.0}, "truncated": True, "stop": "context_length"}
     rewards = {"right": float(said == data["answer"]), "short": 0.25}
+    parts = {"right": [rewards["right"], 1.0], "short": [0.5, 0.5]}
     changes = {
         "raises": {"ok": False, "error": {"type": "TaskError", "message": "no such file", "status": None}},
         "refused": {"ok": False, "error": {"type": "ProviderError", "message": "a bad request", "status": 400}},
         "late": {"ok": False, "late": "scoring"},
         "nan": {"rewards": {"right": float("nan")}},
         "none": {"rewards": {}},
+        "above": {"parts": {"right": [7.0, 1.0]}},
+        "penalty": {"parts": {"right": [1.0, 1.0], "long": [0.5, -1.0]}},
         "two": {"agents": [["solver", True], ["critic", True]]},
         "judge": {"agents": [["judge", False]]},
     }
-    return told | {"rewards": rewards} | changes.get(fault, {})
+    return told | {"rewards": rewards, "parts": parts} | changes.get(fault, {})
 
 
 def run(request):

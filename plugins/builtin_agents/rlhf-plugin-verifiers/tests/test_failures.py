@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_plugin_verifiers import Verifiers, VerifiersTasks
+from rlhf_plugin_verifiers.process import WORKER
 from rlhf_plugin_verifiers.rows import task_of
 
 from rlhf_host import Episode, EpisodeFailed, RunError, Sampling, Task, UserError
@@ -72,11 +73,11 @@ def play(python):
 
 def test_an_episode_is_the_policy_s_own_tokens_and_the_environment_s_reward(play):
     [[right], [wrong]] = play([data(), {**data(), "answer": "6"}])
-    for row, reward in ((right, 1.25), (wrong, 0.25)):
+    for row, reward, score in ((right, 1.25, 1.25 / 1.5), (wrong, 0.25, 0.25 / 1.5)):
         assert "".join(segment.kind[0] for segment in row.segments) == "pa"
         assert row.decode(row.segments[1].token_ids[:-1]) == "5"
         assert row.agent_rewards == [reward]
-        assert row.score == (reward if reward < 1 else None)
+        assert row.score == score
         assert row.metrics == {
             "verifiers/right": reward - 0.25,
             "verifiers/short": 0.25,
@@ -84,6 +85,14 @@ def test_an_episode_is_the_policy_s_own_tokens_and_the_environment_s_reward(play
             "verifiers/turns": 1.0,
             "verifiers/truncated": 0.0,
         }
+
+
+def test_scores_are_of_all_episodes_or_of_none(play):
+    [[penalty], [plain]] = play([data("penalty"), data()], at_once=1)
+    assert (penalty.score, plain.score) == (0.75, 1.25 / 1.5)
+    [[plain], [above], [later]] = play([data(), data("above"), data()], at_once=1)
+    assert (plain.score, above.score, later.score) == (1.25 / 1.5, None, None)
+    assert above.agent_rewards == [1.25]
 
 
 FAILURES = {
@@ -209,7 +218,11 @@ def test_tasks(python):
     ]
     assert [task.metadata["verifiers"] for task in tasks("train")] == rows
     assert [task.ground_truth for task in tasks("train", size=2)] == ["1", None]
-    assert tasks("eval") == []
+    with pytest.raises(
+        UserError,
+        match=r"give --data\.verifiers\.size N with --data\.verifiers\.eval-size M .*, or --data\.verifiers\.eval-args",
+    ):
+        tasks("eval")
     assert [task.prompt[-1]["content"] for task in tasks("eval", size=2, eval_size=5)] == ["(no text)", "d"]
     assert len(tasks("eval", eval_args=options["args"])) == 4
     with pytest.raises(UserError, match="it has no tasks for the split eval"):
@@ -219,12 +232,60 @@ def test_tasks(python):
 
 
 def test_secrets_are_passed_on_by_name_only(python, monkeypatch):
-    for name, value in {"HF_TOKEN": "a", "HF_HOME": "b", "JUDGE_KEY": "c", "WANDB_API_KEY": "d"}.items():
+    address, secret = "https://pypi.corp/simple", "https://user:pw@pypi.corp/simple"
+    plain = {"HF_HOME": "b", "UV_INDEX_URL": address, "PIP_INDEX_URL": "https://pypi.corp/@simple"}
+    hidden = {"HF_TOKEN": "a", "WANDB_API_KEY": "d", "UV_HTTP_BASIC_AUTH": "e", "PIP_CREDENTIALS": "f", "HF_COOKIE": "g"}
+    hidden |= {"UV_INDEX": f"corp={secret}", "PIP_EXTRA_INDEX_URL": f"{address} https://token@corp", "UV_proxy_password": "h"}
+    for name, value in (plain | hidden | {"JUDGE_KEY": "c"}).items():
         monkeypatch.setenv(name, value)
     given = {"environment": "sums", "python": python}
     place = Verifiers(Verifiers.Options(**given, env=["JUDGE_KEY"])).workers.place
-    assert {"HF_HOME", "JUDGE_KEY"} <= place.variables.keys()
-    assert not {"HF_TOKEN", "WANDB_API_KEY"} & place.variables.keys()
+    assert plain.keys() | {"JUDGE_KEY"} <= place.variables.keys()
+    assert not hidden.keys() & place.variables.keys()
+    place = Verifiers(Verifiers.Options(**given, env=["UV_INDEX"])).workers.place
+    assert place.variables["UV_INDEX"] == f"corp={secret}"
+
+
+def busy_package(folder):
+    """Stands for verifiers: writes the worker's process id, and never comes back."""
+    package = folder / "verifiers"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "v1.py").write_text(
+        f"import os\nopen({str(folder / 'worker')!r}, 'w').write(str(os.getpid()))\nwhile True: pass\n"
+    )
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexec env PYTHONPATH={folder} {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def wait_for_end(process):
+    until = time.monotonic() + 20
+    while process.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not process.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+def test_a_worker_that_is_late_with_the_tasks_ends(tmp_path):
+    options = VerifiersTasks.Options(environment="x", python=busy_package(tmp_path), start_timeout_s=2.0)
+    with pytest.raises(UserError, match="no tasks in 2 s"):
+        VerifiersTasks(options).load_tasks("train", 0)
+    wait_for_end(Path(f"/proc/{(tmp_path / 'worker').read_text()}"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+def test_a_worker_ends_with_the_process_that_watches_it(tmp_path):
+    process = subprocess.Popen([busy_package(tmp_path), WORKER], stdin=subprocess.PIPE)
+    process.stdin.write(json.dumps({"op": "tasks", "environment": "x", "args": {}}).encode() + b"\n")
+    process.stdin.flush()
+    until = time.monotonic() + 20
+    while not (tmp_path / "worker").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    wait_for_end(Path(f"/proc/{(tmp_path / 'worker').read_text()}"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
@@ -250,8 +311,4 @@ def test_a_worker_ends_with_whoever_started_it(tmp_path):
     )
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", starter], env={**os.environ, "PYTHONPATH": paths}, timeout=60)
-    child = Path(f"/proc/{(tmp_path / 'child').read_text()}")
-    until = time.monotonic() + 20
-    while child.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not child.exists()
+    wait_for_end(Path(f"/proc/{(tmp_path / 'child').read_text()}"))

@@ -1,9 +1,12 @@
 """Generated problems: their mix, their seeds, and who judges them."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
-from rlhf_plugin_reasoning_gym import ReasoningGym, ReasoningGymReward
+from rlhf_plugin_reasoning_gym import ReasoningGym, ReasoningGymReward, reward
 
 import rlhf_host
 from rlhf_host import Reward, Segment, Task, Trajectory, Unjudged, UserError
@@ -42,6 +45,23 @@ def test_the_data_set_s_own_answer_is_right(task):
     tagged = f"It is 7. <answer> {task.ground_truth} </answer>"
     assert judged(tagged, task, pattern="<answer>(.*?)</answer>").value == 1.0
     assert judged(task.ground_truth, task, pattern="<answer>(.*?)</answer>").value < 1.0
+
+
+def test_a_pattern_that_takes_too_long_finds_no_answer(monkeypatch):
+    monkeypatch.setattr(reward, "PATTERN_S", 0.05)
+    assert judged("a" * 40, TASKS[0], pattern="(a|a)*[bc]").value == 0.0
+    assert judged("y", TASKS[0], pattern="(x)|y").value < 1.0
+
+
+def test_syntax_warnings_of_its_imports_are_not_shown(tmp_path):
+    package = tmp_path / "reasoning_gym"
+    package.mkdir()
+    (package / "__init__.py").write_text("def create_dataset(name, seed, size):\n    return [name is 'x']\n")
+    (package / "factory.py").write_text("DATASETS = {'x': None}\n")
+    code = "from rlhf_plugin_reasoning_gym.datasets import made; print(len(made('x', 0, 1, '{}')))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def test_what_is_no_task_of_it_is_not_judged():

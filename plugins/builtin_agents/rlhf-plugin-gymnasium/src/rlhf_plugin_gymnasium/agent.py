@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import regex
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, UserError, hookimpl
+from rlhf_host import Action, Episode, EpisodeFailed, Needs, RunContext, Step, UserError, hookimpl
 from rlhf_plugin_gymnasium.text import NoAction, action_of, shown
+
+PATTERN_S = 1.0
+"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 @dataclass(slots=True)
@@ -51,9 +55,14 @@ class Gymnasium:
 
     def __init__(self, options: Options):
         self.options = options
+        self.names = [name.strip() for name in options.names]
+        if "" in self.names:
+            raise UserError(f"gymnasium: a name in names is empty: {','.join(options.names)!r}")
+        if len({name.casefold() for name in self.names}) < len(self.names):
+            raise UserError(f"gymnasium: a name stands twice in names: {', '.join(self.names)}")
         try:
-            self.pattern = re.compile(options.pattern, re.S) if options.pattern is not None else None
-        except re.error as error:
+            self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
+        except regex.error as error:
             raise UserError(f"gymnasium: pattern is no regular expression: {error}") from error
         try:
             self.kwargs = json.loads(options.kwargs)
@@ -71,12 +80,26 @@ class Gymnasium:
         return Needs(rewards=False)
 
     @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        """Raises ``UserError`` where neither the agent nor the tasks name an environment."""
+        if self.options.id is not None:
+            return
+        for flag, data in (("--data", context.config["data"]), ("--eval.data", context.config["eval"]["data"])):
+            if any(source["path"] == "gymnasium" and not source.get("id") for source in data["sources"]):
+                raise UserError(
+                    f"gymnasium: {flag} gymnasium and the agent name no environment: give --agent.id NAME, such as"
+                    f" FrozenLake-v1, or {flag}.gymnasium.id NAME"
+                )
+
+    @hookimpl
     def agent_reset(self, episode: Episode) -> Step:
         where: Any = episode.task.metadata.get("gymnasium")
         told = where if isinstance(where, Mapping) else {}
         name = told.get("id") or self.options.id
         if not name:
-            raise EpisodeFailed("the task names no environment: use --data gymnasium, or --agent.id")
+            raise EpisodeFailed(
+                "the task names no environment: give --agent.id NAME, or --data gymnasium --data.gymnasium.id NAME"
+            )
         seed = told.get("seed")
         # All samples of a task begin alike, so that a baseline compares like with like.
         seed = seed if isinstance(seed, int) else episode.seed % 2**31
@@ -92,7 +115,7 @@ class Gymnasium:
         game: _Game = episode.state
         game.turns += 1
         try:
-            chosen = action_of(game.env.action_space, self._found(action.text), self.options.names)
+            chosen = action_of(game.env.action_space, self._found(action.text), self.names)
         except NoAction as why:
             return self._invalid(game, str(why), episode)
         observation, reward, terminated, truncated, _ = game.env.step(chosen)
@@ -128,10 +151,13 @@ class Gymnasium:
     def _found(self, text: str) -> str:
         if self.pattern is None:
             return text
-        found = list(self.pattern.finditer(text))
+        try:
+            found = list(self.pattern.finditer(text, timeout=PATTERN_S, concurrent=True))
+        except TimeoutError:
+            found = []
         if not found:
             raise NoAction(f"it has nothing of the form {self.pattern.pattern}")
-        return found[-1][1] if self.pattern.groups else found[-1][0]
+        return (found[-1][1] if self.pattern.groups else found[-1][0]) or ""
 
     def _text(self, game: _Game, observation: Any) -> str:
         if game.env.render_mode == "ansi":
@@ -177,9 +203,9 @@ class Gymnasium:
     def _check_names(self, env: Any) -> None:
         from gymnasium import spaces
 
-        if not self.options.names:
+        if not self.names:
             return
         if not isinstance(env.action_space, spaces.Discrete):
             raise UserError(f"gymnasium: names are for a discrete space, and {self.options.id} has {env.action_space}")
-        if len(self.options.names) != env.action_space.n:
-            raise UserError(f"gymnasium: {len(self.options.names)} names for {env.action_space.n} actions of {self.options.id}")
+        if len(self.names) != env.action_space.n:
+            raise UserError(f"gymnasium: {len(self.names)} names for {env.action_space.n} actions of {self.options.id}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class NoAction(Exception):
@@ -43,7 +43,12 @@ def action_of(space: Any, text: str, names: Sequence[str] = ()) -> Any:
             raise NoAction(f"it should have {size} number{'s' * (size > 1)}, and has {len(found)}")
         numbers = np.array([float(number) for number in found[-size:]])
         if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.integer):
-            value = numbers.reshape(space.shape).astype(space.dtype)
+            with np.errstate(over="ignore"):
+                value = numbers.reshape(space.shape).astype(space.dtype)
+            if not np.all(np.isfinite(value)):  # an unbounded space has room for them
+                raise NoAction("it should have finite numbers")
+        elif not np.all(np.isfinite(numbers)):
+            raise NoAction("it should have finite numbers")
         elif np.any(numbers % 1):
             raise NoAction("it should have whole numbers")
         else:
@@ -70,21 +75,31 @@ def _of_json(space: Any, value: Any) -> Any:
         return {key: _of_json(inner, value[key]) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_of_json(inner, one) for inner, one in zip(space.spaces, value, strict=True))
-    return value if isinstance(space, spaces.Text) else space.from_jsonable([value])[0]
+    if isinstance(space, spaces.Text):
+        return value
+    action = space.from_jsonable([value])[0]
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        numbers = np.asarray(value, np.float64)
+        whole = not isinstance(space, spaces.Box) or np.issubdtype(space.dtype, np.integer)
+        if not np.all(np.isfinite(numbers)) or not np.all(np.isfinite(action)) or (whole and np.any(numbers % 1)):
+            raise ValueError("numbers that it has no room for")
+    return action
 
 
 def _discrete(space: Any, text: str, names: Sequence[str]) -> int:
     if names:
-        said = re.findall("|".join(rf"\b{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True)), text, re.I)
-        if said:
-            lower = [name.lower() for name in names]
-            return int(space.start) + lower.index(said[-1].lower())
+        numbers = {name.casefold(): number for number, name in enumerate(names)}
+        either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        # Letters that ignore case may be no letter of the name: re finds i in the Turkish letter without a dot.
+        words = [word.casefold() for word in re.findall(rf"(?<!\w)(?:{either})(?!\w)", text, re.I)]
+        if said := [numbers[word] for word in words if word in numbers]:
+            return int(space.start) + said[-1]
         raise NoAction(f"it should be one of {', '.join(names)}")
-    found = re.findall(r"-?\d+", text)
+    found = NUMBER.findall(text)
     first, last = int(space.start), int(space.start) + int(space.n) - 1
-    if not found or len(found[-1]) > 18 or not first <= int(found[-1]) <= last:
+    if not found or not first <= (number := float(found[-1])) <= last or number % 1:
         raise NoAction(f"it should be a whole number from {first} to {last}")
-    return int(found[-1])
+    return int(number)
 
 
 def _last_json(text: str) -> Any:

@@ -7,8 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import regex
+
 from rlhf_host import UserError
 from rlhf_plugin_openenv.sessions import Refused
+
+PATTERN_S = 1.0
+"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
 
 Form: TypeAlias = Mapping[str, Any] | None
 """An action in which ``{text}`` stands for the answer and ``{int}`` for its first number; ``None``: the answer has it as JSON."""
@@ -40,11 +45,14 @@ def form_of(option: str, schema: Mapping[str, Any] | None = None) -> Form:
     return form
 
 
-def action_of(form: Form, answer: str, pattern: re.Pattern[str] | None) -> dict[str, Any]:
+def action_of(form: Form, answer: str, pattern: regex.Pattern[str] | None) -> dict[str, Any]:
     """The action that an answer means. Raises ``Refused`` for one that means none."""
     text = answer.strip()
     if pattern is not None:
-        found = list(pattern.finditer(answer))
+        try:
+            found = list(pattern.finditer(answer, timeout=PATTERN_S, concurrent=True))
+        except TimeoutError:
+            found = []
         if not found:
             raise Refused(f"nothing in it fits {pattern.pattern}")
         text = (found[-1][1] if pattern.groups else found[-1][0]) or ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import regex
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rlhf_host import Action, Episode, EpisodeFailed, Needs, Outcome, RunContext, Step, UserError, hookimpl
@@ -68,8 +69,8 @@ class OpenEnv:
         if odd := [url for url in options.url if not re.match(r"https?://\S+$", url)]:
             raise UserError(f"openenv: {odd[0]!r} is no address such as http://127.0.0.1:8000")
         try:
-            self.pattern = re.compile(options.pattern, re.S) if options.pattern is not None else None
-        except re.error as error:
+            self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
+        except regex.error as error:
             raise UserError(f"openenv: agent.pattern is no regular expression: {error}") from error
         self.form = form_of(options.action)
         self.servers = Servers(options.url, options.at_once, options.timeout_s, options.wait_s)
@@ -104,7 +105,8 @@ class OpenEnv:
         state: _State = episode.state
         state.turns += 1
         try:
-            told = await state.session.ask("step", action_of(self.form, action.text, self.pattern))
+            chosen = await asyncio.to_thread(action_of, self.form, action.text, self.pattern)
+            told = await state.session.ask("step", chosen)
         except Refused as refused:
             return self._invalid(state, str(refused), episode)
         reward = told.get("reward")

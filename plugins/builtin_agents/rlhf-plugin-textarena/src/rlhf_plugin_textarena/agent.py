@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import regex
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Episode, EpisodeFailed, Needs, Policy, RoleNeed, RunContext, Trajectory, UserError, hookimpl
 from rlhf_host.records.episodes import NoRoom
 from rlhf_plugin_textarena.games import Game, check_players, fewest_players
+from rlhf_plugin_textarena.threads import in_thread
+
+PATTERN_S = 1.0
+"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 class TextArena:
@@ -21,7 +24,7 @@ class TextArena:
         model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
         game: str | None = Field(None, description="the game of tasks that name none, such as TicTacToe-v0")
-        players: int | None = Field(None, ge=1, description="how many play; default: the fewest that the game takes")
+        players: int | None = Field(None, ge=1, description="how many play; default: the game's own number, else the fewest")
         opponent: Literal["self", "frozen"] = Field(
             "self", description="who has the other seats: the policy itself, which learns from all of them; or a frozen model"
         )
@@ -39,8 +42,8 @@ class TextArena:
     def __init__(self, options: Options):
         self.options = options
         try:
-            self.pattern = re.compile(options.pattern, re.S) if options.pattern is not None else None
-        except re.error as error:
+            self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
+        except regex.error as error:
             raise UserError(f"textarena: pattern is no regular expression: {error}") from error
         if options.game is not None:
             players = fewest_players(options.game)
@@ -57,22 +60,28 @@ class TextArena:
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
         """Import the games, which takes a moment, before the first of them is played."""
-        await asyncio.to_thread(__import__, "textarena")
+        await in_thread(__import__, "textarena")
 
     @hookimpl
     async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:
         name, seed = self._game(episode)
         players = self.options.players
         if players is None:
-            players = await asyncio.to_thread(fewest_players, name)
-        game = await asyncio.to_thread(Game, name, players, seed, self.options.sees)
+            players = await in_thread(fewest_players, name)
+        else:
+            await in_thread(check_players, name, players)
         mine = set(range(players)) if self.options.opponent == "self" else {episode.sample % players}
-        seats = [policy.fork(f"player_{seat}") if seat in mine else policy.role("opponent") for seat in range(players)]
-        turns, ended = await self._play(game, seats, episode)
-        rewards, info = game.result() if ended else (dict.fromkeys(range(players), self.options.unfinished), {})
-        rows = policy.trajectories()
-        if not rows:
+        for _ in range(2):
+            game = await in_thread(Game, name, players, seed, self.options.sees)
+            seats = [policy.fork(f"player_{seat}") if seat in mine else policy.role("opponent") for seat in range(players)]
+            turns, ended = await self._play(game, seats, episode)
+            if rows := policy.trajectories():
+                break
+            assert game.first is not None
+            mine = {game.first}  # the opponent ended the game before the policy had a move: again, and the policy begins
+        else:
             raise EpisodeFailed(f"{name} ended before the policy had a move")
+        rewards, info = await in_thread(game.result) if ended else (dict.fromkeys(range(players), self.options.unfinished), {})
         for row in rows:
             if row.final:
                 _judge(row, int(row.role.removeprefix("player_")), rewards, info, turns, ended)
@@ -83,7 +92,7 @@ class TextArena:
         first = _text_of(episode.task.prompt)
         talks: list[list[dict[str, Any]]] = [[] for _ in seats]
         for turns in range(1, self.options.max_turns + 1):
-            seat, seen = await asyncio.to_thread(game.turn)
+            seat, seen = await in_thread(game.turn)
             talk = talks[seat] if self.options.sees == "new" else []
             seen = seen or "It is your move."
             talk.append({"role": "user", "content": seen if talk else f"{first}\n\n{seen}".strip()})
@@ -95,8 +104,8 @@ class TextArena:
                 return turns - 1, False
             talk.append(dict(reply.message))
             talks[seat] = talk
-            move = self._move(reply.content)
-            over = await asyncio.to_thread(game.move, move)
+            move = await in_thread(self._move, reply.content)
+            over = await in_thread(game.move, move)
             episode.log("move", player=seat, move=move)
             if over:
                 return turns, True
@@ -106,8 +115,11 @@ class TextArena:
         """What of an answer the game gets."""
         if self.pattern is None:
             return text.strip()
-        found = list(self.pattern.finditer(text))
-        return (found[-1][1] if self.pattern.groups else found[-1][0]) if found else ""
+        try:
+            found = list(self.pattern.finditer(text, timeout=PATTERN_S, concurrent=True))
+        except TimeoutError:
+            return ""
+        return ((found[-1][1] if self.pattern.groups else found[-1][0]) or "") if found else ""
 
     def _game(self, episode: Episode) -> tuple[str, int]:
         where: Any = episode.task.metadata.get("textarena")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlhf_host import Episode, EpisodeFailed, Needs, Outcome, Policy, RunContext, Trajectory, UserError, hookimpl
 from rlhf_plugin_verifiers.process import Place, Workers
 from rlhf_plugin_verifiers.rows import ROW
+
+log = logging.getLogger(__name__)
 
 
 class Verifiers:
@@ -34,6 +37,8 @@ class Verifiers:
         self.options = options
         place = Place("--agent", options.python, options.environment, options.args, options.env)
         self.workers = Workers(place, options.max_workers, options.at_once, options.start_timeout_s)
+        self.scores = True
+        """False once a reward was outside [0, 1]: a mean of scores over the other episodes alone would fall as rewards rise."""
 
     @hookimpl
     def needs(self) -> Needs:
@@ -61,6 +66,7 @@ class Verifiers:
         began = time.monotonic()
         told = await self._played(row, endpoint)
         reward, why = _reward(told)
+        score = self._score(told)
         episode.log(
             "verifiers", **{name: told.get(name) for name in ("rewards", "stop", "error")}, s=round(time.monotonic() - began, 4)
         )
@@ -78,8 +84,20 @@ class Verifiers:
                     one.unjudged_reason = f"verifiers: {why}"
                 else:
                     one.agent_rewards = [None] * (len(one.actions) - 1) + [reward]
-                    one.score = reward if 0.0 <= reward <= 1.0 else None
+                    one.score = score
         return rows
+
+    def _score(self, told: Mapping[str, Any]) -> float | None:
+        """Where the reward lies between the lowest and the highest that its weights allow, for rewards in [0, 1]."""
+        parts = list((told.get("parts") or {}).values())
+        if not self.scores or not parts or not all(part and all(map(math.isfinite, part)) for part in parts):
+            return None
+        if not all(0.0 <= value <= 1.0 for value, _ in parts):
+            log.info("verifiers: a reward of the environment is outside [0, 1], so its episodes have no score")
+            self.scores = False
+            return None
+        low, high = (sum(side(0.0, weight) for _, weight in parts) for side in (min, max))
+        return (sum(value * weight for value, weight in parts) - low) / (high - low) if high > low else None
 
     async def _played(self, row: Mapping[str, Any], endpoint: Any) -> dict[str, Any]:
         """What the environment says, unless the engine's end comes first."""

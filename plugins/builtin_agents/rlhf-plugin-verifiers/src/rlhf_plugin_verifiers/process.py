@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -25,7 +26,9 @@ PASSED = ("HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT
 """Of the environment, this is passed on, and what configures uv, pip and caches: programs that a model steers get no keys of
 yours."""
 PREFIXES = ("UV_", "PIP_", "XDG_", "HF_")
-SECRET = ("KEY", "TOKEN", "PASSWORD", "SECRET")
+SECRET = ("KEY", "TOKEN", "PASS", "SECRET", "AUTH", "CREDENTIAL", "COOKIE")
+LOGIN = re.compile(r"://[^/\s]*@")
+"""Of an address, as of a package index, with a name or a password."""
 LAST_LINES = 20
 LINE_BYTES = 64 << 20
 ENDS_S = 10.0
@@ -67,7 +70,7 @@ class Place:
     def variables(self) -> dict[str, str]:
         passed = {name: os.environ[name] for name in (*PASSED, *self.env) if name in os.environ}
         for name, value in os.environ.items():
-            if name.startswith(PREFIXES) and not any(word in name for word in SECRET):
+            if name.startswith(PREFIXES) and not any(word in name.upper() for word in SECRET) and not LOGIN.search(value):
                 passed[name] = value
         path = f"{Path(self.command[0]).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {**passed, "PATH": path, "PYTHONUNBUFFERED": "1"}
@@ -81,25 +84,43 @@ class Place:
 def load_tasks(place: Place, skip: int, size: int | None, timeout_s: float) -> list[dict[str, Any]]:
     """The data of tasks, from a worker for this alone. Raises ``UserError``."""
     first = place.first("tasks", skip=skip, size=size)
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(place.command, input=first, capture_output=True, env=place.variables, timeout=timeout_s)
+        process = subprocess.Popen(
+            place.command, stdin=pipe, stdout=pipe, stderr=pipe, env=place.variables, start_new_session=True
+        )
     except OSError as error:
         raise UserError(f"{place.option}.python {place.python} cannot be started: {error.strerror}") from error
+    try:
+        out, printed = process.communicate(first, timeout_s)
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"{place.option}.environment {place.environment}: no tasks in {timeout_s:g} s ({place.option}.start-timeout-s)"
         ) from error
+    finally:
+        _ended(process)
     try:
-        told = json.loads(done.stdout)
+        told = json.loads(out)
     except ValueError as error:
-        last = "\n".join(done.stderr.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
+        last = "\n".join(printed.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
         raise UserError(
-            f"{place.option}.environment {place.environment}: the worker ended with exit code {done.returncode}:\n{last}"
+            f"{place.option}.environment {place.environment}: the worker ended with exit code {process.returncode}:\n{last}"
         ) from error
     if "error" in told:
         raise place.refused(told["error"])
     rows: list[dict[str, Any]] = told["ok"]
     return rows
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Ends a worker that is still there, also one that is interrupted or busy."""
+    with process:
+        if process.poll() is None:
+            process.terminate()  # at which all of it ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS_S)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class Gone(Exception):

@@ -41,7 +41,10 @@ class VerifiersTasks:
         options, args, skip, size = self.options, self.options.args, 0, self.options.size
         if split != "train":
             if options.eval_args is None and options.eval_size is None:
-                return []
+                raise UserError(
+                    "--data verifiers names no tasks for evaluation: give --data.verifiers.size N with"
+                    " --data.verifiers.eval-size M for those that follow the first N, or --data.verifiers.eval-args JSON"
+                )
             size = options.eval_size
             skip = options.size or 0 if options.eval_args is None else 0
             args = options.args if options.eval_args is None else options.eval_args

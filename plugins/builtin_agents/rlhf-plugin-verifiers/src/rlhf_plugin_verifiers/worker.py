@@ -88,6 +88,7 @@ def report(episode: Any, base_url: str) -> dict[str, Any]:
     for trace, policy in seats:
         if policy:
             told["rewards"] = {name: one and one.value for name, one in trace.rewards.items()}
+            told["parts"] = {name: one and [one.score, one.weight] for name, one in trace.rewards.items()}
             told["metrics"] = dict(trace.metrics)
             told |= {"turns": trace.num_turns, "truncated": trace.is_truncated, "stop": trace.stop_condition}
     return told
@@ -177,11 +178,16 @@ if __name__ == "__main__":
     system = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if system is not None:
         system.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    watcher = os.getpid()
     if child := os.fork():
         if system is not None:
             system.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # a busy worker does not see the end of its input
         os.close(0)
         os.close(1)
         os._exit(watch(child))
+    if system is not None:
+        system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != watcher:  # it was gone before
+            os._exit(1)
     logging.basicConfig(level=logging.WARNING)
     asyncio.run(main())

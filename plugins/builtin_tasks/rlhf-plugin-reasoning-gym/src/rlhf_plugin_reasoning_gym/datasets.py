@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -20,8 +21,10 @@ def made(name: str, seed: int, size: int, config: str) -> Any:
     """
     import difflib
 
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of cellpylib, which reasoning_gym imports
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, 3)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
+import regex
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Reward, ScoreContext, Trajectory, Unjudged, UserError, hookimpl
 from rlhf_plugin_reasoning_gym.datasets import made
+
+PATTERN_S = 1.0
+"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 class ReasoningGymReward:
@@ -27,8 +30,8 @@ class ReasoningGymReward:
 
     def __init__(self, options: Options):
         try:
-            self.pattern = re.compile(options.pattern, re.S) if options.pattern is not None else None
-        except re.error as error:
+            self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
+        except regex.error as error:
             raise UserError(f"reasoning_gym: pattern is no regular expression: {error}") from error
 
     @hookimpl
@@ -54,5 +57,8 @@ class ReasoningGymReward:
         """``None``: the answer is not where it should be, which scores 0."""
         if self.pattern is None:
             return text.strip()
-        found = list(self.pattern.finditer(text))
-        return None if not found else (found[-1][1] if self.pattern.groups else found[-1][0]).strip()
+        try:
+            found = list(self.pattern.finditer(text, timeout=PATTERN_S, concurrent=True))
+        except TimeoutError:
+            return None
+        return None if not found else ((found[-1][1] if self.pattern.groups else found[-1][0]) or "").strip()
