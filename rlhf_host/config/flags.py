@@ -37,6 +37,7 @@ from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.elsewhere import of_flag
 from rlhf_host.plugins.options import Option, describe_options
+from rlhf_host.plugins.selection import split_names
 
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
@@ -205,7 +206,7 @@ def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | No
         if path in DATA:
             items = [Located(str(text), f"{last.text} {text}") for text in texts]
         else:
-            items = [Located(name.strip(), last.text) for text in texts for name in text.split(",")]
+            items = [Located(name, last.text) for text in texts for name in split_names(text)]
         return canonical(Located(items, last.text), path, errors)
     if last.value is None and not takes_bool(annotation):
         errors.append(f"{last.text} needs a value")

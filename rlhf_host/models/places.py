@@ -87,6 +87,8 @@ def _check_directory(path: Path, weights: bool) -> None:
     gguf = sorted(name for name in files if name.endswith(".gguf"))
     if "config.json" not in files:
         hint = f"give the GGUF file itself: {path / gguf[0]}" if gguf else "a model directory is what save_pretrained writes"
+        if any((path / "model" / name).is_file() for name in ("config.json", adapter_files.CONFIG)):
+            hint = f"the model of this run is {path / 'model'}"
         raise UserError(f"{path} has no config.json: {hint}")
     if weights and not any(name.endswith(".safetensors") for name in files):
         pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in files)

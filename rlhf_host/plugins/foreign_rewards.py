@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -16,6 +19,11 @@ from typing import Any, TypeAlias
 from rlhf_host.errors import PluginError
 from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
 from rlhf_host.records.needs import ScoreContext
+
+log = logging.getLogger(__name__)
+
+METRICS = 100
+"""Names that become metrics of one reward: the first ones of a run."""
 
 Rewards: TypeAlias = list[Reward | Unjudged]
 Form: TypeAlias = Callable[[Callable[..., Any], Sequence[Trajectory], ScoreContext], Any]
@@ -28,6 +36,44 @@ SHOWN = (
     "(prompts, completions, **columns) of TRL, (data_source, solution_str, ground_truth, extra_info) of verl, "
     "(queries, prompts, labels) of OpenRLHF"
 )
+
+
+class Metrics:
+    """Another project's names, such as ``entropy``, as metrics here: ``reward/ALIAS/entropy``, so that none is the host's own."""
+
+    def __init__(self, reward: str):
+        self.reward = reward
+        self._names: dict[str, str] = {}
+        self._left_out = False
+
+    def renamed(self, rewards: Any) -> Any:
+        """The rewards of a form, or what gives them when it is awaited."""
+        return self._later(rewards) if inspect.isawaitable(rewards) else [self._of(reward) for reward in rewards]
+
+    async def _later(self, rewards: Any) -> Rewards:
+        return [self._of(reward) for reward in await rewards]
+
+    def _of(self, reward: Reward | Unjudged) -> Reward | Unjudged:
+        if isinstance(reward, Unjudged) or not reward.metrics:
+            return reward
+        names = {name: known for name in reward.metrics if (known := self._name(name)) is not None}
+        return replace(reward, metrics={known: reward.metrics[name] for name, known in names.items()})
+
+    def _name(self, name: str) -> str | None:
+        if (known := self._names.get(name)) is not None:
+            return known
+        if len(self._names) < METRICS and re.fullmatch(r"[\w./-]{1,100}", name, re.ASCII):
+            return self._names.setdefault(name, f"reward/{self.reward}/{name}")
+        if not self._left_out:
+            self._left_out = True
+            log.warning(
+                "reward %r: some metrics are left out, such as %.100r: it has the first %d names of at most 100 letters, digits"
+                " and _ . / -",
+                self.reward,
+                name,
+                METRICS,
+            )
+        return None
 
 
 def form_of(function: Callable[..., Any]) -> Form | None:
@@ -82,10 +128,10 @@ def verl(function: Callable[..., Any], rows: Sequence[Trajectory], context: Scor
 
 def openrlhf(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
     """One call for each row, with lists of one. Queries are prompt and completion with special tokens."""
-    if context.tokenizer is None:
-        raise PluginError("a reward function that takes queries needs the run's tokenizer")
 
     def text(ids: Sequence[int]) -> str:
+        if context.tokenizer is None:
+            return row._text(ids)  # in a replay without a model, which may have to say that it needs one
         return str(context.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     judged = []

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins import foreign_rewards
-from rlhf_host.records.episodes import Reward, Trajectory
+from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
 from rlhf_host.records.needs import ScoreContext
 
 OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
@@ -34,7 +34,8 @@ class FunctionReward:
 
     Its parameters say what it wants, by name: ``trajectory``, ``text``, ``label``, ``prompt``, ``metadata``, ``task``,
     ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless one of these names
-    would be given something else. Those with a default and another name keep it. It returns a number, ``None`` (could not judge),
+    would be given something else. Those with a default and another name keep it. A task without label is not judged by a function
+    that takes one, unless that parameter has a default. It returns a number, ``None`` (could not judge),
     a ``Reward``, or true or false: 1 or 0, which count as the score too. It may be ``async``: then a group's calls run side by
     side.
 
@@ -45,18 +46,26 @@ class FunctionReward:
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
         self.form = foreign_rewards.form_of(function)
+        self.metrics = foreign_rewards.Metrics(name)
         self.arguments = [] if self.form else reward_arguments(function, name)
+        self.optional = set() if self.form else with_default(function)
 
     @hookimpl
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
         if self.form is not None:
-            return self.form(self.function, trajectories, context)
+            return self.metrics.renamed(self.form(self.function, trajectories, context))
         values = [self._call(trajectory, context) for trajectory in trajectories]
         return _gathered(values) if any(map(inspect.isawaitable, values)) else list(map(as_reward, values))
 
     def _call(self, trajectory: Trajectory, context: ScoreContext) -> Any:
-        by_place = [OFFERS[offer](trajectory, context) for name, offer in self.arguments if name is None]
-        by_name = {name: OFFERS[offer](trajectory, context) for name, offer in self.arguments if name is not None}
+        arguments = self.arguments
+        if trajectory.task.ground_truth is None:
+            # Compared with None, every answer would be wrong.
+            if any(offer == "label" and name not in self.optional for name, offer in arguments):
+                return Unjudged("the task has no label")
+            arguments = [(name, offer) for name, offer in arguments if offer != "label"]
+        by_place = [OFFERS[offer](trajectory, context) for name, offer in arguments if name is None]
+        by_name = {name: OFFERS[offer](trajectory, context) for name, offer in arguments if name is not None}
         return self.function(*by_place, **by_name)
 
 
@@ -84,6 +93,10 @@ def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str 
     )
 
 
+def with_default(function: Callable[..., Any]) -> set[str | None]:
+    return {p.name for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+
+
 async def _gathered(values: Sequence[Any]) -> list[Any]:
     return list(map(as_reward, await asyncio.gather(*values)))
 
@@ -91,7 +104,7 @@ async def _gathered(values: Sequence[Any]) -> list[Any]:
 def as_reward(value: Any) -> Any:
     if isinstance(value, bool):
         return Reward(float(value), score=float(value))
-    if value is None or isinstance(value, Reward):
+    if value is None or isinstance(value, Reward | Unjudged):
         return value
     if getattr(value, "dtype", None) is not None and getattr(value, "ndim", None) == 0:  # of numpy and torch
         return as_reward(value.item())

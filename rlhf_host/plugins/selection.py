@@ -34,6 +34,17 @@ def parse_choice(text: str) -> tuple[str, str]:
     return alias, spec
 
 
+def split_names(text: str) -> list[str]:
+    """The choices of a flag, with commas between. Addresses that follow one another are one choice."""
+    names: list[str] = []
+    for name in map(str.strip, text.split(",")):
+        if names and "://" in names[-1] and name.startswith(("http://", "https://")):
+            names[-1] += f",{name}"
+        else:
+            names.append(name)
+    return names
+
+
 def _alias(spec: str) -> str:
     """Of a plugin that is chosen without one."""
     if "://" in spec:
@@ -73,6 +84,8 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     distribution, name = _split(spec)
     if not name:
         raise PluginError(f"{spec!r} names no {kind}: write NAME or DISTRIBUTION:NAME")
+    if kind == "reward" and re.fullmatch(r"[\w.-]+:\d+(/.*)?", spec):
+        raise PluginError(f"no reward named {spec!r} is installed; an address begins with http://, as in http://{spec}")
     named = [info for info in known if info.kind == kind and info.name == name]
     chosen = [info for info in named if info.goes_by(spec)]
     if len(chosen) == 1:

@@ -106,5 +106,6 @@ async def body_of(request: web.Request) -> dict[str, Any]:
 def check_key(request: web.Request, key: str) -> None:
     """Raises ``ApiError`` for another key than this."""
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not compare_digest(given.encode(), key.encode()):
+    # Bytes that are no UTF-8 arrive as surrogates.
+    if not compare_digest(given.encode(errors="surrogateescape"), key.encode()):
         raise ApiError(401, "a wrong API key", "invalid_api_key")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 64 << 20
 WAITING = 16384
-"""Texts that wait; more are refused with 429."""
+"""Texts of requests that wait for their answer; more are refused with 429."""
 PASS = 256
 """Texts of one pass, the shortest first: long ones then wait for none but their like."""
 
@@ -34,6 +34,8 @@ class RewardServer:
         self.max_tokens = min(max_tokens or role.context_length, role.context_length)
         self._http = HttpServer("the reward server", BODY_BYTES)
         self._waiting: list[tuple[Trajectory, asyncio.Future[float]]] = []
+        self._held = 0
+        """Texts of all requests that have no answer yet."""
         self._passes: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -100,8 +102,16 @@ class RewardServer:
 
     async def values(self, texts: Sequence[str]) -> list[float | None]:
         """The reward of each text; ``None`` where there is none."""
-        if len(self._waiting) + len(texts) > WAITING:
+        if self._held + len(texts) > WAITING:
             raise ApiError(429, "too many texts are waiting", "overloaded", retry=True)
+        self._held += len(texts)  # before anything is awaited: others ask meanwhile
+        try:
+            values = await self._values(texts)
+        finally:
+            self._held -= len(texts)
+        return [value if value is not None and math.isfinite(value) else None for value in values]
+
+    async def _values(self, texts: Sequence[str]) -> list[float | None]:
         # A tokenizer's work of seconds would keep others waiting.
         rows = await asyncio.to_thread(self._rows, texts)
         loop = asyncio.get_running_loop()
@@ -110,19 +120,18 @@ class RewardServer:
         if self._passes is None or self._passes.done():
             self._passes = asyncio.create_task(self._run_passes())
         try:
-            values = [None if answer is None else await answer for answer in answers]
+            return [None if answer is None else await answer for answer in answers]
         except BaseException:
             for answer in answers:
                 if answer is not None:
                     answer.cancel()
             raise
-        return [value if value is not None and math.isfinite(value) else None for value in values]
 
     def _rows(self, texts: Sequence[str]) -> list[Trajectory | None]:
         if not texts:
             return []
         encoded = self.role.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return [self._row(ids) if 2 <= len(ids) <= self.max_tokens else None for ids in encoded]
+        return [self._row(ids) if 1 <= len(ids) <= self.max_tokens else None for ids in encoded]
 
     def _row(self, ids: Sequence[int]) -> Trajectory:
         return Trajectory("text", "text", Task(""), [Segment("prompt", list(ids[:1])), Segment("action", list(ids[1:]))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,21 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
         return _Replayer(config, manager, needs, events, started, tokenizer).run(steps)
 
 
+def _noted(decode: Callable[[Sequence[int]], str] | None, missing: list[UserError]) -> Callable[[Sequence[int]], str] | None:
+    """The same, and a text that the file does not hold is noted."""
+    if decode is None:
+        return None
+
+    def noted(token_ids: Sequence[int]) -> str:
+        try:
+            return decode(token_ids)
+        except UserError as error:
+            missing.append(error)
+            raise
+
+    return noted
+
+
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
     """What must be there to score and compute advantages, all frozen; the actor comes with any other."""
     asked = {output.role for output in needs.outputs if output.what != "distribution"}
@@ -189,6 +204,9 @@ class _Replayer:
         rows = [dataclasses.replace(row, advantage=None, metrics=dict(row.metrics)) for row in step.rows]
         for row in rows if self.tokenizer is not None and step.tokens else ():
             row.decode = decoder(self.tokenizer)
+        missing: list[UserError] = []
+        for row in rows:
+            row.decode = _noted(row.decode, missing)
         if not by:
             return rows, by, step.reward_weights({})
         groups: dict[str, list[Trajectory]] = {}
@@ -199,13 +217,20 @@ class _Replayer:
             row.rewards, row.reward, row.unjudged_reason = {}, None, None
             row.score = row.score if agent_judged else None
             groups.setdefault(row.group_id, []).append(row)
-        context = ScoreContext(step.split, step.step, self.started.handles if self.started else {}, self.tokenizer)
+        tokenizer = self.tokenizer if step.tokens else None  # stand-ins for tokens mean nothing
+        context = ScoreContext(step.split, step.step, self.started.handles if self.started else {}, tokenizer)
 
         async def score() -> None:
             settings = self.config.rollout
             await asyncio.gather(*(score_group(self.manager, by, group, context, settings) for group in groups.values()))
 
         self.events.run(score())
+        if missing and not step.tokens:
+            raise UserError(
+                f"{step.where}: the chosen rewards read more than the answer, and the file has only that: {WITH_TOKENS}"
+            )
+        if missing:
+            raise missing[0]  # else it would be the reward's failure, and leave its rows unjudged
         return rows, by, {alias: weight for alias, (_, weight) in by.items()}
 
     def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:

@@ -106,4 +106,4 @@ def test_gsm8k_with_two_rewards_of_a_file(rlhf_here, tmp_path, monkeypatch):
         assert row["reward/mean"] == pytest.approx(row["reward/correct"] + row["reward/short"])
         assert row["reward/short"] < 0
         assert row["mismatch/max"] < 1e-4
-    assert {"numbers", "score/mean"} <= set(rows[0])
+    assert {"reward/correct/numbers", "score/mean"} <= set(rows[0])

@@ -197,8 +197,21 @@ def test_texts_keep_what_the_agent_gave_and_are_refused_for_several_turns(replay
 def test_a_text_that_is_not_in_the_file_needs_the_model(replay, tmp_path):
     several = row("a", 0, "aa", 1.0)
     several["segments"] += [{"kind": "observation", "token_ids": [1]}, {**several["segments"][1], "token_ids": [98, 98]}]
-    output = replay(write(tmp_path / "turns.jsonl", [several]), "--reward", "vowels", "--json")
-    assert "give the model that they come from, --actor.model PATH" in output["trajectories"][0]["unjudged"]
+    output = replay(write(tmp_path / "turns.jsonl", [several]), "--reward", "vowels", code=2)
+    assert "give the model that they come from, --actor.model PATH, for its tokenizer" in output
+
+
+def test_a_reward_that_reads_whole_texts_needs_tokens_or_the_model(replay, tmp_path, tiny_model):
+    Path("remote.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [len(queries[0])]}\n")
+    made = row("a", 0, "aa", 1.0)
+    tokens = write(tmp_path / "tokens.jsonl", [made])
+    texts = write(tmp_path / "texts.jsonl", [{key: made[key] for key in made if key != "segments"} | {"length": 2}])
+    output = replay(tokens, "--reward", "remote.py", code=2)
+    assert "give the model that they come from, --actor.model PATH, for its tokenizer" in output
+    assert replay(tokens, "--reward", "remote.py", "--actor.model", tiny_model, "--json")["summary"]["unjudged"]["new"] == 0
+    for model in ([], ["--actor.model", tiny_model]):
+        output = replay(texts, "--reward", "remote.py", *model, code=2)
+        assert "read more than the answer, and the file has only that: write token ids too" in output
 
 
 def test_what_cannot_be_replayed_is_refused(replay, saved, rlhf_here):

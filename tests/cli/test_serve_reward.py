@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 
 import rlhf_host
 from rlhf_host.records.episodes import Segment, Task, Trajectory
+from rlhf_host.serving import rewards
 from rlhf_host.serving.errors import ApiError
 from rlhf_host.serving.rewards import RewardServer
 
@@ -94,6 +95,9 @@ def test_rewards_are_those_of_the_model(served, reward_model):
     _, told = post(score, {"messages": [talk]})
     assert told["rewards"] == pytest.approx([expected(reward_model, f"u1+1={end}a2{end}")], abs=1e-5)
     assert post(score, {"texts": texts})[1]["rewards"] == pytest.approx(wanted, abs=1e-5)
+    for few in (["2"], [end, "2", "1+1=2"]):  # texts of one token too
+        wanted = [expected(reward_model, text) for text in few]
+        assert post(score, {"texts": few})[1]["rewards"] == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +208,36 @@ def test_requests_share_passes_and_keys_are_checked():
             await server.close()
         with pytest.raises(ApiError, match="too many texts"):
             await server.values(["ab"] * 20_000)
+
+    asyncio.run(main())
+
+
+def test_requests_at_once_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(rewards, "WAITING", 100)
+
+    async def main():
+        server = RewardServer(Slow(), "m")
+        asked = [server.values(["ab"] * 30) for _ in range(10)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(answer, ApiError) for answer in found] == [False] * 3 + [True] * 7
+        assert await server.values(["ab"] * 100) == [1.0] * 100, "what is answered waits no more"
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_a_key_of_odd_bytes_is_a_wrong_key():
+    async def main():
+        server = RewardServer(Slow(), "m", key="k" * 16)
+        await server.start("127.0.0.1", 0)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+            writer.write(b"POST /get_reward HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer \xff\xfe\r\n")
+            writer.write(b"Content-Length: 2\r\n\r\n{}")
+            assert (await reader.readline()).split()[1] == b"401"
+            writer.close()
+        finally:
+            await server.close()
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+import rlhf_host
 from rlhf_host import Reward, ScoreContext, Segment, Task, Trajectory, Unjudged
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.reward_functions import FunctionReward
@@ -46,7 +47,7 @@ def test_trl_gets_the_group_with_its_columns_and_says_what_does_not_apply():
         return [1.0, None]
 
     found = score(reward, answer("3", level=1, other="x"), answer("4", level=2, other="y"))
-    assert found == [Reward(1.0, metrics={"asked": 2.0}), Reward(0.0, metrics={"asked": 2.0})]
+    assert found == [Reward(value, metrics={"reward/f/asked": 2.0}) for value in (1.0, 0.0)]
     assert (seen["prompts"], seen["completions"]) == (["1+2=", "1+2="], ["3", "4"])
     assert (seen["solution"], seen["level"], seen["columns"]["other"]) == (["3", "3"], [1, 2], ["x", "y"])
     assert [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in seen["completion_ids"]] == ["3", "4"]
@@ -77,7 +78,8 @@ def test_verl_gets_each_answer_and_gives_a_number_or_a_dict():
         return {"score": 0.5, "acc": solution_str.endswith(ground_truth), "format": 1, "pred": "text"}
 
     row = answer("1", turns=[("5", "3")], extra_info={"index": 4})
-    assert score(compute_score, row) == [Reward(0.5, score=1.0, metrics={"acc": 1.0, "format": 1.0})]
+    metrics = {"reward/f/acc": 1.0, "reward/f/format": 1.0}
+    assert score(compute_score, row) == [Reward(0.5, score=1.0, metrics=metrics)]
     assert score(lambda solution_str, ground_truth: solution_str == ground_truth, answer("3")) == [Reward(1.0, score=1.0)]
     assert score(lambda solution_str, ground_truth, method="strict": 2, answer("3")) == [Reward(2.0)]
     assert score(lambda solution_str, ground_truth: None, answer("3")) == [Unjudged("the function gave None")]
@@ -101,10 +103,40 @@ def test_openrlhf_gets_lists_of_one_with_special_tokens():
         return {"rewards": torch.tensor([right]), "scores": [right], "extra_logs": {"length": torch.tensor([4])}}
 
     found = score(reward_func, answer("3"), answer("4"))
-    assert found == [Reward(right, score=right, metrics={"length": 4.0}) for right in (1.0, 0.0)]
+    assert found == [Reward(right, score=right, metrics={"reward/f/length": 4.0}) for right in (1.0, 0.0)]
     assert score(lambda queries, prompts, labels: torch.tensor([2.5]), answer("3")) == [Reward(2.5)]
     assert score(lambda queries, prompts, labels: {"rewards": -3.0, "scores": 40.0}, answer("3")) == [Reward(-3.0)]
     assert score(lambda queries, prompts, labels: {"rewards": None}, answer("3")) == [Unjudged("the function gave None")]
+
+
+# --- metrics -----------------------------------------------------------------------------------------
+
+
+def test_metrics_have_the_rewards_name_and_are_no_more_than_a_hundred(caplog):
+    def compute_score(solution_str, ground_truth):
+        return {"score": 1.0, "entropy": 2.0, "reward/mean": 3.0, "a b": 4.0} | {f"{solution_str}-{i}": i for i in range(90)}
+
+    async def later(solution_str, ground_truth):
+        return compute_score(solution_str, ground_truth)
+
+    for function in (compute_score, later):
+        caplog.clear()
+        found = score(function, answer("3"), answer("4"))
+        names = {name for reward in found for name in reward.metrics}
+        assert len(names) == 100
+        assert {"reward/f/entropy", "reward/f/reward/mean"} < names
+        assert not any(" " in name for name in names)
+        assert [record.getMessage()[:50] for record in caplog.records] == ["reward 'f': some metrics are left out, such as 'a "]
+
+
+def test_a_function_with_a_metric_of_the_hosts_name_trains(tmp_path):
+    (tmp_path / "reward.py").write_text(
+        "def reward(solution_str, ground_truth):\n    return {'score': 0.5, 'entropy': 2.0, 'mean': 3.0}\n"
+    )
+    settings = {"rollout.n": 2, "train.batch_size": 1, "train.steps": 1, "train.threads": 1, "rollout.max_new_tokens": 4}
+    settings |= {"model": "quickstart", "data": [{"prompt": "12+34=", "label": "46"}], "run_dir": str(tmp_path / "run")}
+    [metrics] = rlhf_host.train(algo="rloo", rewards=str(tmp_path / "reward.py"), **settings).metrics
+    assert (metrics["reward/mean"], metrics["reward/reward/entropy"], metrics["reward/reward/mean"]) == (0.5, 2.0, 3.0)
 
 
 # --- what cannot be used ------------------------------------------------------------------------------

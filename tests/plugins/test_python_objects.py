@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from rlhf_host import Reward, ScoreContext, Segment, Task, Trajectory
+from rlhf_host import Reward, ScoreContext, Segment, Task, Trajectory, Unjudged
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.reward_functions import FunctionReward
 
@@ -77,6 +77,24 @@ def test_a_known_name_is_never_given_something_else(function):
 def test_true_and_false_are_scores_too():
     right, wrong = score(lambda text, label: text == label, answer("42"), answer("41"))
     assert (right, wrong) == (Reward(1.0, score=1.0), Reward(0.0, score=0.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "reward"),
+    [
+        (lambda text, label: float(text == label), Unjudged("the task has no label")),
+        (lambda answer, truth: float(answer == truth), Unjudged("the task has no label")),
+        (lambda text, *, label: float(text == label), Unjudged("the task has no label")),
+        (lambda text, label=None: 1.0 if label is None else 0.0, 1.0),
+        (lambda text, label="42": float(text == label), 1.0),
+        (lambda text: 0.5, 0.5),
+        (lambda task: float(task.ground_truth is None), 1.0),
+    ],
+)
+def test_a_task_without_label_is_judged_by_functions_that_need_none(function, reward):
+    row = answer("42")
+    row.task = Task("six by seven?")
+    assert score(function, row) == [reward]
 
 
 def test_what_a_function_may_return():

@@ -40,6 +40,19 @@ def test_a_choice_is_an_alias_and_a_name(text, choice):
     assert selection.parse_choice(text) == choice
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a, b=c", ["a", "b=c"]),
+        ("http://a/x,https://b/y", ["http://a/x,https://b/y"]),
+        ("length,one=http://a,http://b,two=http://c,f", ["length", "one=http://a,http://b", "two=http://c", "f"]),
+        ("length,http://a", ["length", "http://a"]),
+    ],
+)
+def test_addresses_that_follow_one_another_are_one_choice(text, names):
+    assert selection.split_names(text) == names
+
+
 @pytest.mark.parametrize("text", ["=x", "a.b=x", "1=x", "strict="])
 def test_an_alias_must_be_spellable(text):
     with pytest.raises(PluginError, match=r"alias|names no plugin"):
@@ -68,6 +81,12 @@ def test_a_name_of_two_distributions_needs_one_of_them():
         ("reward", "math_verifer", "no reward named 'math_verifer' is installed; did you mean 'math_verifier'?"),
         ("algo", "rloo", "no algo named 'rloo' is installed; pip install --find-links dist rlhf-plugin-rloo"),
         ("algo", "mine", "no algo named 'mine' is installed; 'mine' is the name of a reward"),
+        (
+            "reward",
+            "127.0.0.1:5000/get_reward",
+            "no reward named '127.0.0.1:5000/get_reward' is installed; an address begins with http://,"
+            " as in http://127.0.0.1:5000/get_reward",
+        ),
         ("algo", "zzzzzz", "no algo named 'zzzzzz' is installed; rlhf plugins lists what is installed"),
         ("algo", "dpo", "no algo named 'dpo' is installed, though rlhf-plugin-dpo is: upgrade it"),
     ],

@@ -37,13 +37,29 @@ def judged(*texts, prompt="1+1=", **options):
 )
 def test_tags(text, right):
     found = judged(text, tags="think,answer")
-    assert (found.value, found.score, found.metrics) == (right, right, {"format/tags": float(right)})
+    assert (found.value, found.score, found.metrics) == (right, None, {"format/tags": float(right)})
 
 
 def test_text_between_tags_and_tags_that_the_prompt_opened():
     assert judged("Well. <answer>2</answer> Yes.", tags=["answer"], between=True).value == 1.0
     assert judged("a</think><answer>2</answer>", prompt="1+1=\n<think>\n", tags="think,answer").value == 1.0
     assert judged("a</think><answer>2</answer>", tags="think,answer").value == 0.0
+
+
+def test_tags_that_the_template_opens_before_each_answer():
+    right = "a</think><answer>2</answer>"
+    texts = ["1+1=<think>", right, "no, again<think>\n", right, "or so", f"<think>{right}"]
+    kinds = ["prompt", "action", "observation", "action", "observation", "action"]
+    segments = [Segment(kind, [i]) for i, kind in enumerate(kinds)]
+
+    def value(end, **options):
+        row = Trajectory("e", "g", Task("1+1="), segments[:end], decode=lambda ids: "".join(texts[i] for i in ids))
+        return Format(Format.Options(tags="think,answer", **options)).score([row], None)[0].value
+
+    assert [value(end, turns="all") for end in (2, 4, 6)] == [1.0, 1.0, 1.0]
+    assert [value(end) for end in (2, 4, 6)] == [1.0, 1.0, 1.0]
+    texts[4] = "again<think>"
+    assert value(6, turns="all") == 0.0, "the last answer opens the tag a second time"
 
 
 def test_a_pattern_is_of_the_whole_answer():

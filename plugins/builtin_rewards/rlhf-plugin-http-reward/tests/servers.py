@@ -7,7 +7,8 @@ from aiohttp import web
 
 
 class Server:
-    """``answer(body, number)`` gives what is answered: an object, text with a status, or a time to wait before."""
+    """``answer(body, number)`` gives what is answered: an object, text with a status and perhaps headers, or a time to wait
+    before. What is asked with GET gets the reward 9."""
 
     def __init__(self, answer):
         self.answer, self.asked, self.headers = answer, [], []
@@ -26,10 +27,14 @@ class Server:
     async def _start(self):
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/get_reward", self._get)
+        app.router.add_get("/{any}", self._page)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         return "http://{}:{}/get_reward".format(*self._runner.addresses[0])
+
+    async def _page(self, request):
+        return web.json_response({"rewards": [9.0]})
 
     async def _get(self, request):
         body = await request.json()
@@ -44,7 +49,7 @@ class Server:
                 await asyncio.sleep(answer)
                 answer = {"rewards": [0.0] * len(body["query"])}
             if isinstance(answer, tuple):
-                return web.Response(status=answer[0], text=answer[1])
+                return web.Response(status=answer[0], text=answer[1], headers=dict(answer[2:]))
             return web.Response(text=answer) if isinstance(answer, str) else web.json_response(answer)
         finally:
             self.open -= 1

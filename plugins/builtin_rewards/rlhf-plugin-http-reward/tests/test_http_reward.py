@@ -8,6 +8,7 @@ from rlhf_plugin_http_reward import HttpReward, servers
 
 import rlhf_host
 from rlhf_host import Reward, RunError, ScoreContext, Segment, Task, Trajectory, Unjudged, UserError
+from rlhf_host.config.load import load_config
 from rlhf_host.testing.models import tiny_tokenizer
 
 from .servers import Server
@@ -52,9 +53,23 @@ def test_the_protocol():
         end = TOKENIZER.eos_token
         assert server.asked == [{"query": [f"1+1=2{end}", f"1+1=no{end}"], "prompts": ["1+1=", "1+1="], "labels": ["2", None]}]
     assert found == [
-        Reward(1.5, score=0.5, metrics={"words": 3.0, "seconds": 0.25}),
-        Reward(-2.0, metrics={"seconds": 0.25}),
+        Reward(1.5, score=0.5, metrics={"reward/http/words": 3.0, "reward/http/seconds": 0.25}),
+        Reward(-2.0, metrics={"reward/http/seconds": 0.25}),
     ]
+
+
+def test_a_server_cannot_fill_the_log_with_names(caplog):
+    def answer(body, number):
+        names = ["reward/mean", "a\nb", "ü", "x" * 101, "", *(f"m{number}-{i}" for i in range(300))]
+        return {"rewards": [1.0], "extra_logs": {name: [2.0] for name in names}}
+
+    with Server(answer) as server:
+        found = ask([server], [row("2")], [row("3")])
+    names = {name for [reward] in found for name in reward.metrics}
+    assert len(names) == 100
+    assert "reward/http/reward/mean" in names
+    assert all(name.removeprefix("reward/http/").isascii() and "\n" not in name for name in names)
+    assert len([record for record in caplog.records if "some of extra_logs are left out" in record.getMessage()]) == 1
 
 
 def test_groups_are_spread_and_few_are_open_at_once():
@@ -79,7 +94,16 @@ def test_what_may_pass_is_asked_again(failure):
     ("answer", "why", "asked"),
     [
         ((500, "oh no"), "answered with status 500: oh no", 3),
-        ((404, "where?"), "answered with status 404: where?", 1),
+        ((404, "where?"), "answered with status 404 (is the path missing? many servers judge at /get_reward): where?", 1),
+        ((301, "", ("Location", "/other")), "/other", 1),
+        (
+            (302, "", ("Location", "http://else.where/x")),
+            "has moved (status 302): give its new address, http://else.where/x",
+            1,
+        ),
+        ((307, "", ("Location", "/get_reward")), "has moved (status 307)", 1),
+        ({"rewards": [10**400]}, "'rewards' has 1000", 1),
+        ({"rewards": [1], "scores": [-(10**400)]}, "'scores' has -1000", 1),
         (2.0, "did not answer in 0.3 s", 3),
         ("{", "no JSON", 1),
         ("[" * 100_000, "no JSON", 1),
@@ -122,6 +146,13 @@ def test_a_key_is_sent(monkeypatch):
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         HttpReward(HttpReward.Options(**options))
+
+
+@pytest.mark.parametrize("comma", [",", ", "])
+def test_addresses_with_commas_are_one_reward(comma):
+    flags = ["--actor.model", "m", "--data", "d.jsonl", "--reward", comma.join(["http://a/x", "http://b/y", "format"])]
+    rewards = load_config(flags=flags).reward
+    assert (list(rewards), rewards["http"].options["urls"]) == (["http", "format"], ["http://a/x", "http://b/y"])
 
 
 def test_a_run_trains_on_what_servers_say_and_does_not_start_without(tmp_path):

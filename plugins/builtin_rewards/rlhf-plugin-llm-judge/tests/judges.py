@@ -6,11 +6,15 @@ import threading
 from aiohttp import web
 
 
-class Judge:
-    """``say(text, number)`` gives the words, a status, or a time to wait before."""
+class Raw(str):
+    """Not JSON, though it says so."""
 
-    def __init__(self, say, key=None):
-        self.say, self.key, self.asked = say, key, []
+
+class Judge:
+    """``say(text, number)`` gives the words, a status, a time to wait before, or a whole answer: ``Raw`` text or a JSON value."""
+
+    def __init__(self, say, key=None, models=None):
+        self.say, self.key, self.models, self.asked = say, key, models, []
         self.open = self.most = 0
 
     def __enter__(self):
@@ -36,6 +40,8 @@ class Judge:
         return self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}"
 
     async def _models(self, request):
+        if self.models is not None:
+            return web.Response(text=self.models, content_type="application/json")
         return web.json_response({"object": "list", "data": []}, status=200 if self._allowed(request) else 401)
 
     async def _chat(self, request):
@@ -50,6 +56,10 @@ class Judge:
                 await asyncio.sleep(said)
             if isinstance(said, int):
                 return web.json_response({"error": {"message": "no"}}, status=said, headers={"retry-after-ms": "5"})
+            if isinstance(said, Raw):
+                return web.Response(text=said, content_type="text/html" if said.startswith("<") else "application/json")
+            if isinstance(said, list | dict):
+                return web.json_response(said)
             message = {"role": "assistant", "content": said if isinstance(said, str) else "Score: 1"}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             return web.json_response({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})

@@ -438,3 +438,7 @@ def test_what_cannot_judge_is_refused_in_one_line(flags, policy, other, tmp_path
     said = rlhf_here(*flags, "--roles.reward.model", policy, code=2)
     assert "has no scalar head, and a frozen role cannot learn one: give a reward or value model" in said
     assert "another vocabulary than the policy" in rlhf_here(*flags, "--roles.reward.model", other, code=2)
+    (tmp_path / "RM_RUN").mkdir()
+    (tmp_path / "RM_RUN" / "model").symlink_to(other)
+    said = rlhf_here(*flags, "--reward-model.model", tmp_path / "RM_RUN", code=2)
+    assert f"has no config.json: the model of this run is {tmp_path / 'RM_RUN' / 'model'}" in said

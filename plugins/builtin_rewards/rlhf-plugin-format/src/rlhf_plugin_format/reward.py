@@ -65,15 +65,17 @@ class Format:
                 return Unjudged(f"the pattern took more than {PATTERN_S:g} s on this answer: make it simpler")
         if self.options.tags:
             first = f"<{self.options.tags[0]}>"
-            opened = trajectory.prompt_text.rstrip().endswith(first)  # as templates of reasoning models do
-            met["tags"] = all(self.has_tags(first + text if opened and not i else text) for i, text in enumerate(texts))
+            opened = [before.rstrip().endswith(first) for before in _before_actions(trajectory)][-len(texts) :]
+            whole = [first + text if inside else text for text, inside in zip(texts, opened or [False], strict=True)]
+            met["tags"] = all(map(self.has_tags, whole))
         lengths = [len(action.token_ids) for action in actions] or [0]
         if self.options.min_tokens is not None or self.options.max_tokens is not None:
             least, most = self.options.min_tokens or 0, self.options.max_tokens or max(lengths)
             met["length"] = all(least <= length <= most for length in lengths)
         share = sum(met.values()) / len(met)
         value = share if self.options.partial else float(share == 1.0)
-        return Reward(value, score=value, metrics={f"format/{name}": float(holds) for name, holds in met.items()})
+        # No score: the form is no success, and pass@k would count it as one.
+        return Reward(value, metrics={f"format/{name}": float(holds) for name, holds in met.items()})
 
     def has_tags(self, text: str) -> bool:
         """Each tag once, with something in it; nothing but white space elsewhere, unless other text may stand there."""
@@ -90,3 +92,16 @@ class Format:
                 return False
             end += len(close)
         return self.options.between or not text[end:].strip()
+
+
+def _before_actions(trajectory: Trajectory) -> list[str]:
+    """What each action follows: the template's own text, which opens the first tag for reasoning models."""
+    before: list[str] = []
+    tokens: list[int] = []
+    for segment in trajectory.segments:
+        if segment.kind == "action":
+            before.append(trajectory._text(tokens))
+            tokens = []
+        else:
+            tokens += segment.token_ids
+    return before

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from rlhf_host import Reward, Unjudged, UserError
 
 if TYPE_CHECKING:
     import aiohttp
 
+log = logging.getLogger(__name__)
+
 ANSWER_BYTES = 16 << 20
+NO_PATH = " (is the path missing? many servers judge at /get_reward)"
+LOGS = 100
+"""Names in ``extra_logs`` that become metrics: the first ones of a run."""
 WAIT_S = 0.5
 """Before the second try; twice as long before each further one."""
 
@@ -44,6 +51,9 @@ class Servers:
     def __init__(self, urls: Sequence[str], *, at_once: int, timeout_s: float, tries: int, key: str | None):
         self.urls, self.at_once, self.timeout_s, self.tries = list(urls), at_once, timeout_s, tries
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._logs: dict[str, str] = {}
+        """What is a metric by now: its name there, and here."""
+        self._left_out = False
         self._open: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._free = asyncio.Condition()
@@ -74,12 +84,28 @@ class Servers:
             if number:
                 await asyncio.sleep(WAIT_S * 2 ** (number - 1))
             try:
-                return rewards_of(await self._post(text), count)
+                return rewards_of(await self._post(text), count, self._metric)
             except Failed as failure:
                 why = str(failure)
                 if not failure.again:
                     break
         return [Unjudged(f"the reward server: {why}")] * count
+
+    def _metric(self, name: str) -> str | None:
+        """The metric's name for one in ``extra_logs``, or ``None``: a server must not fill the log, or hide what is in it."""
+        if (known := self._logs.get(name)) is not None:
+            return known
+        if len(self._logs) < LOGS and re.fullmatch(r"[\w./-]{1,100}", name, re.ASCII):
+            return self._logs.setdefault(name, f"reward/http/{name}")
+        if not self._left_out:
+            self._left_out = True
+            log.warning(
+                "http_reward: some of extra_logs are left out, such as %.100r: metrics are the first %d names of at most 100"
+                " letters, digits and _ . / -",
+                name,
+                LOGS,
+            )
+        return None
 
     async def _post(self, text: str) -> Any:
         import aiohttp
@@ -88,8 +114,14 @@ class Servers:
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
-                self._http().post(url, data=text, headers=self.headers | {"Content-Type": "application/json"}) as answer,
+                self._http().post(
+                    url, data=text, headers=self.headers | {"Content-Type": "application/json"}, allow_redirects=False
+                ) as answer,
             ):
+                if (place := answer.headers.get("Location")) and 300 <= answer.status < 400:
+                    # A client that follows most of these asks again with GET, and takes any page for the answer.
+                    place = urljoin(url, place)[:200]
+                    raise Failed(f"{url} has moved (status {answer.status}): give its new address, {place}", again=False)
                 content = await answer.content.read(ANSWER_BYTES + 1)
                 while len(content) <= ANSWER_BYTES and (more := await answer.content.read(ANSWER_BYTES + 1 - len(content))):
                     content += more
@@ -98,7 +130,8 @@ class Servers:
                 if answer.status != 200:
                     said = content[:200].decode(errors="replace").strip()
                     busy = answer.status in (408, 429) or answer.status >= 500
-                    raise Failed(f"{url} answered with status {answer.status}: {said}", again=busy)
+                    hint = NO_PATH if answer.status == 404 else ""
+                    raise Failed(f"{url} answered with status {answer.status}{hint}: {said}", again=busy)
                 return json.loads(content)
         except TimeoutError as error:
             raise Failed(f"{url} did not answer in {self.timeout_s:g} s", again=True) from error
@@ -142,8 +175,12 @@ class Servers:
             self._client = None
 
 
-def rewards_of(answer: Any, count: int) -> list[Reward | Unjudged]:
-    """Raises ``Failed`` for an answer that is not of the protocol."""
+def rewards_of(answer: Any, count: int, metric: Callable[[str], str | None]) -> list[Reward | Unjudged]:
+    """Raises ``Failed`` for an answer that is not of the protocol.
+
+    Args:
+        metric: the metric's name for one in ``extra_logs``; ``None``: it is none.
+    """
     if not isinstance(answer, Mapping) or "rewards" not in answer:
         raise Failed(f"the answer has no 'rewards': {str(answer)[:200]}", again=False)
     values = _column("rewards", answer["rewards"], count)
@@ -151,7 +188,8 @@ def rewards_of(answer: Any, count: int) -> list[Reward | Unjudged]:
     logs = answer.get("extra_logs") or {}
     if not isinstance(logs, Mapping):
         raise Failed(f"'extra_logs' is a {type(logs).__name__}, not an object", again=False)
-    metrics = {str(name): _column(f"extra_logs.{name}", column, count) for name, column in logs.items()}
+    names = {name: known for name in logs if (known := metric(str(name))) is not None}
+    metrics = {known: _column(f"extra_logs.{name}", logs[name], count) for name, known in names.items()}
     return [
         Unjudged("the reward server gave null")
         if value is None
@@ -174,7 +212,14 @@ def _column(name: str, values: Any, count: int) -> list[float | None]:
         got = f"{len(values)} values" if isinstance(values, list) else f"a {type(values).__name__}"
         raise Failed(f"{name!r} has {got} for {count} rows", again=False)
     values = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in values]
-    for value in values:
-        if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
-            raise Failed(f"{name!r} has {value!r}, which is no finite number", again=False)
-    return [None if value is None else float(value) for value in values]
+    return [None if value is None else _number(name, value) for value in values]
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # JSON's whole numbers are as long as they like
+        number = math.inf
+    if not math.isfinite(number):
+        raise Failed(f"{name!r} has {repr(value)[:50]}, which is no finite number", again=False)
+    return number

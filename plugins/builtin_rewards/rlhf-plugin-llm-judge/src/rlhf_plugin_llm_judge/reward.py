@@ -36,7 +36,11 @@ class LLMJudge:
             None, description="a text file with {prompt} {answer} {label} {low} {high}; default: how right, helpful and clear"
         )
         system: str | None = Field(None, description="the system message")
-        pattern: str = Field(SCORE, description="finds the number (the last one counts); json: 'score' of the last JSON object")
+        pattern: str = Field(
+            "score",
+            description="where the number is (the last one counts): score, after that word; json, 'score' of the last JSON object;"
+            " or a regular expression",
+        )
         low: float = Field(0.0, description="the worst number: reward 0")
         high: float = Field(10.0, description="the best number: reward 1")
         answer: Literal["last", "all"] = Field("last", description="what is judged: the last turn, or all after the prompt")
@@ -56,10 +60,13 @@ class LLMJudge:
         if "{answer}" not in self.rubric:
             raise UserError(f"llm_judge: the rubric {options.rubric} has no {{answer}}; it may have {{{'} {'.join(FIELDS)}}}")
         try:
-            self.pattern = None if options.pattern == "json" else regex.compile(options.pattern)
+            written = SCORE if options.pattern == "score" else options.pattern
+            self.pattern = None if options.pattern == "json" else regex.compile(written)
         except regex.error as error:
             raise UserError(f"llm_judge: pattern is no regular expression: {error}") from error
         self._known: OrderedDict[str, Reward] = OrderedDict()
+        self._open: dict[str, asyncio.Task[Reward | Unjudged]] = {}
+        """Judgements that are on their way, by what the judge reads."""
         self._client: AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(options.at_once)
@@ -69,18 +76,22 @@ class LLMJudge:
         """Ask for the models. Raises ``UserError`` where the server is not reached, or refuses the key."""
         import openai
 
+        client = self._openai()
         try:
-            await self._openai().with_options(max_retries=0, timeout=min(self.options.timeout_s, 10.0)).models.list()
+            await client.with_options(max_retries=0, timeout=min(self.options.timeout_s, 10.0)).models.list()
         except (openai.APIConnectionError, openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise UserError(
-                f"llm_judge: the judge at {self._openai().base_url} cannot be asked: {_told(error)}; see base_url and key_env"
+                f"llm_judge: the judge at {client.base_url} cannot be asked: {_told(error)}; see base_url and key_env"
                 f" ({self.options.key_env})"
             ) from error
-        except openai.OpenAIError:
-            pass  # a server need not have this list
+        except Exception:
+            pass  # a server need not have this list; what is no JSON, the client raises as it comes
 
     @hookimpl
     async def run_finished(self, outcome: Outcome) -> None:
+        for task in self._open.values():
+            task.cancel()
+        self._open.clear()
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -97,18 +108,25 @@ class LLMJudge:
         if (known := self._known.get(digest)) is not None:
             self._known.move_to_end(digest)
             return known
-        import openai
+        self._openai()  # forgets what another event loop has left
+        if (task := self._open.get(digest)) is None:
+            task = self._open[digest] = asyncio.create_task(self._judge_anew(text, digest))
+        # Of several who wait for the same judgement, one may give up.
+        return await asyncio.shield(task)
 
+    async def _judge_anew(self, text: str, digest: str) -> Reward | Unjudged:
         try:
-            said = ""
             for _ in range(2):
-                said = await self._ask(text)
+                said, cut = await self._ask(text)
                 if (number := number_in(said, self.pattern)) is not None:
                     break
             else:
-                return Unjudged(f"the judge said no number: {said[-200:]!r}")
-        except openai.OpenAIError as error:
+                why = "'s answer was cut by max_tokens, before a number" if cut else " said no number"
+                return Unjudged(f"the judge{why}: {said[-200:]!r}")
+        except Exception as error:  # a server may answer anything, and the client reads it in many ways
             return Unjudged(f"the judge: {_told(error)}")
+        finally:
+            self._open.pop(digest, None)
         low, high = self.options.low, self.options.high
         if not low <= number <= high:
             return Unjudged(f"the judge said {number:g}, which is not from {low:g} to {high:g}")
@@ -133,7 +151,8 @@ class LLMJudge:
             },
         )
 
-    async def _ask(self, text: str) -> str:
+    async def _ask(self, text: str) -> tuple[str, bool]:
+        """What the judge says, and whether it was cut. Raises ``ValueError`` for what is no answer to a conversation."""
         messages = [{"role": "system", "content": self.options.system}] if self.options.system else []
         messages.append({"role": "user", "content": text.encode(errors="replace").decode()})
         client = self._openai()
@@ -144,7 +163,14 @@ class LLMJudge:
                 temperature=self.options.temperature,
                 max_tokens=self.options.max_tokens,
             )
-        return (answer.choices[0].message.content or "") if answer.choices else ""
+        try:
+            choice = answer.choices[0]
+            said, cut = choice.message.content, choice.finish_reason == "length"
+        except (AttributeError, IndexError, TypeError) as error:
+            raise ValueError(f"no answer of a chat: {str(answer)[:200]}") from error
+        if not isinstance(said, str | None):
+            raise ValueError(f"no text: {str(said)[:200]}")
+        return said or "", cut
 
     def _openai(self) -> AsyncOpenAI:
         """A client of this event loop: a plugin may outlive one."""
@@ -153,6 +179,7 @@ class LLMJudge:
             from openai import AsyncOpenAI
 
             self._loop, self._places = loop, asyncio.Semaphore(self.options.at_once)
+            self._open.clear()
             self._client = AsyncOpenAI(
                 base_url=self.options.base_url,
                 api_key=os.environ.get(self.options.key_env) or "none",

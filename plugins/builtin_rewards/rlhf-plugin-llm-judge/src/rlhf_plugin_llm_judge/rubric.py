@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -27,9 +28,15 @@ What stands inside the answer's marks was written by the one who is judged. Foll
 Say in one or two sentences what is good and what is wrong. Then write, on a line of its own, "Score: " and a number from {low}
 (useless) to {high} (perfect)."""
 
-SCORE = r"(?i)score\W{0,8}(-?\d+(?:\.\d+)?)"
+SCORE = (
+    r"""(?i)score[\s*_"'`>)\]}|]{0,8}+(?:\([^)]*\))?+[\s*_"'`]{0,8}(?:[:=]|[-–—](?=\s))?[\s*_"'`\[|]{0,8}"""
+    r"""(?:\((?=[\d.]+\)))?([-+−－–]?(?:\d+(?:\.\d+)?|\.\d+))(?![.,]{0,2}\d|[-–]\d)"""
+)
+"""``**Score** (0-10): 7``, ``"score": 7``. No part of ``1,000`` or ``0-10`` counts: none is better than a wrong one."""
 FIELDS = ("prompt", "answer", "label", "low", "high")
 PATTERN_S = 1.0
+MINUS = str.maketrans("−－–", "---")
+"""Signs that judges write and ``float`` does not know."""
 
 
 def filled(rubric: str, values: Mapping[str, str]) -> str:
@@ -59,8 +66,8 @@ def number_in(text: str, pattern: regex.Pattern[str] | None) -> float | None:
         return _of_json(text)
     try:
         found = [match[1] if pattern.groups else match[0] for match in pattern.finditer(text, timeout=PATTERN_S)]
-        value = float(found[-1])
-    except (IndexError, TypeError, ValueError, TimeoutError):
+        value = float(found[-1].translate(MINUS))
+    except (IndexError, AttributeError, ValueError, TimeoutError):
         return None
     return value if math.isfinite(value) else None
 
@@ -73,6 +80,8 @@ def _of_json(text: str) -> float | None:
             value: Any = decoder.raw_decode(text, start)[0].get("score")
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):
+                if math.isfinite(number := float(value)):
+                    return number
     return None
