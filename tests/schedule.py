@@ -14,6 +14,7 @@ TOGETHER = {
         "tests/runtimes/test_ray_nodes.py",
         "tests/runtimes/test_ray_run.py",
         "tests/runtimes/test_whole_stack.py",
+        "tests/training/test_async.py",
         "tests/training/test_lora.py",  # vLLM's shared memory would be taken for what test_whole_stack leaves
     ),
     "wheels": (  # built once

@@ -35,6 +35,18 @@ ATTACKS = {
     "opens a socket": _TRY.format("__import__('socket').create_connection(('127.0.0.1', {port}), 1) and 'connected'"),
     "opens a raw UNIX socket": _TRY.format("__import__('socket').socket(1, 1) and 'opened'"),
     "kills what it can": "import os, signal\n" + _TRY.format("os.kill({pid}, 9) or 'killed'"),
+    "limits another process": _TRY.format("__import__('resource').prlimit({pid}, 7, (64, 64)) and 'limited'"),
+    "signals as a file's owner": _TRY.format("__import__('fcntl').fcntl(1, 8, {pid}) == 0 and 'owned'"),
+    "shares memory": """
+import ctypes
+def f():
+    library = ctypes.CDLL(None)
+    shared = library.shmget(0, 4096, 0o1600)
+    if shared < 0:
+        return None
+    library.shmctl(shared, 0, None)
+    return 'shared'
+""",
     "kills everything": _TRY.format("__import__('os').kill(-1, 0) or None"),
     "traces": _TRY.format("__import__('ctypes').CDLL(None).ptrace(16, {pid}, 0, 0) == 0 or None"),
     "makes a namespace": _TRY.format("__import__('ctypes').CDLL(None).unshare(0x10000000) == 0 or None"),

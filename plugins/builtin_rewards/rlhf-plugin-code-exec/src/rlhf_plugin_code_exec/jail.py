@@ -15,11 +15,9 @@ import os
 import platform
 import resource
 import select
-import shutil
 import signal
 import struct
 import sys
-import tempfile
 import time
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -28,19 +26,25 @@ NEWUSER, NEWNET, NEWPID, NEWNS, NEWIPC, NEWUTS = 0x10000000, 0x40000000, 0x20000
 FIRST_UID = 61000
 """Programs that root starts run as users of their own, one for each slot, so that limits of processes are their own too."""
 
-# Sockets, tracing, mounts, modules, keys, other namespaces, other processes' memory, and what has a long list of holes.
-NUMBERS = {
+# "deny": sockets, tracing, mounts, modules, keys, other namespaces, other processes' memory and priorities, memory, semaphores and
+# messages that outlive a program, and what has a long list of holes. "some": refused if an argument is, or is not, one of these
+# values: prlimit64 of another process, which ends it, and the fcntl and ioctl by which a file sends its signals to another process.
+NUMBERS: dict[str, dict] = {
     "x86_64": {
         "arch": 0xC000003E,
-        "deny": "41 42 43 49 50 101 155 161 165 166 167 168 169 175 176 246 248 249 250 272 279 288 298 303 304 308 310 311 312 313"
-        " 320 321 323 424 425 426 427 428 429 430 431 432 433 434 438 440 442",
+        "deny": "29 30 31 41 42 43 49 50 64 65 66 67 68 69 70 71 101 141 142 144 155 161 165 166 167 168 169 175 176 203 220"
+        " 240 241 242 243 244 245 246 248 249 250 251 256 272 279 288 298 303 304 308 310 311 312 313 314 320 321 323"
+        " 424 425 426 427 428 429 430 431 432 433 434 438 440 442",
         "kill": "62 129 200 234 297",
+        "some": [(302, 0, False, [0]), (72, 1, True, [8, 15]), (16, 1, True, [0x8901, 0x8902])],
     },
     "aarch64": {
         "arch": 0xC00000B7,
-        "deny": "39 40 41 51 97 104 105 106 117 142 198 200 201 202 203 217 218 219 224 225 241 242 256 264 265 268 270 271 272 273"
+        "deny": "30 39 40 41 51 97 104 105 106 117 118 119 122 140 142 180 181 182 183 184 185 186 187 188 189 190 191 192"
+        " 193 194 195 196 197 198 200 201 202 203 217 218 219 224 225 238 241 242 256 264 265 268 270 271 272 273 274"
         " 280 282 424 425 426 427 428 429 430 431 432 433 434 438 440 442",
         "kill": "129 130 131 138 240",
+        "some": [(261, 0, False, [0]), (25, 1, True, [8, 15]), (29, 1, True, [0x8901, 0x8902])],
     },
 }
 CLONE3 = 435
@@ -89,12 +93,16 @@ def landlock(readable, writable):
 def seccomp(own_signals):
     """Refuses system calls: EPERM, and ENOSYS for clone3, after which libraries use clone."""
     numbers = NUMBERS[platform.machine()]
+    refuse = (0x06, 0, 0, 0x00050000 | errno.EPERM)
     deny = [int(number) for number in (numbers["deny"] + ("" if own_signals else " " + numbers["kill"])).split()]
     load_number = [(0x20, 0, 0, 0), (0x35, 0, 1, 0x40000000), (0x06, 0, 0, 0)]  # the other ABI of x86 has the same numbers
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, numbers["arch"]), (0x06, 0, 0, 0), *load_number]
     steps += [(0x15, 0, 1, CLONE3), (0x06, 0, 0, 0x00050000 | errno.ENOSYS)]
     for number in deny:
-        steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM)]
+        steps += [(0x15, 0, 1, number), refuse]
+    for number, argument, among, values in numbers["some"]:
+        checks = [step for value in values for step in ((0x15, 0 if among else 1, 1 if among else 0, value), refuse)]
+        steps += [(0x15, 0, len(checks) + 2, number), (0x20, 0, 0, 16 + 8 * argument), *checks, (0x20, 0, 0, 0)]
     steps.append((0x06, 0, 0, 0x7FFF0000))
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     held = ctypes.create_string_buffer(code, len(code))
@@ -150,12 +158,13 @@ def cell(job, argv, ends, folder):
     """Start a contained process. ``ends``: its file descriptors → ours. The id of its first process, and a pipe on which setting it
     up fails."""
     read, write = os.pipe()
+    jail = os.getpid()
     pid = os.fork()
     if pid:
         os.close(write)
         return pid, read
     try:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         high = {number: fcntl.fcntl(end, fcntl.F_DUPFD, 100) for number, end in ends.items()}
         os.dup2(write, STATUS, inheritable=False)
@@ -165,13 +174,21 @@ def cell(job, argv, ends, folder):
         os.closerange(STATUS + 1, 1024)
         os.chdir(folder)
         enter(job)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # only now: a new user or user namespace clears it
+        if os.getppid() != jail:
+            os._exit(99)
+        outer_died, outer_lives = os.pipe()
         inner = os.fork()
         if inner:
             os.close(STATUS)
+            os.close(outer_died)
             _, ended = os.waitpid(inner, 0)
             code = os.waitstatus_to_exitcode(ended)
             os._exit(code if code >= 0 else 128 - code)
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.close(outer_lives)
+        if select.select([outer_died], [], [], 0)[0]:  # os.getppid() says nothing here: in a pid namespace it is 0
+            os._exit(99)
         if job["level"] != "none":
             landlock(job["readable"], [folder, "/dev/null"])
             seccomp(job["level"] == "A" or landlock_abi_was >= 6)
@@ -315,10 +332,42 @@ def program(job, folder, until, given):
     return {"why": why, "code": code, **{name: data.decode("utf-8", "replace") for name, data in out.items()}}
 
 
+def empty(folder):
+    """Remove what programs left there, however deep it is and whatever its modes are."""
+    os.chdir(folder)
+    inside = []
+    while True:
+        deeper = None
+        with os.scandir() as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    deeper = entry.name
+                    break
+                os.unlink(entry.name)
+        if deeper:
+            os.chmod(deeper, 0o700)
+            os.chdir(deeper)
+            inside.append(deeper)
+        elif inside:
+            os.chdir("..")
+            os.rmdir(inside.pop())
+        else:
+            return
+
+
+def stop(*_):
+    """The run is over, or does not want the job any more: end it, and leave nothing behind."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
+
+
 def main():
     global landlock_abi_was
+    signal.signal(signal.SIGTERM, stop)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     job = json.load(sys.stdin)
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != job["parent"]:
+        return
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     landlock_abi_was = landlock_abi()
@@ -328,9 +377,8 @@ def main():
         return
     started = time.monotonic()
     results = []
-    folder = tempfile.mkdtemp(prefix=f"rlhf-code-{os.getppid()}-")
+    folder = job["folder"]
     try:
-        os.chmod(folder, 0o777)
         if "inputs" in job:
             with open(os.path.join(folder, "program.py"), "w", encoding="utf-8", errors="replace") as file:
                 file.write(job["code"])
@@ -343,7 +391,9 @@ def main():
     except Exception as error:
         results.append({"why": "jail", "problem": f"{type(error).__name__}: {error}"})
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        reap([])
+        with contextlib.suppress(OSError):
+            empty(folder)
     print(json.dumps({"results": results, "s": time.monotonic() - started}))
 
 

@@ -91,6 +91,8 @@ class CodeExec:
             tests = tests_of(trajectory.task)
         except ValueError as error:
             return Unjudged(f"the task: {error}")
+        except (TypeError, MemoryError, RecursionError) as error:
+            return Unjudged(f"the task: its tests cannot be read: {type(error).__name__}: {error}")
         code = solution_of(trajectory.last_text, tests.before if isinstance(tests, Calls) else "")
         try:
             told = await self.runner.tests(code, tests, first_only=not self.options.partial)
@@ -129,8 +131,8 @@ def verdict_of(told: dict[str, Any], tests: Calls | Programs | None = None) -> t
         verdict = json.loads(result["verdict"])
     except ValueError:
         return 0.0, Counter(errors=1), ""  # it used up what the judge has, as by endless values
-    if "unusable" in verdict or "objects" in verdict:
-        return 0.0, counts, str(verdict.get("unusable") or verdict["objects"])
+    if "unusable" in verdict:
+        return 0.0, counts, str(verdict["unusable"])
     if verdict.get("passed") is True:
         return 1.0, counts, ""
     return 0.0, Counter(["wrong" if str(verdict.get("failed", "")).startswith("AssertionError") else "errors"]), ""

@@ -8,17 +8,21 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf_host.scratch import Scratch
 from rlhf_plugin_code_exec.tasks import Calls, Programs
 
 HERE = Path(__file__).parent
-JAIL, SOLUTION, JUDGE = (HERE / f"{name}.py" for name in ("jail", "solution", "judge"))
+JAIL, VALUES, SOLUTION, JUDGE = (HERE / f"{name}.py" for name in ("jail", "values", "solution", "judge"))
 GRACE_S = 15.0
 """For the jail itself, beyond what its programs may take."""
+STOP_S = 6.0
+"""For the jail to end its programs when it is told to stop."""
 Level = Literal["A", "B", "none"]
 
 
@@ -56,7 +60,8 @@ class Runner:
         self.python, self.limits, self.level = python, limits, level
         self._slots: asyncio.Queue[int] | None = None
         self._at_once = at_once
-        self._sources = SOLUTION.read_text(encoding="utf-8"), JUDGE.read_text(encoding="utf-8")
+        values, *sides = (file.read_text(encoding="utf-8") for file in (VALUES, SOLUTION, JUDGE))
+        self._sources = [f"{values}\n\n{side}" for side in sides]
 
     async def tests(self, code: str, tests: Calls | Programs, *, first_only: bool = True) -> dict[str, Any]:
         """What the jail says of a program and its tests. Raises ``JailFailed``."""
@@ -74,7 +79,14 @@ class Runner:
                 self._slots.put_nowait(slot)
         slot = await self._slots.get()
         try:
-            told = await self._run({**job, **self._settings(slot)}, within_s)
+            scratch = Scratch("rlhf-code-", tempfile.gettempdir())  # which removes those of killed runs, too
+            try:
+                scratch.path.chmod(0o777)
+                told = await self._run({**job, **self._settings(slot), "folder": str(scratch.path)}, within_s)
+            finally:
+                await asyncio.to_thread(scratch.close)
+        except (OSError, RecursionError) as error:
+            raise JailFailed(f"{type(error).__name__}: {error}") from error
         finally:
             self._slots.put_nowait(slot)
         results = told.get("results") or [told]
@@ -87,7 +99,8 @@ class Runner:
         return {
             "slot": slot + os.getpid() % 1000 * 64,
             "level": self.level,
-            "python": [self.python, "-I", "-B", "-S"],
+            "parent": os.getpid(),
+            "python": [self.python, "-I", "-B", "-S", "-X", "int_max_str_digits=0"],
             "solution": solution,
             "judge": judge,
             "seconds": self.limits.seconds,
@@ -111,9 +124,7 @@ class Runner:
             raise JailFailed(f"no answer in {within_s:g} s") from error
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()  # its cells die with it
-                await process.wait()
+                await _stop(process)
         try:
             told: dict[str, Any] = json.loads(out)
             return told
@@ -121,6 +132,20 @@ class Runner:
             raise JailFailed(
                 f"it ended with code {process.returncode}: {err.decode('utf-8', 'replace')[-300:].strip()}"
             ) from error
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """The jail ends its cells first; killed, it could leave what they started."""
+    try:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.terminate()
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
 
 def readable(python: str) -> Sequence[str]:
