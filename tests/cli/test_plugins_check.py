@@ -133,10 +133,10 @@ def test_what_has_no_hooks_and_what_is_not_there_are_refused(site):
     assert site.rlhf("plugins", "bench", "transformers").stderr == (
         "Error: engine 'transformers' has no hooks to call: see rlhf plugins show transformers\n"
     )
-    done = site.rlhf("plugins", "check", "math_verifer")
+    done = site.rlhf("plugins", "check", "dynamic_filterng")
     assert (done.returncode, done.stderr) == (
         2,
-        "Error: no plugin named 'math_verifer' is installed; did you mean 'math_verifier'?\n",
+        "Error: no plugin named 'dynamic_filterng' is installed; did you mean 'dynamic_filtering'?\n",
     )
 
 
