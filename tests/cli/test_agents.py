@@ -9,11 +9,11 @@ from rlhf_host import EpisodeFailed, Step, hookimpl
 
 
 def test_a_task_names_the_agent_that_plays_it(rlhf_here, tmp_path):
-    rows = [{"prompt": f"12+{n}=", "label": "0", "agent": ("single_turn", "again")[n % 2]} for n in range(4)]
+    rows = [{"prompt": f"12+{n}=", "label": "987654321", "agent": ("single_turn", "again")[n % 2]} for n in range(4)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--data", tmp_path / "data.jsonl", "--data.agent-key", "agent", "--actor.model", "quickstart", "--rollout.n", "2"]
     flags += ["--agents", "again=retry", "--agents.again.feedback", "{prompt}", "--agents.again.max-turns", "3"]
-    flags += ["--reward", "math_verifier", "--train.batch-size", "4", "--output", tmp_path / "out.jsonl"]
+    flags += ["--reward", "math_verifier", "--train.batch-size", "4", "--rollout.max-new-tokens", "4", "--output", tmp_path / "out.jsonl"]
     result = rlhf_here("rollout", *flags)
     assert result.exit_code == 0, result.output
     played = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
