@@ -156,7 +156,10 @@ def score(
 
 @hookspec(calls="and", ahead=True, gives=(bool, Drop, None))
 def keep_group(group: Group) -> bool | Drop:
-    """Return ``True``, or ``Drop(reason)`` to drop the group. The host then draws another, up to a limit."""
+    """Return ``True``, or ``Drop(reason)`` to drop the group. The host then draws another, up to a limit.
+
+    A group is asked about when it is over; if the plugin has ``state_dict``, in the order of the draws.
+    """
 
 
 @hookspec(calls="chained", gives=("[B]",))

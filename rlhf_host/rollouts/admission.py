@@ -39,6 +39,8 @@ class Admission:
     filling: int = 0
     """Verdicts of the batch that is filled."""
     _kept: int = 0
+    _dropped: set[int] = field(default_factory=set)
+    """Draws that gave their places away before their turn."""
     _complete: deque[int] = field(default_factory=deque)
     """Draws of each batch that is complete and not taken."""
     _training: bool = False
@@ -58,13 +60,22 @@ class Admission:
         self.admitted += 1
         return self.admitted - 1
 
+    def drop(self, ordinal: int) -> None:
+        """It will not be kept: its place is free before its turn, if its batch may refill whatever comes before it."""
+        if ordinal + 1 - (self.unsettled - self.filling) <= self.budget - self.batch:
+            self._dropped.add(ordinal)
+            self.held -= 1
+
     def settle(self, *, kept: bool) -> None:
         """The verdict of the draw ``unsettled``."""
-        self.unsettled += 1
         self.filling += 1
         self._kept += kept
         left, missing = self.budget - self.filling, self.batch - self._kept
-        self.held -= not kept and left >= missing
+        if self.unsettled in self._dropped:
+            self._dropped.remove(self.unsettled)
+        elif not kept and left >= missing:
+            self.held -= 1
+        self.unsettled += 1
         if not (left and missing):
             self._complete.append(self.filling)
             self.filling = self._kept = 0

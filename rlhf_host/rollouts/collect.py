@@ -79,6 +79,10 @@ class Played:
     """A row for each episode that failed."""
     states: Counter[str]
     """How all ended."""
+    kept: bool | None = None
+    """Whether it makes a batch; ``None``: filters have not been asked."""
+    reason: str = ""
+    """Of the filter that refused it."""
 
     def belong_to(self, task: Task, decode: Callable[[Sequence[int]], str]) -> None:
         """Give what was read from a file its task."""
@@ -101,6 +105,8 @@ class Collector:
     def __post_init__(self) -> None:
         self.judges = judges(self.manager, self.split)
         self.needless = brings_signal(self.manager)
+        self.in_order = bool({*self.manager.names("keep_group")} & {*self.manager.names("state_dict")})
+        """Whether filters must be asked in the order of the draws."""
 
     async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
         """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped. Raises ``RunError`` when
@@ -162,24 +168,31 @@ class Collector:
         await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         return Played(Group(group_id, draw.task, trajectories), failed, states)
 
+    def ask(self, played: Played) -> bool:
+        """Whether something of it is judged and no filter refuses it. Filters with a state are asked in the order of the draws, so that
+        they do not depend on timing."""
+        if played.kept is None:
+            judged = self._judged(played.group)
+            reason = drop_reason(self.manager, judged) if judged.trajectories and self.split == "train" else None
+            played.kept, played.reason = bool(judged.trajectories) and reason is None, reason or ""
+        return played.kept
+
     def settle(self, played: Played, into: Collected) -> bool:
-        """Keep what is judged and no filter refuses; whether something is kept. In draw order, so that a filter with state does not
-        depend on timing."""
+        """Count what happened, and take the group if it is kept; whether it is."""
         group, failed = played.group, played.failed
         into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
         into.states += played.states
         into.events += counted([*group.trajectories, *failed])
         into.note_unjudged(group.trajectories)
         into.unjudged_rows += failed
-        group = Group(group.group_id, group.task, [row for row in group.trajectories if row.reward is not None])
-        if not group.trajectories:
-            return False
-        reason = drop_reason(self.manager, group) if self.split == "train" else None
-        if reason is None:
-            into.groups.append(group)
-        else:
-            into.dropped[reason] += 1
-        return reason is None
+        if self.ask(played):
+            into.groups.append(self._judged(group))
+        elif played.reason:
+            into.dropped[played.reason] += 1
+        return bool(played.kept)
+
+    def _judged(self, group: Group) -> Group:
+        return Group(group.group_id, group.task, [row for row in group.trajectories if row.reward is not None])
 
 
 def counted(rows: Sequence[Trajectory]) -> Counter[str]:

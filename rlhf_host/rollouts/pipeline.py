@@ -34,8 +34,8 @@ class _Open:
 
 
 class Pipeline:
-    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago. What filters drop is
-    replaced at once. With depth 0 nothing is begun before its step, and nothing is open after it.
+    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago. What filters without a state
+    drop is replaced at once. With depth 0 nothing is begun before its step, and nothing is open after it.
 
     What changes it happens on the event loop. ``state_dict`` and ``finished`` may be asked by the controller at any time.
 
@@ -156,13 +156,17 @@ class Pipeline:
         task.add_done_callback(self._over)
 
     async def _play(self, ordinal: int, draw: Draw, context: ScoreContext) -> None:
-        self._open[ordinal].played = await self.collector.play(f"train-{ordinal}", draw, context)
+        played = self._open[ordinal].played = await self.collector.play(f"train-{ordinal}", draw, context)
         self._playing -= 1
-        if not (self.fixed and self._playing):
-            self._settle()
+        if self.fixed and self._playing:
+            return
+        if not (self.fixed or self.collector.in_order or self.collector.ask(played)):
+            self.admission.drop(ordinal)
+            self._admit()
+        self._settle()
 
     def _settle(self) -> None:
-        """Ask filters about what is over, in the order of the draws: their state does not depend on timing."""
+        """Make batches of what is over, in the order of the draws."""
         settled = self.admission.unsettled
         while (one := self._open.get(self.admission.unsettled)) is not None and one.played is not None:
             one.collected = Collected(drawn=1)

@@ -20,8 +20,12 @@ class FreesEarly(Admission):
         return taken
 
 
-def play(rules, draw, kept, steps=12):
-    """A run in which finishing, training and publishing come in any order. Gives the largest age and the batches."""
+def play(rules, draw, kept, steps=12, early=False):
+    """A run in which finishing, training and publishing come in any order. Gives the largest age and the batches.
+
+    Args:
+        early: filters are asked as soon as a draw is over.
+    """
     admitted_under, over, verdicts = {}, set(), {}
     batches, oldest, training = [], 0, None
 
@@ -47,6 +51,8 @@ def play(rules, draw, kept, steps=12):
             rules.publish(rules.version + 1)
         else:
             over.add(chosen)
+            if early and not verdicts[chosen]:
+                rules.drop(chosen)
             while rules.unsettled in over:
                 rules.settle(kept=verdicts[rules.unsettled])
         admit()
@@ -59,7 +65,7 @@ def test_random_schedules(seed):
     draw = random.Random(seed)
     batch, depth, refills, kept = draw.randint(1, 5), draw.randint(0, 4), draw.randint(1, 4), draw.choice([1.0, 0.6, 0.2])
     rules = Admission(batch, depth, steps=12, budget=batch * (1 + refills))
-    oldest, batches, verdicts = play(rules, draw, kept)
+    oldest, batches, verdicts = play(rules, draw, kept, early=draw.random() < 0.5)
     assert oldest <= depth
     used = [ordinal for taken in batches for ordinal in taken]
     assert used == list(range(len(used))), "in the order of the draws, each once"
@@ -100,6 +106,23 @@ def test_a_dropped_draw_gives_its_place_to_the_next_one():
     rules.settle(kept=True)
     rules.settle(kept=True)
     assert rules.take() == range(3)
+
+
+def test_a_place_is_free_before_the_turn_of_its_draw():
+    rules = Admission(2, 0, steps=3, budget=8)
+    assert [rules.admit(), rules.admit(), rules.room] == [0, 1, False]
+    rules.drop(1)  # 0 is not over
+    assert (rules.room, rules.admit(), rules.room) == (True, 2, False)
+    for kept in (True, False, True):
+        rules.settle(kept=kept)
+    assert (rules.take(), rules.held) == (range(3), 2)
+
+
+def test_a_place_is_not_free_before_its_turn_where_the_budget_may_end_its_batch():
+    rules = Admission(2, 0, steps=3, budget=2)
+    assert [rules.admit(), rules.admit()] == [0, 1]
+    rules.drop(1)
+    assert not rules.room
 
 
 def test_a_budget_ends_a_batch():

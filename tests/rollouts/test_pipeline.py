@@ -102,7 +102,8 @@ def test_environments_play_while_the_trainer_works(pipeline):
     assert walls[1] < 0.75 * walls[0]
 
 
-def test_dropped_groups_are_replaced_and_filters_are_asked_in_draw_order(pipeline):
+@pytest.mark.parametrize("state", [False, True])
+def test_dropped_groups_are_replaced_and_filters_with_a_state_are_asked_in_draw_order(pipeline, state):
     asked = []
 
     class Odd:
@@ -111,10 +112,39 @@ def test_dropped_groups_are_replaced_and_filters_are_asked_in_draw_order(pipelin
             asked.append(group.task.index)
             return True if group.task.index % 2 else Drop("even")
 
-    made, gate = pipeline([20, 1] * 12, Odd(), steps=4)
+    class Counting(Odd):
+        @hookimpl
+        def state_dict(self):
+            return {"asked": len(asked)}
+
+        @hookimpl
+        def load_state_dict(self, state):
+            pass
+
+    made, gate = pipeline([20, 1] * 12, Counting() if state else Odd(), steps=4)
     batches = asyncio.run(steps_of(made, gate, 4))
     assert [indices for indices, _ in batches] == [[1, 3], [5, 7], [9, 11], [13, 15]]
-    assert asked[:16] == list(range(16))
+    assert sorted(asked[:16]) == list(range(16)), "each once"
+    assert (asked[:16] == list(range(16))) == state
+
+
+def test_what_is_dropped_is_replaced_though_an_earlier_draw_is_not_over(pipeline):
+    class Odd:
+        @hookimpl
+        def keep_group(self, group):
+            return True if group.task.index % 2 else Drop("even")
+
+    made, _ = pipeline([1, 300, 100, 100, 100, 100, 1, 1], Odd(), depth=0, steps=1, batch=3, settings=RolloutConfig(max_refills=8))
+
+    async def run():
+        await made.published(0)
+        started = time.monotonic()
+        collected = await made.next_rollouts(ScoreContext(step=1))
+        return [group.task.index for group in collected.groups], time.monotonic() - started
+
+    indices, seconds = asyncio.run(run())
+    assert indices == [1, 3, 5]
+    assert seconds < 0.39, "0.3 s for draw 1, while 2 to 5 take 0.1 s each, the last one begun after 2 and 4"
 
 
 def test_with_depth_0_what_is_dropped_is_replaced_at_once_and_nothing_is_open_after_the_step(pipeline):
