@@ -2,6 +2,7 @@
 
 python benchmarks/pipeline.py --json             # environments that take 0.5 s, and training that takes as long
 python benchmarks/pipeline.py --case lognormal   # environments of lognormal length
+python benchmarks/pipeline.py --case smollm2     # a real model and environments that take 2 s; make smollm2 first
 python benchmarks/pipeline.py --case curves      # pass@1 of the quickstart task at depths 0, 1 and 4, three seeds
 
 Environments sleep, so two busy cores suffice. Training is repeated until it takes as long as the rollout.
@@ -25,9 +26,10 @@ import rlhf_host
 from rlhf_host import Action, Episode, Needs, Step, hookimpl
 from rlhf_host.testing import write_tiny_model
 
-STEPS, FIRST = 14, 4
+STEPS, FIRST = {"fixed": 14, "lognormal": 14, "smollm2": 8}, {"fixed": 4, "lognormal": 4, "smollm2": 3}
 """Steps of a run, and the first that counts: before it the pipeline fills."""
-WAIT_S = 0.5
+WAIT_S = {"fixed": 0.5, "lognormal": 0.5, "smollm2": 2.0}
+SMOLLM2 = Path("models/SmolLM2-135M-Instruct")
 SHAPE = 1.0
 """Standard deviation of the logarithm."""
 
@@ -48,7 +50,7 @@ class Waits:
 
     @hookimpl
     async def agent_step(self, episode: Episode, action: Action) -> Step:
-        wait = WAIT_S
+        wait = WAIT_S[self.case]
         if self.case == "lognormal":
             rng = random.Random(f"{episode.seed} {episode.sample}")
             wait *= min(8.0, rng.lognormvariate(-SHAPE * SHAPE / 2, SHAPE))
@@ -57,18 +59,22 @@ class Waits:
 
 
 def steps(folder: Path, case: str, depth: int, epochs: int) -> dict[str, float]:
-    """Medians over the steps that count."""
+    """Means over the steps that count."""
     data = [{"prompt": f"{number}+1=", "label": str(number + 1)} for number in range(64)]
-    settings: dict[str, Any] = {"rollout.n": 8, "rollout.max_new_tokens": 4, "train.batch_size": 8, "train.steps": STEPS}
-    settings |= {"train.epochs": epochs, "train.threads": 1, "trajectories.every": 0, "checkpoint.final": False}
+    settings: dict[str, Any] = {"rollout.n": 8, "rollout.max_new_tokens": 4, "train.batch_size": 8, "train.steps": STEPS[case]}
+    if case == "smollm2":
+        settings |= {"rollout.n": 4, "rollout.max_new_tokens": 16, "train.batch_size": 2}
+    settings |= {"train.epochs": epochs, "train.threads": 2 if case == "smollm2" else 1, "trajectories.every": 0}
+    settings |= {"checkpoint.final": False}
     settings |= {
         "train.old_logprobs": "sampler",
         "async_depth": depth,
         "kernels": "none",
         "run_dir": str(folder / f"d{depth}-{epochs}"),
     }
-    run = rlhf_host.train(algo="rloo", agent=Waits(case), model=folder / "model", data=data, **settings)
-    rows = [row for row in run.metrics if row["step"] >= FIRST]
+    model = SMOLLM2 if case == "smollm2" else folder / "model"
+    run = rlhf_host.train(algo="rloo", agent=Waits(case), model=model, data=data, **settings)
+    rows = [row for row in run.metrics if row["step"] >= FIRST[case]]
     wall = (rows[-1]["time/wall"] - rows[0]["time/wall"]) / (len(rows) - 1)
     means = {name: statistics.fmean(row[f"time/{name}"] for row in rows) for name in ("rollout", "train", "sync")}
     return means | {"wall": wall, "staleness": max(row.get("staleness/max", 0.0) for row in rows)}
@@ -78,8 +84,10 @@ def speed(case: str, depths: Sequence[int]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         write_tiny_model(folder / "model", hidden=128)
-        alone = steps(folder, case, 0, 1)
-        epochs = max(1, round(alone["rollout"] / alone["train"]))
+        epochs = 1
+        if case != "smollm2":
+            alone = steps(folder, case, 0, 1)
+            epochs = max(1, round(alone["rollout"] / alone["train"]))
         found = {depth: steps(folder, case, depth, epochs) for depth in (0, *depths)}
     rollout, training = found[0]["rollout"], found[0]["train"]
     result: dict[str, Any] = {"case": case, "rollout_s": rollout, "train_s": training, "epochs": epochs}
@@ -114,7 +122,7 @@ def curves(count: int, seeds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=("fixed", "lognormal", "curves"), default="fixed")
+    parser.add_argument("--case", choices=("fixed", "lognormal", "smollm2", "curves"), default="fixed")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)

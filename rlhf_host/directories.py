@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 from rlhf_host.errors import DivergedError, LostError, RunError, UserError
-from rlhf_host.scratch import Scratch
+from rlhf_host.scratch import Scratch, remove_tree
+
+NO_ROOM = [*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)), "PytorchStreamWriter failed"]
+"""In messages of whatever wrote, also in other processes or languages."""
+NO_RIGHTS = [*map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM))]
 
 
 def cache_directory() -> Path:
@@ -79,30 +85,43 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Make ``path`` by filling a hidden sibling, syncing it to disk and renaming; an older ``path`` is replaced last.
+    """``new_directory`` that ``fill`` writes at once."""
+    with new_directory(path) as aside:
+        fill(aside)
 
-    Raises ``RunError`` when it cannot be written, as on a full disk, whoever notices.
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, like: Path | None = None, room: str = "make room there") -> Iterator[Path]:
+    """A hidden sibling of ``path`` to fill. At the end it is synced to disk and renamed; an older ``path`` is replaced last. After
+    a failure it is removed.
+
+    Args:
+        like: a directory that needed as much space, for messages.
+        room: what to do when there is no space.
+
+    Raises:
+        RunError: it cannot be written, as on a full disk, whoever notices.
     """
     from safetensors import SafetensorError
 
     aside, old = (path.with_name(f".{path.name}.{what}") for what in ("partial", "old"))
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_tree(aside)
         aside.mkdir()
-        fill(aside)
+        yield aside
         for directory, _, files in os.walk(aside):
             for name in files:
                 flush(Path(directory) / name)
             flush(Path(directory))
     except BaseException as error:
-        free = shutil.disk_usage(path.parent).free / 1e9
-        shutil.rmtree(aside, ignore_errors=True)
+        facts = _space(aside, like)
+        remove_tree(aside)
         # Torch's own writer raises RuntimeError, a tokenizer's a bare Exception, and a plugin's failure is a RunError already.
         failed = isinstance(error, OSError | RuntimeError | SafetensorError | RunError) or type(error) is Exception
         if failed and not isinstance(error, LostError | DivergedError):
             reason = str(error).partition("\n")[0]
-            raise RunError(f"{path} cannot be written: {reason}; its disk has {free:.3g} GB free") from error
+            raise RunError(f"{path} cannot be written: {reason}; {facts}{_remedy(str(error), room)}") from error
         raise
     if path.exists() or path.is_symlink():
         _remove(old)
@@ -110,6 +129,23 @@ def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
     aside.rename(path)
     flush(path.parent)
     _remove(old)
+
+
+def _space(aside: Path, like: Path | None) -> str:
+    """What the disk of a directory has, and what the directory needs as far as that is known."""
+    free = shutil.disk_usage(next(parent for parent in aside.parents if parent.exists())).free
+    needed = max(_size(aside), 0 if like is None else _size(like))
+    return f"its disk has {free / 1e9:.3g} GB free, and it needs {needed / 1e9:.2f} GB or more"
+
+
+def _size(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def _remedy(message: str, room: str) -> str:
+    if any(text in message for text in NO_ROOM):
+        return f": {room}"
+    return ": make the directory writable for this user" if any(text in message for text in NO_RIGHTS) else ""
 
 
 def remove_directory(path: Path) -> None:
@@ -126,7 +162,7 @@ def _remove(path: Path) -> None:
     if path.is_symlink():
         path.unlink()
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
 
 
 def flush(path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -26,14 +27,14 @@ class Scratch:
         for left in Path(root).glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 if time.time() - left.stat().st_mtime > YOUNG_S and (lock := _lock(left)) is not None:
-                    shutil.rmtree(left, ignore_errors=True)
+                    remove_tree(left)
                     os.close(lock)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         self._lock = _lock(self.path)
 
     def close(self) -> None:
         """Remove it; any number of times."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -43,6 +44,15 @@ class Scratch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all that is in it, however deep; what cannot be removed stays."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # a call per level
+        with contextlib.suppress(OSError):
+            subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
 
 
 def _lock(directory: Path) -> int | None:

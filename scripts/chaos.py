@@ -5,7 +5,8 @@ python scripts/chaos.py --only free --kills 10
 python scripts/chaos.py --only ray               # 20 kills and 10 stops of engines and ranks on Ray, in 200 steps
 
 Synchronous runs and those with ``pipeline.schedule fixed`` must give the same metrics, value for value. ``free`` ones must train on
-the same tasks in the same steps. A damaged checkpoint must be noticed. The last line is a JSON object; the exit code is 1 where
+the same tasks in the same steps, and have the same ledger: every draw in it once. A damaged checkpoint must be noticed. The last
+line is a JSON object; the exit code is 1 where
 something differed.
 """
 
@@ -29,7 +30,7 @@ import psutil
 from rlhf_host.testing import write_tiny_model
 
 STEPS = 60
-MACHINE = ("time/", "memory/", "tokens_per_s")
+MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 KINDS = {
     "sync": [],
     "fixed": ["--async-depth", "2", "--pipeline.schedule", "fixed"],
@@ -103,8 +104,19 @@ class Runs:
                 found.setdefault(row["step"], {}).setdefault(row["group_id"], row["prompt"])
         return {step: list(groups.values()) for step, groups in found.items()}
 
+    def ledger(self, name: str) -> list[tuple[int, int, list[list[Any]]]]:
+        """Step, number of its first draw, and what became of its draws."""
+        rows = map(json.loads, (self.folder / name / "ledger.jsonl").read_text().splitlines())
+        found = [(row["step"], row["first"], row["draws"]) for row in rows]
+        ends = [first + len(draws) for _, first, draws in found]
+        if [first for _, first, _ in found] != [0, *ends[:-1]]:
+            raise SystemExit(f"the ledger of {name} lacks draws")
+        return found
+
     def same(self, kind: str, name: str) -> bool:
         """Whether it is the run that was left alone."""
+        if self.ledger(name) != self.ledger("whole"):
+            return False
         if kind in ("sync", "fixed"):
             return self.metrics(name) == self.metrics("whole")
         return self.tasks(name) == self.tasks("whole") and len(self.metrics(name)) == len(self.metrics("whole"))

@@ -3,7 +3,7 @@
 import os
 import time
 
-from rlhf_host.scratch import Scratch
+from rlhf_host.scratch import Scratch, remove_tree
 
 
 def test_only_what_nobody_holds_is_cleared(tmp_path):
@@ -21,3 +21,18 @@ def test_only_what_nobody_holds_is_cleared(tmp_path):
         one.close()
         one.close()
     assert set(tmp_path.iterdir()) == {fresh, another}
+
+
+def test_a_folder_of_a_thousand_levels_goes_too(tmp_path):
+    deep = tmp_path / "deep"
+    here = os.open(tmp_path, os.O_RDONLY)
+    for name in ["deep", *("d" * 9 for _ in range(3000))]:  # a path longer than the system takes at once
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    with Scratch("rlhf-code-", tmp_path) as scratch:
+        deep.rename(scratch / "deep")
+    remove_tree(tmp_path / "not there")
+    assert list(tmp_path.iterdir()) == []

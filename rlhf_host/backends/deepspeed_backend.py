@@ -23,9 +23,9 @@ from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, lear
 from rlhf_host.backends.weights import in_buckets, named_weights, pieces
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.adapters import adapter_layers, has_adapters, merged_weights
-from rlhf_host.models.loading import save_model
+from rlhf_host.models.loading import copy_model
 from rlhf_host.models.quantized import is_quantized
-from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors
+from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors, Writer
 
 
 class DeepSpeedBackend:
@@ -124,7 +124,7 @@ class DeepSpeedBackend:
         return self.options.model_dump(include={"zero_stage", "precision", "autotp_size"}) | {"ranks": self.ranks.size}
 
     def save(self, directory: Path) -> None:
-        """DeepSpeed's own checkpoint, a file per rank."""
+        """DeepSpeed's own checkpoint, a file per rank, written at once: training waits for its writer."""
         state = {"updates": self.updates, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
         self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
         if self._first:
@@ -193,18 +193,15 @@ class DeepSpeedBackend:
                 state["step"] = state["step"].clone()
         return loaded
 
-    def save_model(self, directory: Path) -> None:
+    def save_model(self, directory: Path) -> Writer | None:
         if has_adapters(self.model):
             with self._whole(self.parameters):
-                if self._first:
-                    save_model(self.model, directory)  # type: ignore[arg-type]
-            return
+                return copy_model(self.model, directory) if self._first else None  # type: ignore[arg-type]
         whole: dict[str, Tensor] | None = None
         if self.options.zero_stage == 3 or self.options.autotp_size > 1:  # in pieces
             buckets = self.weights(2**28)
             whole = {name: tensor.cpu() for bucket in buckets for name, tensor in bucket if self._first}
-        if self._first:
-            self.model.save_pretrained(directory, state_dict=whole)  # type: ignore[operator]
+        return copy_model(self.model, directory, whole) if self._first else None  # type: ignore[arg-type]
 
     def weights(self, bucket_bytes: int) -> Buckets:
         """All weights in buckets; where they are in pieces, a bucket's worth is whole at a time."""

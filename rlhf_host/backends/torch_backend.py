@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models.loading import save_model
-from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors
+from rlhf_host.models.loading import copy_model, host_copy
+from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors, Writer
 
 
 def learning_rate(role: RoleConfig, update: int, total_updates: int, peak: float) -> float:
@@ -97,10 +98,11 @@ class TorchBackend:
                 parameter.grad = torch.zeros_like(parameter)
         self.ranks.sum_([p.grad for p in summed if p.grad is not None])
 
-    def save(self, directory: Path) -> None:
-        if self.ranks.rank == 0:
-            state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
-            torch.save(state, directory / "optimizer.pt")
+    def save(self, directory: Path) -> Writer | None:
+        if self.ranks.rank:
+            return None
+        state = {"optimizer": host_copy(self.optimizer.state_dict()), "updates": self.updates}
+        return partial(torch.save, state, directory / "optimizer.pt")
 
     def load(self, directory: Path) -> None:
         if not (path := directory / "optimizer.pt").exists():
@@ -112,9 +114,8 @@ class TorchBackend:
             group.update(own)  # what this run's configuration says, not the one that wrote the checkpoint
         self.updates = int(state["updates"])
 
-    def save_model(self, directory: Path) -> None:
-        if self.ranks.rank == 0:
-            save_model(self.model, directory)  # type: ignore[arg-type]
+    def save_model(self, directory: Path) -> Writer | None:
+        return None if self.ranks.rank else copy_model(self.model, directory)  # type: ignore[arg-type]
 
     def weights(self, bucket_bytes: int) -> Buckets:
         return in_buckets(named_weights(self.model), bucket_bytes)

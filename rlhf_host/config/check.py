@@ -35,6 +35,7 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
         *unfit,
         *_forbidden(config, manager),
         *(_async_refusals(config, manager, needs, traits) if config.async_depth else ()),
+        *_in_flight_refusals(config, traits),
     ]
     fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
     needed = {name for need in needs.roles for name in (need.name, need.source)}
@@ -193,6 +194,21 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
         hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
         if hooks and key not in manager.names("draw_tasks"):
             yield f"{rule}, and {key} has a state that its {hooks[0]} changes beside the steps: leave --async-depth out"
+
+
+def _in_flight_refusals(config: RunConfig, traits: RunTraits) -> Iterator[str]:
+    """Why new weights cannot come under requests, where that is asked for."""
+    if not config.in_flight_updates or traits.in_flight(config):
+        return
+    if not config.async_depth:
+        why = "async_depth is 0, so nothing is sampled when new weights come: give --async-depth 1"
+    elif traits.in_place:
+        why = f"engine {config.engine.name} samples from the trainer's own module: use --runtime ray, or leave it out"
+    elif not traits.engine.in_flight:
+        why = f"engine {config.engine.name} cannot take them then: leave it out"
+    else:
+        why = "with pipeline.schedule fixed episodes are over before: leave one of the two out"
+    yield f"in_flight_updates wants new weights while requests are answered, and {why}"
 
 
 def _updates(train: TrainConfig) -> str:

@@ -43,6 +43,11 @@ class RunTraits:
         """Engines sample from the trainer's own module; else they have weights of their own, which a sync must bring."""
         return self.engine.takes == "module" and not self.runtime.remote
 
+    def in_flight(self, config: RunConfig) -> bool:
+        """Whether new weights come while requests are answered."""
+        able = bool(config.async_depth) and self.engine.in_flight and not self.in_place and config.pipeline.schedule == "free"
+        return able and config.in_flight_updates is not False
+
     @property
     def sync(self) -> str:
         """The weight sync of a run that chooses none."""

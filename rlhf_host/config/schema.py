@@ -242,6 +242,11 @@ class RolloutConfig(Section):
     score_retries: int = Field(0, ge=0, description="further attempts after a reward plugin raised an error")
     step_timeout_s: float = Field(600.0, gt=0, description="deadline for one call of agent_reset, agent_step or agent_close")
     episode_timeout_s: float = Field(3600.0, gt=0, description="deadline for agent_run on one episode, generation included")
+    stall_s: float = Field(
+        5400.0,
+        ge=0,
+        description="a run ends when for so long no request is answered, no episode ends and nothing is scored; 0: never",
+    )
     episode_retries: int = Field(2, ge=0, description="further attempts after EpisodeFailed(retryable=True)")
     history: Literal["append", "template", "refuse"] = Field(
         "append",
@@ -317,6 +322,11 @@ class CheckpointConfig(Section):
     )
     best_mode: Literal["max", "min"] = Field("max", description="whether a larger or a smaller value is better")
     final: bool = Field(True, description="write a checkpoint and model/ at the end")
+    on_error: Literal["stop", "warn"] = Field(
+        "stop",
+        description="when a checkpoint cannot be written, as on a full disk: stop the run, or warn and go on without it; the last"
+        " one of a run always stops it",
+    )
 
 
 class TrajectoryLog(Section):
@@ -360,12 +370,20 @@ class RunConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    max_restarts: int = Field(
+        0, ge=0, description="how often a run whose processes or machine died begins again from its last checkpoint by itself"
+    )
     trajectories: TrajectoryLog = Field(default_factory=TrajectoryLog)
     async_depth: int = Field(
         0,
         ge=0,
         description="by how many versions a batch may be older than the weights that it trains: sampling goes on while the trainer"
         " works; 0: they take turns",
+    )
+    in_flight_updates: bool | None = Field(
+        None,
+        description="with async_depth: new weights come while requests are answered, which go on under them; default: if engine and"
+        " runtime can",
     )
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     from_trajectories: str | None = Field(

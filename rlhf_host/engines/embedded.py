@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ class EmbeddedEngine:
     """Generates with ``start.model``, any causal language model of transformers; a request's tokens depend on its key alone.
 
     Where the module is the trainer's own, new weights need no copying: ``set_version`` says that they changed. An engine with a
-    module to itself starts with version -1 and generates once a sync has brought it weights.
+    module to itself starts with version -1 and generates once a sync has brought it weights, which come between two tokens of a
+    batch.
     """
 
     def __init__(self, options: Transformers.Options, start: EngineStart):
@@ -41,6 +44,8 @@ class EmbeddedEngine:
         self.exact = use.autocast is None and use.dtype == torch.float32
         self.dead = False
         self.busy_s = 0.0
+        self._incoming: deque[Callable[[], None]] = deque()
+        """Weights to load as soon as the compute thread has time."""
         self._fresh: Decoder | None = None
         """The decoder that has been refreshed since the weights changed."""
         self._waves = Waves(self._run, start.compute, options.max_wait_s)
@@ -64,7 +69,6 @@ class EmbeddedEngine:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         request = Request(tuple(token_ids), sampling, key)
         check_request(request, engine="transformers", vocabulary=self._vocabulary, context_length=self.context_length)
-        self._require_weights()
         return await self._waves.submit(request)
 
     def set_version(self, version: int) -> None:
@@ -85,8 +89,23 @@ class EmbeddedEngine:
         await self._waves.close()
 
     def _load(self, buckets: Buckets, version: int) -> None:
-        """Copy into the module by name, between two batches, then hold ``version``; called from a thread beside."""
-        self._compute.submit(lambda: self._replace_weights(buckets, version)).result()
+        """Copy into the module by name, between two tokens, then hold ``version``; called from a thread beside."""
+        done: Future[None] = Future()
+
+        def load() -> None:
+            try:
+                self._replace_weights(buckets, version)
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._incoming.append(load)
+        self._compute.submit(self._take_in)
+        done.result()
+
+    def _take_in(self) -> None:
+        while self._incoming:
+            self._incoming.popleft()()
 
     def _replace_weights(self, buckets: Buckets, version: int) -> None:
         self.version = -1
@@ -209,9 +228,19 @@ class EmbeddedEngine:
                 sampler.keep(rest)
                 drawn, here, alive, stops, limits, uniforms = (t[rest] for t in (drawn, here, alive, stops, limits, uniforms))
                 places = here.tolist()
+            self._take_in()
+            self._require_weights()
             if version != self.version:
                 version = self.version
                 self._refresh(decoder)
+                if self.options.kv_after_sync == "recompute":
+                    so_far = [
+                        [*rows[row].token_ids, *ids] for row, ids in zip(places, tokens[here, : step + 1].tolist(), strict=True)
+                    ]
+                    logits = decoder.prefill(so_far).to(device)
+                    if longest > step + 2:
+                        decoder.start(torch.arange(len(places), device=home), longest - step - 2)
+                    continue
             logits = decoder.step(drawn.to(home)).to(device)
         return True
 

@@ -22,11 +22,15 @@ class Transformers:
         max_wait_s: float = Field(
             5.0, ge=0, description="longest wait for expected requests before a batch starts without them"
         )
+        kv_after_sync: Literal["recompute", "keep"] = Field(
+            "recompute",
+            description="keys and values of answers that go on under new weights: computed again, or those of the old ones",
+        )
         autocast: Literal["auto", "off", "bfloat16"] = Field(
             "auto", description="auto: bfloat16 where the hardware has it (CUDA)"
         )
 
-    traits = EngineTraits(takes="module", waves=True)
+    traits = EngineTraits(takes="module", waves=True, in_flight=True)
 
     def __init__(self, options: Options):
         self.options = options

@@ -33,6 +33,11 @@ class Vllm:
         )
         enforce_eager: bool | None = Field(None, description="no compilation, no CUDA graphs; default: on a CPU")
         enable_prefix_caching: bool = Field(True, description="compute a prompt shared by several requests once")
+        kv_after_sync: Literal["recompute", "keep"] = Field(
+            "recompute",
+            description="keys and values of answers that go on under new weights: computed again, or those of the old ones, which"
+            " requests of later groups never see",
+        )
         sleep: bool = Field(False, description="release the engine's memory between rollouts; GPUs only")
         extra: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's EngineArgs")
 
@@ -49,6 +54,7 @@ class Vllm:
             largest_batch=options.max_num_seqs,
             devices=options.tensor_parallel_size * options.pipeline_parallel_size,
             sleeps=options.sleep,
+            in_flight=True,
             adapters=True,
         )
 

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,15 @@ from rlhf_host.models.adapter_files import write_for_engine
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.tensors import Metric
 from rlhf_host.scratch import Scratch
 
 log = logging.getLogger(__name__)
 
 COLDEST = 0.01
 """vLLM raises lower temperatures to this one, and its log-probabilities with them."""
+GROUPS = 100_000
+"""Whose first version is remembered."""
 STEP_S = 600.0
 """A step that takes longer never ends: the process that computes it was stopped, or hangs."""
 
@@ -49,7 +52,8 @@ class VLLMEngine:
     """Generates with vLLM in this process, stepped by a thread of its own; requests come and go between any two steps.
 
     ``version = -1`` starts without reading weights: ``generate`` refuses until a sync brought some. A request in flight during
-    a sync goes on: its prefix is computed again under the new weights, and each token carries the version it was sampled with.
+    a sync goes on: its prefix is computed again under the new weights, unless ``kv_after_sync`` is ``keep``, and each token
+    carries the version it was sampled with.
     A completion depends on its request's key and the weights alone, but for rounding, which differs between batches.
 
     Raises:
@@ -60,10 +64,14 @@ class VLLMEngine:
         self.multiprocess = in_processes(options)
         self.options, self.version = options, start.version
         self.busy_s = 0.0
+        self._kv_use, self._preemptions, self._reported = 0.0, 0, 0
+        """Largest share of the cache in use since ``metrics``; preemptions so far, and those that ``metrics`` has given."""
         self.asleep = False
         self._actions: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._running: dict[str, Call] = {}
+        self._salts: dict[Hashable, int] = {}
+        """With ``keep``, group → the version of its first request: no later group finds its keys and values."""
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
         self._closed = False
@@ -97,7 +105,7 @@ class VLLMEngine:
         """Batching is continuous: nothing waits for others."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        self._check_ready()
+        self._check_alive()
         request = Request(tuple(token_ids), sampling, key)
         check_request(
             request,
@@ -118,6 +126,13 @@ class VLLMEngine:
 
     async def run(self, function: str, **arguments: Any) -> Any:
         return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self.loader, arguments)))
+
+    async def metrics(self) -> Sequence[Metric]:
+        if self.multiprocess:
+            return ()
+        (kv_use, self._kv_use), preemptions = (self._kv_use, 0.0), self._preemptions
+        count, self._reported = preemptions - self._reported, preemptions
+        return Metric("kv_use", kv_use, reduce="max"), Metric("preemptions", count, reduce="sum")
 
     def set_version(self, version: int) -> None:
         """For weights that came in by another way than the loader. Forgets cached prompts."""
@@ -218,6 +233,21 @@ class VLLMEngine:
         self.context_length: int = settings.max_model_len
         self.exact, self._can_sleep = settings.dtype == torch.float32, settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
+        if not self.multiprocess:
+            self._watch(self.llm.engine_core.engine_core.scheduler)
+
+    def _watch(self, scheduler: Any) -> None:
+        """Note after each decision what is in the cache: vLLM's own statistics come with its logging."""
+        schedule = scheduler.schedule
+
+        def watched(*arguments: Any) -> Any:
+            by_sync = len(scheduler.reset_preempted_req_ids)  # these did not lack room
+            decision = schedule(*arguments)
+            self._preemptions += len(decision.preempted_req_ids or ()) - by_sync
+            self._kv_use = max(self._kv_use, scheduler.kv_cache_manager.usage)
+            return decision
+
+        scheduler.schedule = watched
 
     def _take_actions(self) -> deque[Callable[[], None]]:
         with self._condition:
@@ -239,13 +269,23 @@ class VLLMEngine:
             self._check_ready()  # a sync may have failed since
             number = str(next(self._numbers))
             parameters = sampling_params(call.request, self._ends, self.context_length)
-            self.llm.add_request(number, self._prompt(list(call.request.token_ids)), parameters, lora_request=self._adapter)
+            prompt = self._prompt(list(call.request.token_ids), cache_salt=self._salt(call.request))
+            self.llm.add_request(number, prompt, parameters, lora_request=self._adapter)
         except Exception as error:
             ours = isinstance(error, RunError | UserError)
             answer([(call, error if ours else UserError(f"engine vllm: {first_line(error)}"))])
             return
         call.number = number
         self._running[number] = call
+
+    def _salt(self, request: Request) -> str | None:
+        if self.options.kv_after_sync == "recompute":
+            return None
+        group = request.key[:-2]  # the sample and its turn come last
+        version = self._salts[group] = self._salts.pop(group, self.version)
+        if len(self._salts) > GROUPS:
+            del self._salts[next(iter(self._salts))]
+        return str(version)
 
     def _abort(self, call: Call) -> None:
         if self._running.pop(call.number, None) is not None:
@@ -340,9 +380,9 @@ class VLLMEngine:
             raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
 
     def _take_version(self, version: int) -> None:
-        """Keys and values of the old weights go, those of running requests too: without ``reset_running_requests`` vLLM keeps
-        everything as long as anything runs, and says so only by its return value."""
-        if not self.llm.reset_prefix_cache(reset_running_requests=True):
+        """Unless they are kept, keys and values of the old weights go, those of running requests too: without
+        ``reset_running_requests`` vLLM keeps everything as long as anything runs, and says so only by its return value."""
+        if self.options.kv_after_sync == "recompute" and not self.llm.reset_prefix_cache(reset_running_requests=True):
             raise RunError("engine vllm could not forget its cached prompts")
         self.llm.set_weight_version(str(version))
         self.version = version

@@ -68,16 +68,20 @@ def is_scalar(directory: str | Path) -> bool:
     return "score" in (_read(directory).get("modules_to_save") or ())
 
 
-def save_adapter(model: Any, directory: str | Path, base_files: Sequence[Path]) -> None:
+def save_adapter(
+    model: Any, directory: str | Path, base_files: Sequence[Path], trained: dict[str, torch.Tensor] | None = None
+) -> None:
     """Write what is trained.
 
     Args:
         base_files: the weights of the base, for its hash.
+        trained: what ``adapter_weights`` gave before; default: as it is now.
     """
     config = copy.deepcopy(model.peft_config[TRAINED])
     config.inference_mode, config.target_modules = True, sorted(config.target_modules)
     config.modules_to_save = ["score"] if scalar_head(model) is not None else None
-    weights = {name: tensor.contiguous().cpu() for name, tensor in adapter_weights(model).items()}
+    trained = adapter_weights(model) if trained is None else trained
+    weights = {name: tensor.contiguous().cpu() for name, tensor in trained.items()}
     Path(directory).mkdir(parents=True, exist_ok=True)
     kind = {QUANTIZED: "4bit"} if is_quantized(model) else {}
     save_file(weights, Path(directory) / WEIGHTS, metadata={"format": "pt", HASH: content_hash(base_files), **kind})

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,18 +101,48 @@ def weight_files(role: RoleConfig) -> list[Path]:
     return sorted(directory.glob("*.safetensors"))
 
 
-def save_model(model: PreTrainedModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write the model in Hugging Face format, or its adapter in peft's where it has one.
+def save_model(model: PreTrainedModel, directory: str | Path) -> None:
+    """Write the model in Hugging Face format, or its adapter in peft's where it has one."""
+    copy_model(model, directory)()
+
+
+def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> Callable[[], None]:
+    """Copy the model, or its adapter where it has one, to host memory. The result writes it as ``save_model``, on any thread, also
+    while the model is trained.
 
     Args:
-        weights: by name, where the model's own are not whole.
+        weights: copies by name, where the model's own are not whole.
     """
     if not adapters.has_adapters(model):
-        model.save_pretrained(directory, state_dict=weights)
-        return
+        copies = host_copy(model.state_dict()) if weights is None else weights
+
+        def write() -> None:
+            with without_bars():
+                model.save_pretrained(directory, state_dict=copies)
+
+        return write
     config: Any = model.peft_config[adapters.TRAINED]
     base = RoleConfig(model=config.base_model_name_or_path, revision=config.revision)
-    adapter_files.save_adapter(model, directory, weight_files(base))
+    return functools.partial(
+        adapter_files.save_adapter, model, directory, weight_files(base), host_copy(adapters.adapter_weights(model))
+    )
+
+
+def host_copy(state: Any) -> Any:
+    """A copy of nested dicts, lists and tuples with their tensors in host memory. Tensors that are one are one in the copy."""
+    copies: dict[Any, Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = value.data_ptr(), value.device, value.dtype, value.shape, value.stride()
+            if key not in copies:
+                copies[key] = value.detach().to("cpu", copy=True)
+            return copies[key]
+        if isinstance(value, dict):
+            return {key: copied(item) for key, item in value.items()}
+        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+    return copied(state)
 
 
 def context_length(model: Any) -> int:
@@ -351,13 +382,29 @@ def quiet_transformers() -> Iterator[None]:
     if not torch.cuda.is_available():
         # Saving imports DeepSpeed where it is installed, which otherwise warns that it finds no accelerator.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    with without_bars(), open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+        yield
+
+
+_bars = threading.Lock()
+_without_bars: list[tuple[int, bool]] = []
+"""For each that is inside ``without_bars``: the verbosity and bars of before the first."""
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """The part of ``quiet_transformers`` that several threads may use at once: standard error stays."""
+    with _bars:
+        before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        _without_bars.append(_without_bars[0] if _without_bars else before)
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
     try:
-        with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
-            yield
+        yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
+        with _bars:
+            verbosity, bars = _without_bars.pop()
+            if not _without_bars:
+                transformers_logging.set_verbosity(verbosity)
+                if bars:
+                    transformers_logging.enable_progress_bar()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
 from rlhf_host.models.adapters import using
 from rlhf_host.models.balance import Balance
+from rlhf_host.models.flops import ModelFlops
 from rlhf_host.models.heads import Head, decoder_of, find_head, scalar_head
 from rlhf_host.models.layouts import (
     Layout,
@@ -81,6 +83,7 @@ class Passes:
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._examine()
+        self._flops = ModelFlops.of(model, () if self.head is None else self.head_parameters)
 
     def under(self, adapter: str | None) -> Passes:
         """The same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
@@ -173,6 +176,20 @@ class Passes:
         if self._shares(prompt_ids, lengths, sharing):
             return shared_tokens(prompt_ids, lengths, sharing)
         return padded_tokens(prompt_ids, lengths)
+
+    def flops(
+        self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
+    ) -> float:
+        """What training on these rows in one pass takes (``ModelFlops``), padding left out; NaN where that is unknown."""
+        if self._flops is None:
+            return math.nan
+        sharing = sharing_of(prompt_ids, group_id)
+        counts = list(completion_lens) if self.scalar is not None else [max(0, length - 1) for length in completion_lens]
+        rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
+        predicted = sum(completion_lens)
+        if self._shares(prompt_ids, counts, sharing):
+            return self._flops.training([*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()], rows, predicted)
+        return self._flops.training((), [(length, length) for length, _ in rows], predicted)
 
     def _shares(self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> bool:
         if self.shared_prefix == "off" or (self._verdict is not None and self._verdict.shared is None):

@@ -10,8 +10,8 @@ with the engine's name, others end the run with a traceback.
 """
 
 from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult
-from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits
-from rlhf_host.protocols.engines import Engine, EnginePlugin, EngineStart, EngineTraits, Generator, SyncEnd
+from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits, Writer
+from rlhf_host.protocols.engines import Engine, EnginePlugin, EngineStart, EngineTraits, Generator, Measured, SyncEnd
 from rlhf_host.protocols.kernels import Decoder, Kernels, KernelsPlugin, SharedRows, Use
 from rlhf_host.protocols.runtimes import Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.syncs import Bring, Loader, SyncTarget, Weights, WeightSource
@@ -19,8 +19,8 @@ from rlhf_host.protocols.syncs import Bring, Loader, SyncTarget, Weights, Weight
 # fmt: off
 __all__ = [
     "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Compute", "Decoder",
-    "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin", "Loader", "Ranks", "Runtime",
-    "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer",
-    "Traits", "Update", "Use", "WeightSource", "Weights",
+    "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin", "Loader", "Measured", "Ranks",
+    "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
+    "Trainer", "Traits", "Update", "Use", "WeightSource", "Weights", "Writer",
 ]
 # fmt: on

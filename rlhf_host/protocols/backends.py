@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_host.protocols.common import Buckets, Tensors, Traits
+from rlhf_host.protocols.common import Buckets, Tensors, Traits, Writer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,14 +95,17 @@ class Backend(Protocol):
     def discard(self) -> None:
         """Drop the gradients computed so far."""
 
-    def save(self, directory: Path) -> None:
-        """Write the state of optimizer and schedule into a directory that all ranks can see."""
+    def save(self, directory: Path) -> Writer | None:
+        """Write the state of optimizer and schedule into a directory that all ranks can see.
+
+        It may copy the state to host memory instead and return what writes the copy, so that training goes on meanwhile.
+        """
 
     def load(self, directory: Path) -> None:
         """Read this state. Raises ``UserError`` for a checkpoint of another backend."""
 
-    def save_model(self, directory: Path) -> None:
-        """Write the model in Hugging Face format; rank 0 writes."""
+    def save_model(self, directory: Path) -> Writer | None:
+        """Write the model in Hugging Face format, or copy it, as ``save``; rank 0 writes."""
 
     def weights(self, bucket_bytes: int) -> Buckets:
         """As ``Weights.buckets``: complete on rank 0; other ranks may give empty buckets."""

@@ -15,6 +15,9 @@ Bucket: TypeAlias = "list[tuple[str, Tensor]]"
 """Some of a model's weights by name. The tensors are valid until the next bucket is requested."""
 Buckets: TypeAlias = "Iterator[Bucket]"
 
+Writer: TypeAlias = "Callable[[], None]"
+"""Writes files of what was copied before. It is called once, on any thread, while training goes on."""
+
 NO_WEIGHTS = -1
 """The version of an engine that has no weights of this run."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rlhf_host.protocols.common import Compute, Traits
 from rlhf_host.protocols.kernels import Kernels
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.tensors import Metric
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +30,9 @@ class EngineTraits(Traits):
     """``sleep`` releases device memory."""
     syncs: tuple[str, ...] = ()
     """Names of the weight syncs that work with it, the best one first; empty: all."""
+    in_flight: bool = False
+    """New weights may come while requests are unfinished: an answer goes on under them, and says which version sampled each token.
+    Requests that are made meanwhile wait."""
     adapters: bool = False
     """It can hold the base of a LoRA run and take adapters in place of weights (``EngineStart.adapter_rank``)."""
 
@@ -103,6 +107,15 @@ class Engine(Generator, SyncEnd, Protocol):
 
     async def close(self) -> None:
         """Fail pending requests with ``RunError``; end threads and processes. Works after any failure, and more than once."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """What an engine may have too."""
+
+    async def metrics(self) -> Sequence[Metric]:
+        """What happened since the last call, as single numbers; the host logs them under ``engine/``. Those of several engines are
+        combined as each metric's ``reduce`` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

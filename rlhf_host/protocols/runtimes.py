@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_host.protocols.common import Traits
+from rlhf_host.protocols.common import Traits, Writer
 from rlhf_host.protocols.engines import Generator
 from rlhf_host.protocols.syncs import Bring, SyncTarget, WeightSource
 from rlhf_host.records.needs import Needs
@@ -42,6 +42,12 @@ class Update:
 
     metrics: Metrics
     refused: str | None = None
+    flops: float = 0.0
+    """What the models need for the passes forward and backward."""
+    devices: int = 0
+    """On how many devices these ran; 0: it was not counted."""
+    peak_flops: float = 0.0
+    """What the slowest of the devices can do in a second; 0: unknown."""
 
 
 class Trainer(Protocol):
@@ -130,11 +136,16 @@ class Runtime(Protocol):
     async def sync(self, version: int) -> None:
         """``await bring(targets, source, version)`` while nothing else uses the weights. Repeat it if an engine died meanwhile."""
 
-    def save_role(self, name: str, directory: Path) -> None:
-        """Write a role in Hugging Face format, with the tokenizer."""
+    def save_role(self, name: str, directory: Path) -> Writer | None:
+        """Write a role in Hugging Face format, with the tokenizer.
 
-    def save_state(self, directory: Path) -> None:
-        """Write optimizers and schedules of the trained roles into an existing directory, with a folder for each role."""
+        It may copy the role to host memory instead and return what writes the copy, so that training goes on meanwhile. The
+        result returns when the files are complete.
+        """
+
+    def save_state(self, directory: Path) -> Writer | None:
+        """Write optimizers and schedules of the trained roles into an existing directory, with a folder for each role; or copy
+        them, as ``save_role``."""
 
     def load_state(self, directory: Path) -> None:
         """Read what ``save_state`` wrote."""

@@ -60,11 +60,15 @@ class Admission:
         self.admitted += 1
         return self.admitted - 1
 
-    def drop(self, ordinal: int) -> None:
-        """It will not be kept: its place is free before its turn, if its batch may refill whatever comes before it."""
-        if ordinal + 1 - (self.unsettled - self.filling) <= self.budget - self.batch:
+    def verdict(self, ordinal: int, *, kept: bool) -> None:
+        """Before its turn. The place of a dropped draw is free at once if its batch may refill whatever comes before it."""
+        if not kept and ordinal + 1 - (self.unsettled - self.filling) <= self.budget - self.batch:
             self._dropped.add(ordinal)
             self.held -= 1
+
+    def surplus(self) -> range:
+        """Draws to give back to the stream, as if they had never begun."""
+        return range(0)
 
     def settle(self, *, kept: bool) -> None:
         """The verdict of the draw ``unsettled``."""
@@ -93,3 +97,47 @@ class Admission:
         """The engines have the weights that the batch taken last trained."""
         self.held -= self._training * self.batch
         self.version, self._training = version, False
+
+
+@dataclass(slots=True)
+class InAdvance(Admission):
+    """For ``depth`` 0: begins as many draws as it may take to have ``batch`` kept ones, by the share that was kept so far, because
+    replacing dropped draws one after the other would wait for one episode after the other. Batches are the same: what was begun
+    beyond the last kept draw of a batch is given back.
+    """
+
+    asked: int = 1
+    """Verdicts of the run, and one more that is kept."""
+    granted: int = 1
+    """The kept ones."""
+    sure: int = 0
+    """Kept draws of the batch that is filled."""
+    _known: set[int] = field(default_factory=set)
+    """Its draws that have a verdict."""
+
+    @property
+    def room(self) -> bool:
+        begun = self.admitted - self.taken
+        if self.version >= self.steps or self._training or self._complete or begun >= self.budget:
+            return False
+        return self.sure + (begun - len(self._known)) * self.granted / self.asked < self.batch
+
+    def verdict(self, ordinal: int, *, kept: bool) -> None:
+        if ordinal not in self._known:
+            self._known.add(ordinal)
+            self.asked += 1
+            self.granted += kept
+            self.sure += kept
+
+    def settle(self, *, kept: bool) -> None:
+        self.verdict(self.unsettled, kept=kept)
+        Admission.settle(self, kept=kept)
+
+    def surplus(self) -> range:
+        if not self._complete:
+            return range(0)
+        given_back = range(self.unsettled, self.admitted)
+        self.held -= len(given_back)
+        self.admitted, self.sure = self.unsettled, 0
+        self._known.clear()
+        return given_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,12 @@ from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Gro
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
+from rlhf_host.rollouts.watch import watched
 
 T = TypeVar("T")
+
+SHOWN = 3
+"""Groups that a message names."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,8 @@ class Collected:
     dropped: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     """What the logs of episodes count: calls of the policy, and what was odd about them."""
+    draws: list[tuple[str, int, str]] = field(default_factory=list)
+    """Source and index of each draw's task, and what became of it: ``trained``, ``dropped: REASON``, ``unjudged`` or ``failed``."""
     unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log, and rows that stand for failed episodes."""
 
@@ -44,6 +51,7 @@ class Collected:
         self.trajectories += other.trajectories
         for name in ("unjudged", "failed", "states", "dropped", "events"):
             getattr(self, name).update(getattr(other, name))
+        self.draws += other.draws
         self.unjudged_rows += other.unjudged_rows
 
     def note_unjudged(self, rows: Sequence[Trajectory]) -> None:
@@ -103,6 +111,10 @@ class Collector:
     split: Literal["train", "eval"]
 
     def __post_init__(self) -> None:
+        self.open: dict[str, tuple[float, str]] = {}
+        """Group → since when it plays, or is scored."""
+        self.over = 0
+        """Episodes that were played and groups that were scored."""
         self.judges = judges(self.manager, self.split)
         self.needless = brings_signal(self.manager)
         self.in_order = bool({*self.manager.names("keep_group")} & {*self.manager.names("state_dict")})
@@ -127,7 +139,7 @@ class Collector:
         into.drawn += len(draws)
         self.episodes.expect(len(draws) * self.n - self.episodes.live)
         playing = [self.play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
-        for played in await side_by_side("scoring a group", playing):
+        for played in await self.watched(side_by_side("scoring a group", playing)):
             self.settle(played, into)
         self.check(into, context)
 
@@ -161,16 +173,37 @@ class Collector:
                 states.update(["failed", *([f"failed/{failure.kind}"] if failure.kind else [])])
                 return []
             finally:
+                self.over += 1
                 self.episodes.expect(-1)
 
-        episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
-        trajectories = [trajectory for rows in episodes for trajectory in rows]
-        await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
+        self.open[group_id] = time.monotonic(), "plays"
+        try:
+            episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
+            trajectories = [trajectory for rows in episodes for trajectory in rows]
+            self.open[group_id] = time.monotonic(), "is scored"
+            await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
+        finally:
+            del self.open[group_id]
+        self.over += 1
         return Played(Group(group_id, draw.task, trajectories), failed, states)
 
+    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` gives; it is told, and in the end an error, when no request is answered, no episode ends and no group is
+        scored meanwhile."""
+
+        def waiting() -> str:
+            now = time.monotonic()
+            oldest = sorted(self.open.items(), key=lambda item: item[1])[:SHOWN]
+            groups = ", ".join(f"{group} {what} for {now - since:.0f} s" for group, (since, what) in oldest)
+            more = len(self.open) - len(oldest)
+            asked = self.episodes.asked - self.episodes.answered
+            return f"{groups}{f' and {more} more' if more else ''}; {asked} requests are with {self.episodes.engine_name}"
+
+        return await watched(work, lambda: (self.over, self.episodes.answered), waiting, self.settings.stall_s)
+
     def ask(self, played: Played) -> bool:
-        """Whether something of it is judged and no filter refuses it. Filters with a state are asked in the order of the draws, so that
-        they do not depend on timing."""
+        """Whether something of it is judged and no filter refuses it. To be called in the order of the draws where filters have a
+        state, so that it does not depend on timing."""
         if played.kept is None:
             judged = self._judged(played.group)
             reason = drop_reason(self.manager, judged) if judged.trajectories and self.split == "train" else None
@@ -187,8 +220,13 @@ class Collector:
         into.unjudged_rows += failed
         if self.ask(played):
             into.groups.append(self._judged(group))
+            outcome = "trained"
         elif played.reason:
             into.dropped[played.reason] += 1
+            outcome = f"dropped: {played.reason}"
+        else:
+            outcome = "unjudged" if group.trajectories else "failed"
+        into.draws.append((group.task.source, group.task.index, outcome))
         return bool(played.kept)
 
     def _judged(self, group: Group) -> Group:

@@ -82,7 +82,7 @@ class Episodes:
             tool_format=self.settings.tool_format,
             stop_ids=self.stop_ids,
         )
-        self.live = 0
+        self.live = self.asked = self.answered = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
         limits = {key: needs.episodes_at_once for key, needs in self.manager.each("needs")}
@@ -110,6 +110,7 @@ class Episodes:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """What the engine answers. Raises ``RunError`` with its name for whatever it gets wrong."""
+        self.asked += 1
         with told_of(self.engine_name, "generate"):
             answer = await self.engine.generate(token_ids, sampling, key)
             count, logprobs = len(answer.token_ids), answer.logprobs
@@ -121,6 +122,7 @@ class Episodes:
                 values = getattr(answer, name)
                 if not isinstance(values, Numbers):
                     setattr(answer, name, Numbers(kind, values))
+        self.answered += 1
         return answer
 
     def expect(self, more: int) -> None:

@@ -27,11 +27,15 @@ class Gate:
         """The engine for one split: what several expect adds up."""
         return GatedEngine(self, len(self.expected))
 
-    async def hold(self) -> None:
-        """Let no new request through, and wait until those under way are answered."""
+    def close(self) -> None:
+        """Let no new request through."""
         self.closed = True
         self._opened.clear()
         self.engine.expect(0)  # those who wait at the gate will not come
+
+    async def hold(self) -> None:
+        """Close, and wait until the requests under way are answered."""
+        self.close()
         while self.in_flight:
             self._idle.clear()
             await self._idle.wait()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,14 +29,15 @@ class _Open:
     epoch: int
     version: int
     """Under which it was admitted."""
+    task: asyncio.Task[None] | None = None
     played: Played | None = None
     collected: Collected | None = None
     """What its verdict added."""
 
 
 class Pipeline:
-    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago. What filters without a state
-    drop is replaced at once. With depth 0 nothing is begun before its step, and nothing is open after it.
+    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago. What filters without a
+    state drop is replaced at once. With depth 0 nothing is begun before its step, and nothing is open after it.
 
     What changes it happens on the event loop. ``state_dict`` and ``finished`` may be asked by the controller at any time.
 
@@ -59,6 +61,8 @@ class Pipeline:
         """Of the batch that is filled."""
         self.max_age = admission.depth
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        """Tasks of draws that were given back."""
         self._playing = 0
         self._news = asyncio.Event()
         self._error: BaseException | None = None
@@ -68,8 +72,10 @@ class Pipeline:
         """The groups of the next batch, as soon as they are over. Raises what ended a group that no batch can do without."""
         if not self.admission.depth:
             self._admit()
-        while (taken := self.admission.take()) is None:
-            await self._wait()
+        taken = await self.collector.watched(self._next())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*self._ending, return_exceptions=True), CLOSE_S)
+        self._ending.clear()
         collected = Collected()
         for ordinal in taken:
             one = self._open.pop(ordinal)
@@ -79,6 +85,13 @@ class Pipeline:
         refuse_empty(collected)
         return collected
 
+    async def _next(self) -> range:
+        if self._error is not None:
+            raise self._error
+        while (taken := self.admission.take()) is None:
+            await self._wait()
+        return taken
+
     async def published(self, version: int) -> None:
         """The engines have the weights of ``version``: more draws may begin."""
         self.admission.publish(version)
@@ -87,16 +100,19 @@ class Pipeline:
 
     async def meet(self) -> None:
         """With ``fixed``: wait until all that was begun is over."""
+        await self.collector.watched(self._rest())
+
+    async def _rest(self) -> None:
         while self.fixed and self._playing:
             await self._wait()
 
     async def close(self) -> None:
         """Cancel what is open."""
         self._closed = True
-        for task in self._tasks:
+        for task in (open_ := self._tasks | self._ending):
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        if open_:
+            await asyncio.wait(open_, timeout=CLOSE_S)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream was before the first draw that no batch has: a resumed run draws all of these again."""
@@ -111,7 +127,7 @@ class Pipeline:
             ordinal: one.played
             for ordinal, one in list(self._open.items())
             if one.played is not None and not (self.fixed and one.version == version)  # those are begun together
-        }
+        } | self._restored
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """Go on from there.
@@ -130,7 +146,8 @@ class Pipeline:
         if self._closed or self._error is not None or (self.fixed and self._playing):
             return
         try:
-            while self.admission.room or self.admission.admitted in self._restored:
+            # What was restored and given back waits for the next batch.
+            while self.admission.room or (self.admission.depth and self.admission.admitted in self._restored):
                 self._begin()
         except Exception as error:
             self._fail(error)
@@ -151,7 +168,7 @@ class Pipeline:
             return
         self._playing += 1
         episodes.expect(self.collector.n)
-        task = asyncio.create_task(self._play(ordinal, draw, replace(self.context, step=step)))
+        task = one.task = asyncio.create_task(self._play(ordinal, draw, replace(self.context, step=step)))
         self._tasks.add(task)
         task.add_done_callback(self._over)
 
@@ -160,8 +177,8 @@ class Pipeline:
         self._playing -= 1
         if self.fixed and self._playing:
             return
-        if not (self.fixed or self.collector.in_order or self.collector.ask(played)):
-            self.admission.drop(ordinal)
+        if not (self.fixed or self.collector.in_order):
+            self.admission.verdict(ordinal, kept=self.collector.ask(played))
             self._admit()
         self._settle()
 
@@ -176,9 +193,27 @@ class Pipeline:
                 self.collector.check(self._filled, replace(self.context, step=self.admission.version + 1))
             if not self.admission.filling:
                 self._filled = Collected()
+                self._give_back(self.admission.surplus())
         if self.admission.unsettled > settled:
             self._admit()
             self._news.set()
+
+    def _give_back(self, surplus: Iterable[int]) -> None:
+        """End draws as if they had never begun."""
+        first: _Open | None = None
+        for ordinal in surplus:
+            one = self._open.pop(ordinal)
+            first = first or one
+            if one.version == BEFORE and one.played is not None:
+                self._restored[ordinal] = one.played
+            elif one.task is not None and not one.task.done():
+                self._playing -= one.played is None
+                one.task.remove_done_callback(self._over)
+                one.task.cancel()
+                self._tasks.discard(one.task)
+                self._ending.add(one.task)
+        if first is not None:
+            self.stream.load_state_dict(first.place)
 
     async def _wait(self) -> None:
         """Until something is over. Raises what went wrong."""

@@ -19,7 +19,7 @@ from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import LostError, RunError, UserError, told_of
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.specs import PluginSpec, check_host
-from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart
+from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, Writer
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.scratch import Scratch
 
@@ -168,23 +168,45 @@ class Roles:
 
     def save_role(self, name: str, directory: str | Path) -> None:
         """In Hugging Face format, without tokenizer. Collective."""
+        self.copy_role(name, directory)()
+
+    def copy_role(self, name: str, directory: str | Path) -> Writer:
+        """Copy what ``save_role`` writes. Collective; the result, which writes it, is for any thread of this process."""
         from rlhf_host.models.loading import quiet_transformers
 
-        with quiet_transformers(), told_of(self.worker.roles[name].trainer, "save_model"):
-            self.backends[name].save_model(Path(directory))
+        trainer = self.worker.roles[name].trainer
+        with quiet_transformers(), told_of(trainer, "save_model"):
+            write = self.backends[name].save_model(Path(directory))
+        return partial(_write, [(trainer, "save_model", write)])
 
     def save_state(self, directory: str | Path) -> None:
         """Optimizers and schedules, a folder for each role. Collective."""
+        self.copy_state(directory)()
+
+    def copy_state(self, directory: str | Path) -> Writer:
+        """Copy what ``save_state`` writes, as ``copy_role``."""
+        writers = []
         for name, backend in self.backends.items():
             Path(directory, name).mkdir(exist_ok=True)
-            with told_of(self.worker.roles[name].trainer, "save"):
-                backend.save(Path(directory, name))
+            trainer = self.worker.roles[name].trainer
+            with told_of(trainer, "save"):
+                writers.append((trainer, "save", backend.save(Path(directory, name))))
+        return partial(_write, writers)
 
     def load_state(self, directory: str | Path) -> None:
         """Take them back. Collective."""
         for name, backend in self.backends.items():
             with told_of(self.worker.roles[name].trainer, "load"):
                 backend.load(Path(directory, name))
+
+
+def _write(writers: list[tuple[str, str, Writer | None]]) -> None:
+    """Let each write, and its copy go."""
+    while writers:
+        trainer, method, write = writers.pop(0)
+        if write is not None:
+            with told_of(trainer, method):
+                write()
 
 
 def _report_frozen(name: str, model: Any) -> None:
@@ -227,6 +249,16 @@ class EngineSetup:
             role = role.model_copy(update={"adapter": None, "quantize": None})
         rank = start.adapter_rank
         return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=rank)
+
+
+def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
+    """What writes a role, and then the tokenizer beside it. Give a copy of the tokenizer: others use theirs meanwhile."""
+
+    def both() -> None:
+        write()
+        tokenizer.save_pretrained(directory)
+
+    return both
 
 
 def start_engine(setup: EngineSetup, compute: Compute) -> Engine:

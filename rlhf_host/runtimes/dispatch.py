@@ -131,8 +131,11 @@ class Dispatcher:
     def close(self, lane: Lane) -> int:
         """The lane's engine is lost: what it had is dealt again, before what came later. How many that are."""
         lane.open = False
+        groups: dict[Hashable, list[Ticket]] = {}
         tickets = self._empty(lane)
-        self.arrived = [*tickets, *self.arrived]
+        for ticket in tickets:
+            groups.setdefault(ticket.group, []).append(ticket)
+        self._free.extendleft(reversed(groups.items()))
         return len(tickets)
 
     def drain(self) -> list[Ticket]:

@@ -14,6 +14,7 @@ from rlhf_host.engines.requests import Call, Request
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineTraits
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
 from rlhf_host.runtimes.engine_revival import EngineLives, RemoteEngine, Seat, is_lost
 from rlhf_host.runtimes.ray_actors import EngineInfo
@@ -48,6 +49,8 @@ class EnginePool:
             seats, wait_s=wait_s, on_lost=self._give_to_others, on_back=self._bring_up, fail=self._fail_all
         )
         self.version = -1
+        self.coming = -1
+        """The version that is being brought: an engine may have it before that is known here."""
         self.resync: Callable[[], Awaitable[None]] | None = None
         """Brings the current version to all ``targets`` that lack it; called after an engine was started again."""
         self._numbers = itertools.count()
@@ -92,6 +95,12 @@ class EnginePool:
         except asyncio.CancelledError:
             self._drop(ticket)
             raise
+
+    async def metrics(self) -> list[Metric]:
+        """Of the engines that answer: one that died has nothing to say."""
+        asked = [seat.actor.metrics.remote(seat.engine.life) for seat in self.lives.up if seat.engine is not None]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [metric for answer in answers if not isinstance(answer, BaseException) for metric in answer]
 
     def synced(self, version: int) -> None:
         """``version`` was brought to the engines: those that say they hold it serve, others do not."""
@@ -219,9 +228,11 @@ class EnginePool:
                 continue
             if isinstance(answer, Exception):
                 ticket.content.future.set_exception(answer)
-            elif answer.versions and not 0 <= min(answer.versions) <= max(answer.versions) <= engine.version:
-                sampled = f"engine {seat.name} sampled with weights of version {min(answer.versions)}"
-                ticket.content.future.set_exception(RunError(f"{sampled}, and was given {engine.version}"))
+            elif answer.versions and not 0 <= min(answer.versions) <= max(answer.versions) <= (
+                newest := max(engine.version, self.coming)
+            ):
+                sampled = f"engine {seat.name} sampled with weights of the versions {sorted(set(answer.versions))}"
+                ticket.content.future.set_exception(RunError(f"{sampled}, and was given {newest}"))
             else:
                 ticket.content.future.set_result(answer)
         self._note_rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from rlhf_host.errors import told_of
 from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
-from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update
+from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update, Writer
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
-from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine
+from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine, with_tokenizer
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.scratch import Scratch
 from rlhf_host.training.reduction import Metrics
@@ -49,7 +50,7 @@ class LocalTrainer:
 
 class LocalRuntime:
     def __init__(self, start: RuntimeStart):
-        self._tokenizer, self._bring, self._needs = start.tokenizer, start.bring, start.needs
+        self._tokenizer, self._bring, self._needs = copy.deepcopy(start.tokenizer), start.bring, start.needs
         self._engine_name = f"engine {start.engine.name}" if start.engine is not None else ""
         self._compute = Inline() if start.debug else OneThread(start.train.threads)
         try:
@@ -112,12 +113,13 @@ class LocalRuntime:
     async def sync(self, version: int) -> None:
         await self._bring(self.targets, self.source, version)
 
-    def save_role(self, name: str, directory: Path) -> None:
-        self._compute.submit(partial(self._roles.save_role, name, directory)).result()
-        self._tokenizer.save_pretrained(directory)
+    def save_role(self, name: str, directory: Path) -> Writer:
+        write = self._compute.submit(partial(self._roles.copy_role, name, directory)).result()
+        return with_tokenizer(write, self._tokenizer, directory)
 
-    def save_state(self, directory: Path) -> None:
-        self._compute.submit(partial(self._roles.save_state, directory)).result()
+    def save_state(self, directory: Path) -> Writer:
+        write: Writer = self._compute.submit(partial(self._roles.copy_state, directory)).result()
+        return write
 
     def load_state(self, directory: Path) -> None:
         check_state(directory, self._needs)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
+from rlhf_host.protocols import Measured, Writer
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 Answer = tuple[int, Generation | Exception]
 """A request's number and what came of it."""
-BESIDE = "beside"
-"""The concurrency group of ``WorkerActor.alive``: all else is done one after another, by one thread."""
+BESIDE, WRITING = "beside", "writing"
+"""The concurrency groups of ``WorkerActor.alive`` and ``write``: all else is done one after another, by one thread."""
 WATCH_S = 1.0
 """Between looks whether an engine's own processes live."""
 
@@ -68,6 +69,10 @@ def _plainly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 class WorkerActor:
     """One rank: a ``Worker`` with the roles placed on its device. Calls are done one after another, in the order they came."""
+
+    def __init__(self) -> None:
+        self.copies: dict[str, Writer] = {}
+        """By their names, what was copied and is not written yet."""
 
     def look(self) -> dict[str, Any]:
         """Where this process is: for rank 0, where the ranks meet; for an engine on the same device, which one that is."""
@@ -144,8 +149,18 @@ class WorkerActor:
 
     @_plainly
     def of_roles(self, method: str, *arguments: Any) -> Any:
-        """What a method of ``Roles`` gives: ``run``, ``save_role``, ``save_state`` or ``load_state``."""
+        """What a method of ``Roles`` gives: ``run`` or ``load_state``."""
         return getattr(self.roles, method)(*arguments)
+
+    @_plainly
+    def copy(self, name: str, method: str, *arguments: str) -> None:
+        """Keep what ``copy_role`` or ``copy_state`` gives for ``write``, in place of an older one of that name."""
+        self.copies[name] = getattr(self.roles, method)(*arguments)
+
+    @_plainly
+    def write(self, name: str) -> None:
+        """Write what was copied, in a thread of its own."""
+        self.copies.pop(name)()
 
     @_plainly
     def of_backends(self, method: str) -> None:
@@ -236,6 +251,15 @@ class EngineActor:
         self._check(life)
         self.engine.expect(len(self.open) + 1)
         return await self.engine.generate(request.token_ids, request.sampling, request.key)
+
+    @_plainly
+    async def metrics(self, life: str) -> list[Metric]:
+        """What the engine measured since the last call, and this process's memory. Raises ``LifeOver``."""
+        from rlhf_host.training.memory import memory
+
+        self._check(life)
+        own = await self.engine.metrics() if isinstance(self.engine, Measured) else ()
+        return [*own, *(Metric(name.removeprefix("memory/"), used, reduce="max") for name, used in memory().items())]
 
     async def abort(self, numbers: Sequence[int]) -> None:
         """Drop requests that nobody waits for any more."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget
-from rlhf_host.runtimes.building import EngineSetup, RolesSetup, adapter_views, check_state
+from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget, Writer
+from rlhf_host.runtimes.building import EngineSetup, RolesSetup, adapter_views, check_state, with_tokenizer
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.heartbeat import Heartbeat, Process
 from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_apart, refuse_uneven, shortage
 from rlhf_host.runtimes.ray import Ray, passed_on
-from rlhf_host.runtimes.ray_actors import BESIDE, EngineActor, EngineInfo, WorkerActor
+from rlhf_host.runtimes.ray_actors import BESIDE, WRITING, EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
 
@@ -33,7 +35,8 @@ class RayRuntime:
     """
 
     def __init__(self, options: Ray.Options, start: RuntimeStart):
-        self._options, self._tokenizer, self._bring, self._needs = options, start.tokenizer, start.bring, start.needs
+        self._options, self._tokenizer = options, copy.deepcopy(start.tokenizer)
+        self._bring, self._needs = start.bring, start.needs
         self._engine_traits: EngineTraits | None = None if start.engine is None else start.engine.build().traits
         per_engine = None if self._engine_traits is None else self._engine_traits.devices
         parts = start.backend.build().traits.parts
@@ -155,6 +158,7 @@ class RayRuntime:
         await asyncio.to_thread(self._phases.sample)
 
     async def _bring_weights(self) -> None:
+        self.pool.coming = self._version
         for attempt in range(ATTEMPTS):
             engines = [target.engine for target in self.targets]
             try:
@@ -165,21 +169,27 @@ class RayRuntime:
                     raise
         self.pool.synced(self._version)
 
-    def save_role(self, name: str, directory: Path) -> None:
-        self._everywhere([self.trainer.by_role[name]], "save_role", name, str(directory.absolute()))
-        self._tokenizer.save_pretrained(directory)
+    def save_role(self, name: str, directory: Path) -> Writer:
+        path = str(directory.absolute())
+        write = self._copied([self.trainer.by_role[name]], f"role {name}", "copy_role", name, path)
+        return with_tokenizer(write, self._tokenizer, directory)
 
-    def save_state(self, directory: Path) -> None:
-        self._everywhere(self.trainer.trained, "save_state", str(directory.absolute()))
+    def save_state(self, directory: Path) -> Writer:
+        return self._copied(self.trainer.trained, "state", "copy_state", str(directory.absolute()))
 
     def load_state(self, directory: Path) -> None:
         check_state(directory, self._needs)
-        self._everywhere(self.trainer.trained, "load_state", str(directory.absolute()))
+        self._everywhere(self.trainer.trained, "of_roles", "load_state", str(directory.absolute()))
+
+    def _copied(self, groups: Sequence[WorkerGroup], name: str, method: str, *arguments: str) -> Writer:
+        """Every worker copies; the result has them write, beside what they compute."""
+        self._everywhere(groups, "copy", name, method, *arguments)
+        return partial(self._everywhere, groups, "write", name, thread=WRITING)
 
     @staticmethod
-    def _everywhere(groups: Sequence[WorkerGroup], method: str, *arguments: str) -> None:
+    def _everywhere(groups: Sequence[WorkerGroup], method: str, *arguments: str, thread: str | None = None) -> None:
         for group in groups:
-            wait_all(group.call("of_roles", method, *arguments), group.name)
+            wait_all(group.call(method, *arguments, thread=thread), group.name)
 
     async def close(self) -> None:
         try:
@@ -232,7 +242,7 @@ def _actor(cls: type, place: Place, group: Any, device: int, devices: int, setti
     if cls is EngineActor:
         options |= {"max_restarts": settings.max_restarts, "max_concurrency": 10_000}
     else:
-        options["concurrency_groups"] = {BESIDE: 1}
+        options["concurrency_groups"] = {BESIDE: 1, WRITING: 1}
     if settings.runtime_env:
         options["runtime_env"] = passed_on(settings.runtime_env)
     return ray.remote(**options)(cls).remote()

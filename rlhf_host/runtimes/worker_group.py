@@ -38,8 +38,14 @@ class WorkerGroup:
         """Among how many the rows of a batch are dealt out."""
         return len(self.actors) // self.parts
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
-        """References to every process's answer to the same call."""
+    def call(self, method: str, *arguments: Any, thread: str | None = None) -> list[Any]:
+        """References to every process's answer to the same call.
+
+        Args:
+            thread: the concurrency group that does it; default: the one that computes.
+        """
+        if thread is not None:
+            return [getattr(actor, method).options(concurrency_group=thread).remote(*arguments) for actor in self.actors]
         return self.call_each(method, [arguments] * len(self.actors))
 
     def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -120,6 +126,9 @@ class RemoteTrainer:
         for update, _ in answers:
             whole_update.metrics.join(update.metrics)
             whole_update.refused = whole_update.refused or update.refused
+            whole_update.flops += update.flops
+            whole_update.devices += update.devices
+        whole_update.peak_flops = min((update.peak_flops for update, _ in answers if update.devices), default=0.0)
         return whole_update
 
     def evaluate(self, batch: Batch) -> Metrics:

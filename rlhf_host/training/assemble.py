@@ -26,7 +26,7 @@ from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
 from rlhf_host.records.episodes import Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
-from rlhf_host.rollouts.admission import Admission
+from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
@@ -277,7 +277,9 @@ def evaluation_of(
     return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
 
 
-def source_of(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
+def source_of(
+    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, traits: RunTraits
+) -> Source:
     """Where the run's batches come from."""
     if inputs.units is not None:
         return row_source(config, manager, inputs.units, row_batches(config, manager, started))
@@ -288,8 +290,9 @@ def source_of(config: RunConfig, manager: PluginManager, started: Started, input
         size, depth = config.train.batch_size, config.async_depth
         rollouts = SampledRollouts(stream, collector, size)
         # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
-        if depth or not (RunTraits.of(config).engine.waves or manager.has("draw_tasks")):
-            admission = Admission(size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills))
+        if depth or not (traits.engine.waves or manager.has("draw_tasks")):
+            rule = Admission if depth else InAdvance
+            admission = rule(size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills))
             context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
             rollouts = Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")
     return RolloutSource(

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from rlhf_host.directories import remove_directory, write_directory
+from rlhf_host.directories import new_directory, remove_directory
 from rlhf_host.errors import DivergedError, RunError, UserError
+from rlhf_host.protocols import Writer
+from rlhf_host.scratch import remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ MANIFEST = "manifest.sha256"
 """A checkpoint's last file: the hash of every other one, as ``sha256sum`` writes and checks them."""
 TRAINER = "trainer.pt"
 """The last name in it."""
+PIECE = 2**14
+"""Elements of which torch computes a norm without more threads."""
+ROOM = "make room (a quota counts too), lower --checkpoint.keep, or give the next run another --run-dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +67,82 @@ def save_checkpoint(
     step: int,
     state: Mapping[str, Any],
     tensors: Mapping[str, Any],
-    save_roles: Mapping[str, Callable[[Path], None]],
-    save_state: Callable[[Path], None],
+    save_roles: Mapping[str, Callable[[Path], Writer | None]],
+    save_state: Callable[[Path], Writer | None],
     save_pending: Callable[[Path], None],
 ) -> Path:
-    """Write ``checkpoints/step-NNNNNN``.
+    """``copy_checkpoint``, written at once."""
+    return copy_checkpoint(run_dir, step, state, tensors, save_roles, save_state, save_pending)()
+
+
+def copy_checkpoint(
+    run_dir: Path,
+    step: int,
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    save_roles: Mapping[str, Callable[[Path], Writer | None]],
+    save_state: Callable[[Path], Writer | None],
+    save_pending: Callable[[Path], None],
+) -> Callable[[], Path]:
+    """Copy all that ``checkpoints/step-NNNNNN`` will have. The result writes it, on any thread, and is called once.
 
     Args:
         state: JSON values.
-        tensors: plain values and tensors, read back with ``weights_only``.
-        save_roles: role → what writes its model into a directory.
-        save_state: writes optimizers and schedules into a directory.
+        tensors: plain values and tensors, read back with ``weights_only``; nobody else may change them.
+        save_roles: role → what writes its model into a directory, or copies it and gives what writes it.
+        save_state: the same for optimizers and schedules.
         save_pending: writes what was sampled and not trained into a directory.
 
     Raises:
-        RunError: it cannot be written, or the weights diverged.
+        RunError: it cannot be written, or the weights diverged; both are noticed here or when it is written.
     """
-
-    def fill(directory: Path) -> None:
-        for name, save in save_roles.items():
-            target = directory / "model" if name == "actor" else directory / "roles" / name
-            target.mkdir(parents=True)
-            save(target)
-            _refuse_diverged(target, name, step)
-        (directory / "optimizers").mkdir()
-        save_state(directory / "optimizers")
-        save_pending(directory)
-        torch.save(dict(tensors), directory / TRAINER)
-        (directory / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
-        names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
-        manifest = "".join(f"{digest}  {name}\n" for name, digest in _hashes(directory, names).items())
-        (directory / MANIFEST).write_text(manifest)
-
     path = run_dir / "checkpoints" / f"step-{step:06d}"
-    write_directory(path, fill)
-    return path
+    before = checkpoint_dirs(run_dir)
+    models = {name: Path("model" if name == "actor" else f"roles/{name}") for name in save_roles}
+    writers: list[Writer | None] = []
+    with contextlib.ExitStack() as opened:
+        directory = opened.enter_context(new_directory(path, like=before[-1][1] if before else None, room=ROOM))
+        for name, save in save_roles.items():
+            (directory / models[name]).mkdir(parents=True)
+            writers.append(save(directory / models[name]))
+        (directory / "optimizers").mkdir()
+        writers.append(save_state(directory / "optimizers"))
+        # At once: groups and dicts of the run may change when it goes on.
+        save_pending(directory)
+        (directory / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        rest = opened.pop_all()
+
+    def write() -> Path:
+        with rest:
+            while writers:
+                if (writer := writers.pop(0)) is not None:
+                    writer()
+            for name, model in models.items():
+                _refuse_diverged(directory / model, name, step)
+            torch.save(dict(tensors), directory / TRAINER)
+            names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
+            manifest = "".join(f"{digest}  {name}\n" for name, digest in _hashes(directory, names).items())
+            (directory / MANIFEST).write_text(manifest)
+        return path
+
+    return write
+
+
+def save_model(run_dir: Path, save: Callable[[Path], Writer | None]) -> None:
+    """Write ``model/``. Raises ``RunError`` when it cannot be written.
+
+    Args:
+        save: as in ``copy_checkpoint``.
+    """
+    with new_directory(run_dir / "model", room=ROOM) as directory:
+        if (write := save(directory)) is not None:
+            write()
+
+
+def model_written(run_dir: Path, checkpoint: Checkpoint) -> bool:
+    """Whether ``model/`` is there and was written after this checkpoint."""
+    model = run_dir / "model"
+    return model.is_dir() and model.stat().st_mtime_ns >= (checkpoint.path / MANIFEST).stat().st_mtime_ns
 
 
 def _refuse_diverged(model: Path, role: str, step: int) -> None:
@@ -105,7 +150,10 @@ def _refuse_diverged(model: Path, role: str, step: int) -> None:
     for file in model.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                norm = float(torch.linalg.vector_norm(tensors.get_tensor(name), dtype=torch.float32))
+                # In pieces that one thread computes: others of torch would take the cores of training.
+                parts = tensors.get_tensor(name).flatten().split(PIECE)
+                norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts])
+                norm = float(torch.linalg.vector_norm(norms))
                 if not math.isfinite(norm):
                     raise DivergedError(f"{role} diverged: after step {step} the norm of {name} is {norm}; lower --{role}.lr")
 
@@ -176,14 +224,19 @@ def keep_checkpoints(run_dir: Path, newest: int, keep: int, best_step: int | Non
 
     A checkpoint after ``newest`` is of a future that a resume from an earlier one gave up.
     """
-    for left in (run_dir / "checkpoints").glob(".step-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    remove_leftovers(run_dir)
     checkpoints = checkpoint_dirs(run_dir)
     past = [step for step, _ in checkpoints if step <= newest]
     kept = {*(past[-keep:] if keep else past), best_step}
     for step, path in checkpoints:
         if step not in kept:
             remove_directory(path)
+
+
+def remove_leftovers(run_dir: Path) -> None:
+    """What killed writers left behind; nothing may be written meanwhile."""
+    for left in (run_dir / "checkpoints").glob(".step-*"):
+        remove_tree(left)
 
 
 def point_to(run_dir: Path, name: str, step: int) -> None:

@@ -17,22 +17,33 @@ import torch
 
 from rlhf_host.config.run_dir import BEST, LAST
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import RunError, near_matches
+from rlhf_host.errors import DivergedError, LostError, RunError, near_matches
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Runtime
+from rlhf_host.protocols import Generator, Runtime, Update
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import joined
 from rlhf_host.rollouts.gate import Gate
-from rlhf_host.training.checkpoints import Checkpoint, keep_checkpoints, plain_state, point_to, save_checkpoint
+from rlhf_host.training.checkpoints import (
+    Checkpoint,
+    copy_checkpoint,
+    keep_checkpoints,
+    plain_state,
+    point_to,
+    remove_leftovers,
+)
 from rlhf_host.training.events import EventLoop, Interrupted
+from rlhf_host.training.ledger import Ledger
+from rlhf_host.training.measures import of_engine, of_sync, speed
 from rlhf_host.training.memory import memory
 from rlhf_host.training.pending import read_pending, write_pending
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.saved_rows import lines, write_lines
+from rlhf_host.training.saving import Saving
+from rlhf_host.training.signs import Signs
 from rlhf_host.training.source import Source, timed
 
 log = logging.getLogger(__name__)
@@ -56,6 +67,8 @@ class Loop:
     """Steps of the whole run."""
     gate: Gate | None = None
     """Before the engine, where there is one."""
+    in_flight: bool = False
+    """New weights come while requests are answered."""
     tokenizer: Any = None
     step: int = 0
     version: int = 0
@@ -67,10 +80,19 @@ class Loop:
     """Role → the peak learning rate that plugins have set."""
     stopped: str | None = None
     """Why a plugin ends the run after this step."""
+    signs: Signs = field(default_factory=Signs)
+    ledger: Ledger = field(init=False)
     _position: dict[str, Any] | None = None
     """Beside the weights, all that a checkpoint of ``step`` has; ``None`` while the weights are on their way to the next."""
     _saved: tuple[int, dict[str, float] | None] | None = None
     """Step and pending metrics of the checkpoint written last, or tried."""
+    _saving: Saving | None = None
+    """The checkpoint that is being written."""
+    _stood_still_s: float = 0.0
+    """For checkpoints, since the last step."""
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.run_dir)
 
     @property
     def steps(self) -> int:
@@ -80,7 +102,9 @@ class Loop:
     def run(self) -> Outcome:
         """Train to the last step; an interrupt leaves a checkpoint of the last finished step."""
         metrics: dict[str, float] = {}
-        self._stand_still()
+        remove_leftovers(self.run_dir)
+        position = self._stand_still()
+        self.ledger.go_back(self.step, position["stream"].get("ordinal", 0))
         try:
             if self.pending is not None:
                 metrics = self._finish(self.pending, evaluate=not self.step or self._evaluation_due())
@@ -92,18 +116,26 @@ class Loop:
                 metrics = self._take_step(self.step + 1)
                 self.step += 1
                 metrics = self._finish(metrics, evaluate=self._evaluation_due())
+                if self._saving is not None and self._saving.done:
+                    self.settle()
                 if self._checkpoint_due():
                     self.save()
         except Interrupted:
             pass
+        except RunError:
+            if (diverged := self._diverged()) is not None:
+                raise diverged from None
+            raise
         unfinished = self.pending is not None or (self.stopped is None and self.step < self.steps)
         interrupted = self.loop.stop_requested and unfinished
-        if (interrupted or self.config.checkpoint.final) and self._saved != (self.step, self.pending):
-            self.save()
+        needed = interrupted or self.config.checkpoint.final
+        if needed and self._saved != (self.step, self.pending):
+            self.save(needed=True)
+        self.settle(needed=needed)
         status: Any = "interrupted" if interrupted else "finished"
         return Outcome(status, self.step, self.run_dir, metrics=metrics, reason=self.stopped)
 
-    def _stand_still(self) -> None:
+    def _stand_still(self) -> dict[str, Any]:
         """Note where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
         plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
         self._position = {
@@ -112,6 +144,7 @@ class Loop:
             "plugins": plugins,
             "torch_rng": torch.get_rng_state(),
         }
+        return self._position
 
     def rescue(self) -> None:
         """Write a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
@@ -120,21 +153,78 @@ class Loop:
                 self.save()
             except Exception as error:
                 log.warning("step %d is not saved: %s", self.step, error)
+        self.close()
 
-    def save(self) -> None:
-        """Write a checkpoint. Raises ``RunError`` when it cannot be written, or when the weights diverged."""
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written; a failure is logged."""
+        if (saving := self._saving) is not None:
+            try:
+                self.settle(needed=True)
+            except Exception as error:
+                log.warning("step %d is not saved: %s", saving.step, error)
+
+    def save(self, *, needed: bool = False) -> None:
+        """Copy a checkpoint and begin to write it, once the one before is written.
+
+        Args:
+            needed: a failure ends the run whatever ``checkpoint.on_error`` says.
+
+        Raises:
+            RunError: this one or the one before cannot be written, or the weights diverged.
+        """
         assert self._position is not None
+        started = time.perf_counter()
+        self.settle()
         self._saved = (self.step, self.pending)
+        if "ordinal" in self._position["stream"]:
+            self.ledger.check(self._position["stream"]["ordinal"])
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
         state = {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
         state |= {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         pending = partial(write_pending, self._position["finished"])
-        save_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state, pending)
-        point_to(self.run_dir, LAST, self.step)
-        if self.best and self.best["step"] == self.step:
-            point_to(self.run_dir, BEST, self.step)
-        keep_checkpoints(self.run_dir, self.step, self.config.checkpoint.keep, self.best["step"] if self.best else None)
+        try:
+            write = copy_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state, pending)
+        except RunError as error:
+            self._heed_failure(error, needed)
+        else:
+            best = self.best["step"] if self.best else None
+            work = partial(_write, write, self.run_dir, self.step, self.config.checkpoint.keep, best)
+            self._saving = Saving(self.step, work, here=self.config.debug)
+        self._stood_still_s += time.perf_counter() - started
+
+    def settle(self, *, needed: bool = False) -> None:
+        """Wait for the checkpoint that is being written, if there is one. Arguments and errors as of ``save``."""
+        if self._saving is not None:
+            failure: Exception | None = None
+            try:
+                self._saving.wait()
+            except Exception as error:
+                failure = error
+            self._saving = None
+            if failure is not None:
+                self._heed_failure(failure, needed)
+
+    def _heed_failure(self, error: Exception, needed: bool) -> None:
+        """Raise it, or log it where the run may go on."""
+        if isinstance(error, DivergedError):
+            self._position = None  # what came after is no better: nothing to rescue
+        goes_on = isinstance(error, RunError | OSError) and not isinstance(error, DivergedError | LostError)
+        if needed or not goes_on or self.config.checkpoint.on_error == "stop":
+            raise error
+        self._saved = None
+        log.warning("%s; the run goes on without this checkpoint (checkpoint.on_error is warn)", error)
+
+    def _diverged(self) -> DivergedError | None:
+        """Whether the weights of the checkpoint that is being written diverged: that says more than what came of it."""
+        try:
+            if self._saving is not None:
+                self._saving.wait()
+        except DivergedError as error:
+            return error
+        except Exception:
+            return None  # told at the end
+        return None
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from it."""
@@ -157,18 +247,22 @@ class Loop:
         trainer, engine = self.runtime.trainer, self.runtime.engine
         computed, generated = trainer.compute_s, engine.busy_s if engine is not None else 0.0
         drawn = self.source.draw(number, self.version)
-        times = dict(drawn.times)
+        times, measured = dict(drawn.times), dict[str, float]()
         if self.gate is not None and self.config.async_depth and any(target.in_place for target in self.runtime.targets):
             with timed(times, "hold"):
                 self.loop.run(self._hold(self.gate))  # the engine would sample from weights that an update changes
         self._position = None
         with timed(times, "train"):
             of_updates = self._train(drawn.batch, number, drawn.sampled)
+        version = self.version
         if engine is not None:
             with timed(times, "sync"):
                 self.version += 1
                 self.sync()
+            measured = self.loop.run(self._measure(engine), interruptible=False)
         with timed(times, "log"):
+            if drawn.draws:
+                self.ledger.note(number, version, drawn.draws)
             self.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
         tokens = int(drawn.batch.action_mask.sum())
         elapsed = time.perf_counter() - started
@@ -180,20 +274,25 @@ class Loop:
         outside = max(0.0, elapsed - computed - generated)
         own = idle | {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
         own |= {"version": float(self.version), "epoch": float(drawn.epoch)} | times
+        if self._stood_still_s:
+            own["time/checkpoint"], self._stood_still_s = self._stood_still_s, 0.0
         for name, used in memory().items():
             own[name] = max(used, of_updates.pop(name, 0.0))  # ranks in other processes say theirs
-        return joined(drawn.metrics, of_updates, own)
+        return joined(drawn.metrics, of_updates, measured, own)
 
     def _train(self, experience: Experience, number: int, sampled: bool) -> dict[str, float]:
         """``epochs × minibatches`` optimizer batches. Raises ``RunError`` on a non-finite loss or gradient, unless
         ``train.on_nonfinite`` is ``skip``."""
         train = self.config.train
         metrics = Metrics()
+        started = time.perf_counter()
+        made: list[Update] = []
         updates = skipped = 0
         sampled_now = sampled
         for epoch in range(train.epochs):
             for batch in self._minibatches(experience, number, epoch):
                 update = self.runtime.trainer.update(batch, sampled_now=sampled_now)
+                made.append(update)
                 sampled_now = False
                 if update.refused is None:
                     metrics.merge(update.metrics)
@@ -209,6 +308,7 @@ class Loop:
                 skipped += 1
         roles = [need.name for need in self.needs.roles if need.trainable]
         result = metrics.result()
+        result |= speed(made, time.perf_counter() - started)
         if updates and not any(name in result for name in ("loss", *(f"{role}/loss" for role in roles))):
             raise RunError(
                 f"step {number}: no plugin gave a loss term, so nothing was trained: compute_loss must return or yield one"
@@ -233,12 +333,18 @@ class Loop:
         if self.gate is not None:
             self.loop.run(self._publish(self.gate), interruptible=False)
 
+    async def _measure(self, engine: Generator) -> dict[str, float]:
+        return await of_sync(self.runtime) | await of_engine(engine)
+
     async def _hold(self, gate: Gate) -> None:
         await self.source.meet()
         await gate.hold()
 
     async def _publish(self, gate: Gate) -> None:
-        await self._hold(gate)
+        if self.in_flight:
+            gate.close()  # an engine refuses while it loads
+        else:
+            await self._hold(gate)
         await self.runtime.sync(self.version)
         gate.release()
         await self.source.published(self.version)
@@ -261,6 +367,8 @@ class Loop:
         metrics = self._evaluate(metrics) if evaluate else metrics
         self._remember_best(metrics)
         if self.step:
+            for report in self.signs.look(metrics):
+                log.warning("step %d: %s", self.step, report)
             self._heed(self.manager.each("step_finished", step=self.step, metrics=metrics))
         if self.stopped is not None and not evaluate and self.config.eval.at_end:
             metrics = self._evaluate(metrics)
@@ -331,3 +439,12 @@ class Loop:
         sign = 1.0 if checkpoint.best_mode == "max" else -1.0
         if self.best is None or sign * value > sign * self.best["value"]:
             self.best = {"step": self.step, "value": value}
+
+
+def _write(write: Callable[[], Path], run_dir: Path, step: int, keep: int, best: int | None) -> None:
+    """Write a checkpoint, link to it and remove the oldest."""
+    write()
+    point_to(run_dir, LAST, step)
+    if best == step:
+        point_to(run_dir, BEST, step)
+    keep_checkpoints(run_dir, step, keep, best)

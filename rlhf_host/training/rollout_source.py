@@ -86,13 +86,13 @@ class RolloutSource:
         with timed(times, "advantages"):
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
-        metrics = joined(collected.metrics(), reward_metrics(experience), own)
+        metrics = joined(collected.metrics(), reward_metrics(experience), identical_answers(experience), own)
         fresh = True
         if self.rollouts.max_age:
             lag = staleness(batch, self.rollouts.max_age)
             metrics |= lag
             fresh = lag["staleness/max"] == 0.0
-        return Drawn(batch, collected.trajectories_in_order(), fresh, self.rollouts.epoch, metrics, times)
+        return Drawn(batch, collected.trajectories_in_order(), fresh, self.rollouts.epoch, metrics, times, collected.draws)
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
         """The rows to train on, of groups whose rewards are transformed and shaped first."""
@@ -124,7 +124,20 @@ def staleness(batch: Experience, most: int) -> dict[str, float]:
     newest = torch.where(batch.action_mask, lags, most + 1).amin(-1)
     mixed = (lags.amax(-1) > newest) & batch.action_mask.any(-1)
     mean = float(tokens.mean()) if tokens.numel() else 0.0
-    return {"staleness/mean": mean, "staleness/max": float(lags.max()), "staleness/mixed": float(mixed.double().mean())}
+    values = {"staleness/mean": mean, "staleness/max": float(lags.max()), "staleness/mixed": float(mixed.double().mean())}
+    shares = torch.bincount(lags[batch.action_mask], minlength=most + 1).double() / max(1, tokens.numel())
+    return values | {f"staleness/lag{lag}": share for lag, share in enumerate(shares.tolist())}
+
+
+def identical_answers(batch: Experience) -> dict[str, float]:
+    """In how many of the groups of several rows all rows have the same completion."""
+    rows, groups = len(batch), batch.group_id
+    first = torch.full((rows,), rows, dtype=torch.int64).scatter_reduce(0, groups, torch.arange(rows), "amin")[groups]
+    same = (batch.completion_ids == batch.completion_ids[first]).all(-1) & (batch.lengths == batch.lengths[first])
+    sizes = groups.bincount()
+    several = sizes > 1
+    equal = sizes == groups[same].bincount(minlength=len(sizes))
+    return {"rollout/identical": float(equal[several].double().mean())} if bool(several.any()) else {}
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 from rlhf_host.command import rlhf
 from rlhf_host.config.choices import merge_needs
+from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.run_dir import CONFIG, locked
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.data.stream import Draw
-from rlhf_host.directories import write_directory
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.phases import phase
@@ -28,7 +28,7 @@ from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunCon
 from rlhf_host.rollouts.collect import Collected
 from rlhf_host.training import assemble
 from rlhf_host.training.assemble import Inputs, Started
-from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_checkpoint
+from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_checkpoint, model_written, save_model
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.precompute import precomputed, without
@@ -58,29 +58,42 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     with locked(run_dir):
         if resume is None and (run_dir / CONFIG).exists():
             raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
-        needs = merge_needs(manager)
-        inputs = assemble.read_inputs(config, rows, manager, needs)
-        checkpoint = load_checkpoint(resume) if resume else None
-        if checkpoint is not None:
-            _refuse_finished(config, checkpoint, run_dir, inputs)
-        updates = inputs.steps(config) * config.train.updates_per_batch
-        models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
-        kept = precomputed(config, manager, needs, inputs)
-        start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
-        started = assemble.start_runtime(config, start)
-        started.kept = kept
-        with event_loop(config.debug) as events:
+        inputs = assemble.read_inputs(config, rows, manager, merge_needs(manager))
+        restarts = 0
+        while True:
             try:
-                write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
-                loop = _loop(config, manager, started, inputs, events, run_dir)
-                notices = list(inputs.notices)
-                if checkpoint is not None:
-                    loop.restore(checkpoint)
-                elif resume is not None:
-                    notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
-                return _guarded(loop, checkpoint, resume, notices)
-            finally:
-                _close(events, started, manager)
+                return _attempt(config, manager, inputs, run_dir, resume)
+            except RunError as error:
+                if restarts == config.max_restarts or not (_is_lost(error) and checkpoint_dirs(run_dir)):
+                    raise
+                restarts, resume = restarts + 1, run_dir
+                log.error("%s; this is done now (restart %d of %d)", error, restarts, config.max_restarts)
+
+
+def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir: Path, resume: Path | None) -> Outcome:
+    """Start everything, train to the end, and close everything."""
+    needs = merge_needs(manager)
+    checkpoint = load_checkpoint(resume) if resume else None
+    if checkpoint is not None:
+        _refuse_finished(config, checkpoint, run_dir, inputs)
+    updates = inputs.steps(config) * config.train.updates_per_batch
+    models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
+    kept = precomputed(config, manager, needs, inputs)
+    start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
+    started = assemble.start_runtime(config, start)
+    started.kept = kept
+    with event_loop(config.debug) as events:
+        try:
+            write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
+            loop = _loop(config, manager, started, inputs, events, run_dir)
+            notices = list(inputs.notices)
+            if checkpoint is not None:
+                loop.restore(checkpoint)
+            elif resume is not None:
+                notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
+            return _guarded(loop, checkpoint, resume, notices)
+        finally:
+            _close(events, started)
 
 
 def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: PythonRows = NO_ROWS) -> dict[str, float]:
@@ -199,7 +212,8 @@ def using_roles(config: RunConfig, manager: PluginManager, tokenizer: Any, needs
             with run_lifecycle(events, manager, context) as outcome:
                 yield started, events, outcome
         finally:
-            _close(events, started, manager)
+            _close(events, started)
+            manager.close()
 
 
 @contextmanager
@@ -221,18 +235,20 @@ def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext
 def _loop(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> Loop:
+    traits = RunTraits.of(config)
     return Loop(
         config=config,
         manager=manager,
         needs=started.needs,
         runtime=started.runtime,
         handles=started.handles,
-        source=assemble.source_of(config, manager, started, inputs, events),
+        source=assemble.source_of(config, manager, started, inputs, events, traits),
         evaluate=assemble.evaluate_of(config, manager, started, inputs, events),
         loop=events,
         run_dir=run_dir,
         planned=inputs.steps(config),
         gate=started.gate,
+        in_flight=traits.in_flight(config),
         tokenizer=inputs.tokenizer,
     )
 
@@ -249,12 +265,14 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
         outcome = loop.run()
         if outcome.status == "finished" and loop.config.checkpoint.final:
             phase("Writing the model")
-            write_directory(loop.run_dir / "model", lambda path: loop.runtime.save_role("actor", path))
+            save_model(loop.run_dir, partial(loop.runtime.save_role, "actor"))
     except BaseException as error:
         message = str(error) or type(error).__name__
         lost = _is_lost(error)
         if isinstance(error, Exception) and not lost:
             loop.rescue()
+        else:
+            loop.close()
         if isinstance(error, UserError) and resume is None and loop.run_dir.is_dir():
             remove_start(loop.run_dir)
         known = lost or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))
@@ -293,7 +311,7 @@ def _way_on(run_dir: Path, begun: Checkpoint | None) -> str:
     return way
 
 
-def _close(events: EventLoop, started: Started, manager: PluginManager) -> None:
+def _close(events: EventLoop, started: Started) -> None:
     """A failure of the runtime is raised unless another error is already on its way."""
     under_way = sys.exc_info()[1]
     try:
@@ -302,8 +320,6 @@ def _close(events: EventLoop, started: Started, manager: PluginManager) -> None:
     except Exception:
         if under_way is None:
             raise
-    finally:
-        manager.close()
 
 
 def _call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:
@@ -350,10 +366,10 @@ def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, i
         raise UserError(
             f"{run_dir} was trained {then}, and cannot continue {now}: start a new run with --actor.model {run_dir}/model"
         )
+    if checkpoint.state["pending"] is not None or (config.checkpoint.final and not model_written(run_dir, checkpoint)):
+        return
     if inputs.saved is not None and checkpoint.step >= inputs.saved.steps:
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {inputs.saved.path} has no more steps")
-    if checkpoint.state["pending"] is not None or (config.checkpoint.final and not (run_dir / "model").exists()):
-        return
     if (reason := checkpoint.state.get("stopped")) is not None:
         raise UserError(
             f"{run_dir} was stopped after step {checkpoint.step} by {reason}; to train further, start a new run with"

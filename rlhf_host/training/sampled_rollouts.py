@@ -57,11 +57,12 @@ class SampledRollouts:
     def __init__(self, stream: TaskStream, collector: Collector, groups: int):
         self.stream, self.collector, self.groups = stream, collector, groups
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
-        self.state_dict = stream.state_dict
+        self.drawn = 0
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         collected = await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
         self.epoch = self.stream.epoch
+        self.drawn += len(collected.draws)
         return collected
 
     async def published(self, version: int) -> None:
@@ -75,6 +76,10 @@ class SampledRollouts:
     def finished(self) -> Mapping[int, Played]:
         return {}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.stream.state_dict(), "ordinal": self.drawn}
+
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """What is finished is played again, by the weights of now."""
         self.stream.load_state_dict(state)
+        self.drawn = state.get("ordinal", 0)

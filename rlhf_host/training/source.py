@@ -27,6 +27,8 @@ class Drawn:
     metrics: dict[str, float] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=dict)
     """Phase → seconds."""
+    draws: Sequence[tuple[str, int, str]] = ()
+    """As in ``Collected``."""
 
 
 class Source(Protocol):

@@ -27,6 +27,8 @@ class PassResult:
 
     metrics: Metrics = field(default_factory=Metrics)
     compute_s: float = 0.0
+    flops: float = 0.0
+    """Of the model (``Passes.flops``)."""
     loss: float = 0.0
     terms: int = 0
     refused: str | None = None
@@ -78,6 +80,8 @@ class Accumulation:
                 elif not self._pass(part, [places[row] for row in rows], result, last):
                     break
                 result.compute_s += time.perf_counter() - started
+                if part is not None:
+                    result.flops += self.role.passes.flops(part.prompt_ids, part.lengths.tolist(), part.group_id.tolist())
         except Exception as error:
             # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
             if self.role.traits.even_passes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch import Tensor
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError, told_of
+from rlhf_host.models.flops import peak_flops
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Update
 from rlhf_host.records.needs import Needs
@@ -112,6 +114,7 @@ class Worker:
         # In a batch of a data set only rows with a token in the loss have loss terms.
         sampled = batch.advantages is not None
         trained = range(len(batch)) if sampled else batch.loss_mask.any(-1).nonzero().squeeze(-1).tolist()
+        flops = 0.0
         for role in self.roles.values():
             if role.backend is None or not (learn or role.name == "actor"):
                 continue
@@ -131,6 +134,7 @@ class Worker:
             )
             result = accumulation.run(batch, self._plan(role, batch, trained), rows)
             self.compute_s += result.compute_s
+            flops += result.flops
             if learn:
                 self._step(role, role.backend, result, update)
             else:
@@ -139,6 +143,9 @@ class Worker:
                 break
         if self.ranks.part:
             update.metrics = Metrics()
+        elif math.isfinite(flops):
+            device = next(role.passes.device for role in self.roles.values())
+            update.flops, update.devices, update.peak_flops = flops, self.ranks.parts, peak_flops(device)
         return update
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import Bucket, Buckets, Weights
 
 ALIGNMENT = 64
+SENT = "sent"
+"""In ``Weights.state``: bytes and seconds of what was sent since ``take_sent``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,34 @@ def _cast(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 
 
 @contextmanager
-def gathered(weights: Weights, bucket_bytes: int) -> Iterator[Buckets]:
-    """The weights' buckets, gone through to the end whatever happens here: gathering is collective, and other ranks go on."""
+def gathered(weights: Weights, bucket_bytes: int, dtype: torch.dtype | None = None) -> Iterator[Buckets]:
+    """The weights' buckets, gone through to the end whatever happens here: gathering is collective, and other ranks go on.
+
+    Args:
+        dtype: as in ``Layout.of``: the type in which they are sent, so that ``take_sent`` counts right.
+    """
+    started, sent = time.perf_counter(), 0
+
+    def counted() -> Iterator[Bucket]:
+        nonlocal sent
+        for bucket in buckets:
+            sent += sum(tensor.numel() * _cast(tensor.dtype, dtype).itemsize for _, tensor in bucket)
+            yield bucket
+
     buckets = weights.buckets(bucket_bytes)
     try:
-        yield buckets
+        yield counted()
     finally:
         for _ in buckets:
             pass
+    before, seconds = weights.state.get(SENT, (0, 0.0))
+    weights.state[SENT] = before + sent, seconds + time.perf_counter() - started
+
+
+def take_sent(weights: Weights) -> tuple[int, float]:
+    """Bytes that this rank sent in whole syncs since the last call, and the seconds that they took."""
+    sent: tuple[int, float] = weights.state.pop(SENT, (0, 0.0))
+    return sent
 
 
 def renamed(buckets: Iterable[Bucket], names: Mapping[str, str]) -> Iterator[Bucket]:

@@ -88,9 +88,10 @@ def join_receiver(loader: Loader, host: str, port: int, first: int, size: int, b
 
 def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
     """Broadcast all weights once."""
-    with gathered(weights, bucket_bytes) as buckets, leaving_on_failure(weights.state, "the trainer"):
+    kind = None if dtype is None else dtype_of(dtype)
+    with gathered(weights, bucket_bytes, kind) as buckets, leaving_on_failure(weights.state, "the trainer"):
         if weights.rank == 0:
-            _send(weights.state[LINK], renamed(buckets, rename), None if dtype is None else dtype_of(dtype))
+            _send(weights.state[LINK], renamed(buckets, rename), kind)
 
 
 def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.protocols import SyncTarget, WeightSource
 from rlhf_host.records.needs import Needs
@@ -120,7 +120,9 @@ async def together(stage: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: fl
             failed = _failures(tasks)
             shown = [name for name, error in failed.items() if not isinstance(error, OtherEndGone)] or list(failed)
             reasons = "; ".join(f"{_who(name)}: {_text(failed[name])}" for name in shown)
-            raise RunError(f"{stage} failed: {reasons}") from failed[shown[0]]
+            # A process that is gone is why the others failed.
+            cause = next((error for error in failed.values() if isinstance(error, LostError)), failed[shown[0]])
+            raise RunError(f"{stage} failed: {reasons}") from cause
         late = [_who(name) for name, task in tasks.items() if not task.done()]
         if late:
             raise RunError(

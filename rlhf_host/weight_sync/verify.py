@@ -72,7 +72,7 @@ async def verify_sync(
     sampling = Sampling(NEW_TOKENS, temperature)
     largest, asked = 0.0, list(enumerate(targets))
     for attempt in range(ATTEMPTS):
-        requests = (target.engine.generate(prompt, sampling, (0, 0, 0, 0, attempt, i, version)) for i, target in asked)
+        requests = (target.engine.generate(prompt, sampling, (0, 0, 0, 0, version, attempt, i)) for i, target in asked)
         answers: list[Generation | BaseException] = await asyncio.gather(*requests, return_exceptions=True)
         alive: list[tuple[int, SyncTarget]] = []
         generations: list[Generation] = []

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,14 +35,15 @@ def write(
     weights: Weights, directory: str, version: int, keep: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]
 ) -> None:
     """Write all weights, a shard per bucket."""
-    with gathered(weights, bucket_bytes) as buckets:
+    kind = None if dtype is None else dtype_of(dtype)
+    with gathered(weights, bucket_bytes, kind) as buckets:
         if weights.rank:
             return
         path = version_directory(directory, version)
         aside = path.with_name(f".{path.name}.partial")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        _write_shards(aside, renamed(buckets, rename), dtype, version)
+        _write_shards(aside, renamed(buckets, rename), kind, version)
         if path.exists():  # another run's
             remove_directory(path)
         aside.rename(path)
@@ -51,12 +53,12 @@ def write(
                 remove_directory(version_directory(directory, old))
 
 
-def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: str | None, version: int) -> None:
+def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: torch.dtype | None, version: int) -> None:
     where: dict[str, str] = {}
     size = 0
     for number, bucket in enumerate(buckets):
         name = f"model-{number + 1:05d}.safetensors"
-        whole = _apart(cast(bucket, None if dtype is None else dtype_of(dtype)))
+        whole = _apart(cast(bucket, dtype))
         save_file(whole, directory / name, metadata={"format": "pt"})
         flush(directory / name)
         where.update(dict.fromkeys(whole, name))

@@ -318,8 +318,9 @@ def write(worker: Worker, directory: Path) -> None:
         if (worker.ranks.rank, worker.ranks.part) == (0, 0):
             (directory / name).mkdir(parents=True)
         worker.ranks.gather(None)
-        role.backend.save(directory / name)
-        role.backend.save_model(directory / f"{name}-model")
+        for writer in (role.backend.save(directory / name), role.backend.save_model(directory / f"{name}-model")):
+            if writer is not None:
+                writer()
 
 
 def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -353,7 +354,8 @@ HEADS = {"actor": "lm", "critic": "scalar"}
 def save(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, torch.Tensor]:
     """The gathered weights of a model that is also written."""
     role = role_of("actor", model, ranks, kind)
-    role.backend.save_model(directory)
+    if (writer := role.backend.save_model(directory)) is not None:
+        writer()
     return {name: value.clone() for bucket in role.backend.weights(4000) for name, value in bucket}
 
 

@@ -13,7 +13,16 @@ def test_a_task_names_the_agent_that_plays_it(rlhf_here, tmp_path):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--data", tmp_path / "data.jsonl", "--data.agent-key", "agent", "--actor.model", "quickstart", "--rollout.n", "2"]
     flags += ["--agents", "again=retry", "--agents.again.feedback", "{prompt}", "--agents.again.max-turns", "3"]
-    flags += ["--reward", "math_verifier", "--train.batch-size", "4", "--rollout.max-new-tokens", "4", "--output", tmp_path / "out.jsonl"]
+    flags += [
+        "--reward",
+        "math_verifier",
+        "--train.batch-size",
+        "4",
+        "--rollout.max-new-tokens",
+        "4",
+        "--output",
+        tmp_path / "out.jsonl",
+    ]
     result = rlhf_here("rollout", *flags)
     assert result.exit_code == 0, result.output
     played = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 ALGORITHMS = ["raft", "online_dpo"]
-MACHINE = ("time/", "memory/", "tokens_per_s")
+MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
 
 @pytest.fixture

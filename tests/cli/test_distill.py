@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
-MACHINE = ("time/", "memory/", "tokens_per_s")
+MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
 
 @pytest.fixture(scope="module")

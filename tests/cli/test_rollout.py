@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_host.training.saved_rows import read_steps
 
-TIMES = ("time/", "memory/", "tokens_per_s", "rollout/")
+TIMES = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu", "rollout/")
 
 
 PLAIN: list[bytes] = []

@@ -14,7 +14,7 @@ from rlhf_host.engines.transformers import Transformers
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
-from rlhf_host.runtimes.compute import Inline
+from rlhf_host.runtimes.compute import Inline, OneThread
 
 PLAIN = ["llama", "qwen2", "qwen3", "mistral_window", "gemma2", "gemma3", "gpt2", "phi3", "mixtral", "opt", "gpt_oss"]
 GENERIC = ["bloom", "mamba"]
@@ -347,6 +347,127 @@ def test_a_version_that_changes_under_way_shows_in_the_tokens(llama):
     (generation,) = sample(engine, [Request((3, 5), Sampling(8), (0,))])
     hook.remove()
     assert generation.versions == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def versions_of(model, count):
+    """The model and ``count - 1`` others, as different as training seldom makes them."""
+    noise, models = torch.Generator().manual_seed(1), [model]
+    for _ in range(count - 1):
+        models.append(copy.deepcopy(models[-1]))
+        with torch.no_grad():
+            for weight in models[-1].parameters():
+                weight += 0.05 * torch.randn(weight.shape, generator=noise)
+    return models
+
+
+def loading(monkeypatch, engine, models):
+    """Have the engine load them one after the other: version → after how many tokens."""
+
+    def plan(when):
+        draw, steps, versions = sampling.Sampler.draw, iter(range(1000)), {step: version for version, step in when.items()}
+
+        def drawing(self, logits, uniforms):
+            drawn = draw(self, logits, uniforms)
+            if (version := versions.get(next(steps) + 1)) is not None:
+                engine._loader.load([list(models[version].state_dict().items())], version)
+            return drawn
+
+        monkeypatch.setattr(sampling.Sampler, "draw", drawing)
+
+    return plan
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "bloom", "mamba"])
+def test_three_updates_in_one_answer_and_each_token_has_the_log_probability_of_its_version(build, monkeypatch, name):
+    models = versions_of(build(name), 4)
+    for model in models:
+        model.generation_config.eos_token_id = None
+    engine = engine_for(copy.deepcopy(models[0]))
+    loading(monkeypatch, engine, models)({1: 1, 2: 7, 3: 23})
+    requests = [Request(prompt, Sampling(8 + 8 * j), (i, j)) for i, prompt in enumerate(PROMPTS[:3]) for j in range(3)]
+    requests = [one for one in requests if len(one.token_ids) == 3] if name in GENERIC else requests  # one batch
+    for request, generation in zip(requests, sample(engine, requests), strict=True):
+        length = request.sampling.max_new_tokens
+        assert generation.versions == ([0] + [1] * 6 + [2] * 16 + [3] * 20)[:length]
+        of_versions = torch.stack([trainer_logprobs(model, request, generation) for model in models])
+        expected = of_versions.gather(0, torch.tensor(generation.versions)[None])[0]
+        assert (expected - torch.tensor(generation.logprobs)).abs().max() <= (1e-3 if name == "mamba" else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_an_answer_that_is_begun_again_at_every_token_is_the_same(build, monkeypatch, name):
+    model = build(name)
+    model.generation_config.eos_token_id = None
+    engine = engine_for(copy.deepcopy(model))
+    requests = [Request((3, 5, 7), Sampling(12 + 3 * j), (j,)) for j in range(3)]
+    whole = sample(engine, requests)
+    loading(monkeypatch, engine, [model] * 20)({step: step for step in range(1, 18)})
+    for uncut, cut in zip(whole, sample(engine, requests), strict=True):
+        assert cut.versions == list(range(len(uncut.token_ids)))
+        assert cut.token_ids == uncut.token_ids
+        assert cut.logprobs == pytest.approx(uncut.logprobs, abs=1e-5)
+
+
+def test_keys_and_values_may_be_kept(llama, monkeypatch):
+    models = versions_of(llama, 2)
+    for model in models:
+        model.generation_config.eos_token_id = None
+    request, gaps = Request((3, 5), Sampling(12), (0,)), {}
+    for policy in ("recompute", "keep"):
+        engine = engine_for(copy.deepcopy(models[0]), kv_after_sync=policy)
+        with monkeypatch.context() as patch:
+            loading(patch, engine, models)({1: 6})
+            (generation,) = sample(engine, [request])
+        assert generation.versions == [0] * 6 + [1] * 6
+        again = trainer_logprobs(models[1], request, generation)[6:]
+        gaps[policy] = float((again - torch.tensor(generation.logprobs[6:])).abs().max())
+    assert gaps["recompute"] <= 1e-5
+    assert gaps["keep"] > 1e-3, "what came before was seen by the old weights"
+
+
+def test_weights_that_cannot_be_loaded_under_an_answer_end_it(llama, monkeypatch):
+    llama.generation_config.eos_token_id = None
+    engine, draw, failures = engine_for(llama), sampling.Sampler.draw, []
+
+    def drawing(self, logits, uniforms):
+        if not failures:
+            with pytest.raises(RunError, match="there is no weight 'nowhere'") as failure:
+                engine._loader.load([[("nowhere", torch.zeros(1))]], 1)
+            failures.append(failure)
+        return draw(self, logits, uniforms)
+
+    monkeypatch.setattr(sampling.Sampler, "draw", drawing)
+    with pytest.raises(RunError, match="has no weights of this run"):
+        sample(engine, [Request((3, 5), Sampling(8), (0,))])
+
+
+def test_weights_come_between_two_tokens_from_another_thread(llama):
+    """As in an engine's own process, with a compute thread."""
+    models = versions_of(llama, 2)
+    for model in models:
+        model.generation_config.eos_token_id = None
+    compute = OneThread(1)
+    start = EngineStart(model=copy.deepcopy(models[0]), tokenizer=None, version=0, compute=compute, kernels=TriedKernels())
+    engine = Transformers(Transformers.Options()).start(start)
+    request = Request((3, 5), Sampling(60), (0,))
+
+    async def ask():
+        asked = asyncio.create_task(engine.generate(request.token_ids, request.sampling, request.key))
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(engine._loader.load, [list(models[1].state_dict().items())], 1)
+        assert engine.version == 1
+        later = await engine.generate((4, 5), Sampling(4), (1,))
+        generation = await asked
+        await engine.close()
+        return generation, later
+
+    generation, later = asyncio.run(ask())
+    compute.close()
+    assert later.versions == [1] * 4
+    assert sorted(generation.versions) == generation.versions
+    of_versions = torch.stack([trainer_logprobs(model, request, generation) for model in models])
+    expected = of_versions.gather(0, torch.tensor(generation.versions)[None])[0]
+    assert (expected - torch.tensor(generation.logprobs)).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom"])

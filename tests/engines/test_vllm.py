@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import sys
+import threading
+import time
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,6 +238,66 @@ def test_tokens_of_a_request_in_flight_carry_the_version_they_were_sampled_with(
             ]
         )
         assert float((expected - torch.tensor(made.logprobs)).abs().max()) <= 1e-4
+
+
+@untied
+def test_kept_keys_and_values_are_never_those_of_later_groups(rig, monkeypatch):
+    """A prompt of ten cache blocks, and three syncs."""
+    monkeypatch.setattr(rig.engine.options, "kv_after_sync", "keep")
+    (prompt,) = prompts_of(1, 320)
+    gaps = {}
+    for salted in (True, False):
+        with monkeypatch.context() as patch:
+            if not salted:
+                patch.setattr(rig.engine, "_salt", lambda request: None)
+            for version in (22, 23, 24) if salted else (25, 26):
+                rig.train(version)
+                rig.sync(version)
+                (made,) = rig.sample([prompt], Sampling(8), [(9, version, 0, 0)])
+                assert made.versions == [version] * 8
+                gaps[version] = mismatch(rig.model, [prompt], [made])
+    assert max(gaps[version] for version in (22, 23, 24)) <= 1e-4
+    assert gaps[26] > 1e-3, "without salts the old ones are found"
+
+
+@untied
+def test_a_request_goes_on_with_the_keys_and_values_that_are_kept(rig, monkeypatch):
+    monkeypatch.setattr(rig.engine.options, "kv_after_sync", "keep")
+    rig.sync(27)
+
+    async def main():
+        begun = rig.engine.busy_s
+        job = asyncio.create_task(rig.engine.generate(prompts_of(1, 100)[0], Sampling(400), (9, 0, 0)))
+        while rig.engine.busy_s == begun:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(rig.load, in_buckets(named_weights(rig.model), KIB), 28)
+        return await job
+
+    made = asyncio.run(main())
+    old = made.versions.count(27)
+    assert made.versions == [27] * old + [28] * (400 - old)
+    assert 0 < old < 400
+    assert mismatch(rig.model, prompts_of(1, 100), [made]) <= 1e-4, "the weights are the same"
+
+
+@untied
+def test_a_request_that_comes_while_weights_load_waits_for_them(rig):
+    async def main():
+        buckets, started = in_buckets(named_weights(rig.model), KIB), threading.Event()
+
+        def slow():
+            for bucket in buckets:
+                started.set()
+                time.sleep(0.01)
+                yield bucket
+
+        loading = asyncio.create_task(asyncio.to_thread(rig.load, slow(), 29))
+        await asyncio.to_thread(started.wait)
+        made = await rig.engine.generate([3, 4], Sampling(8), (9, 0, 0))
+        await loading
+        return made
+
+    assert asyncio.run(main()).versions == [29] * 8
 
 
 @untied
@@ -541,6 +603,18 @@ def test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_giv
         (made,) = rig.sample([[3, 4]], Sampling(8))
         assert made.versions == [3] * 8
         assert mismatch(rig.model, [[3, 4]], [made]) <= 1e-4
+
+        def measured():
+            return {metric.name: metric.values for metric in asyncio.run(rig.engine.metrics())}
+
+        assert measured()["kv_use"] > 0.8, "one of the long rows"
+        assert measured() == {"kv_use": 0.0, "preemptions": 0}
+        rig.sample([[3, 4]], Sampling(8))
+        assert measured() == {"kv_use": 1 / 8, "preemptions": 0}
+        rig.sample(prompts_of(4, 60), Sampling(100))  # two blocks each at first, five at last
+        crowded = measured()
+        assert crowded["kv_use"] == 1.0
+        assert crowded["preemptions"] > 0
     finally:
         asyncio.run(rig.engine.close())
 
@@ -603,4 +677,11 @@ def test_the_local_runtime_trains_with_it(rlhf, small_run, prompts, tmp_path):
     assert [row["version"] for row in rows] == [1, 2, 3]
     assert all(row["mismatch/max"] <= 1e-4 for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows)
+    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    for row in rows:
+        assert 0 < row["engine/kv_use"] < 1
+        assert row["engine/preemptions"] == 0
+        syncs = 2 if row["step"] == 1 else 1  # the first weights came before it
+        assert row["sync/gb"] * 1e9 == pytest.approx(syncs * weights, rel=0.05)
+        assert row["sync/gb_per_s"] > 0
     rlhf.run("eval", "--checkpoint", run, "--eval.data", prompts, "--eval.n", "2")

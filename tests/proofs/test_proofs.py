@@ -81,7 +81,7 @@ def run(rlhf_here, tmp_path):
 def curve(run_dir):
     """The rows of ``metrics.jsonl`` without what measures this machine."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    machine = ("time/", "memory/", "tokens_per_s")
+    machine = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
     return [{key: value for key, value in row.items() if not key.startswith(machine)} for row in rows]
 
 

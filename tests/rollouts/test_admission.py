@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_host.rollouts.admission import Admission
+from rlhf_host.rollouts.admission import Admission, InAdvance
 
 
 class FreesEarly(Admission):
@@ -26,14 +26,14 @@ def play(rules, draw, kept, steps=12, early=False):
     Args:
         early: filters are asked as soon as a draw is over.
     """
-    admitted_under, over, verdicts = {}, set(), {}
+    admitted_under, over, verdicts, given_back = {}, set(), {}, []
     batches, oldest, training = [], 0, None
 
     def admit():
         while rules.room:
             ordinal = rules.admit()
             admitted_under[ordinal] = rules.version
-            verdicts[ordinal] = draw.random() < kept
+            verdicts.setdefault(ordinal, draw.random() < kept)
 
     admit()
     while len(batches) < steps:
@@ -51,10 +51,14 @@ def play(rules, draw, kept, steps=12, early=False):
             rules.publish(rules.version + 1)
         else:
             over.add(chosen)
-            if early and not verdicts[chosen]:
-                rules.drop(chosen)
-            while rules.unsettled in over:
+            if early:
+                rules.verdict(chosen, kept=verdicts[chosen])
+            while rules.unsettled in over and rules.unsettled < rules.admitted:
                 rules.settle(kept=verdicts[rules.unsettled])
+                for ordinal in rules.surplus():
+                    del admitted_under[ordinal]
+                    over.discard(ordinal)
+                    given_back.append(ordinal)
         admit()
     return oldest, batches, verdicts
 
@@ -64,7 +68,8 @@ def play(rules, draw, kept, steps=12, early=False):
 def test_random_schedules(seed):
     draw = random.Random(seed)
     batch, depth, refills, kept = draw.randint(1, 5), draw.randint(0, 4), draw.randint(1, 4), draw.choice([1.0, 0.6, 0.2])
-    rules = Admission(batch, depth, steps=12, budget=batch * (1 + refills))
+    rule = draw.choice([Admission, InAdvance]) if depth == 0 else Admission
+    rules = rule(batch, depth, steps=12, budget=batch * (1 + refills))
     oldest, batches, verdicts = play(rules, draw, kept, early=draw.random() < 0.5)
     assert oldest <= depth
     used = [ordinal for taken in batches for ordinal in taken]
@@ -111,7 +116,7 @@ def test_a_dropped_draw_gives_its_place_to_the_next_one():
 def test_a_place_is_free_before_the_turn_of_its_draw():
     rules = Admission(2, 0, steps=3, budget=8)
     assert [rules.admit(), rules.admit(), rules.room] == [0, 1, False]
-    rules.drop(1)  # 0 is not over
+    rules.verdict(1, kept=False)  # 0 is not over
     assert (rules.room, rules.admit(), rules.room) == (True, 2, False)
     for kept in (True, False, True):
         rules.settle(kept=kept)
@@ -121,8 +126,31 @@ def test_a_place_is_free_before_the_turn_of_its_draw():
 def test_a_place_is_not_free_before_its_turn_where_the_budget_may_end_its_batch():
     rules = Admission(2, 0, steps=3, budget=2)
     assert [rules.admit(), rules.admit()] == [0, 1]
-    rules.drop(1)
+    rules.verdict(1, kept=False)
     assert not rules.room
+
+
+def test_draws_begin_in_advance_by_the_share_that_is_kept_and_the_surplus_is_given_back():
+    rules = InAdvance(2, 0, steps=9, budget=18)
+
+    def begin():
+        begun = []
+        while rules.room:
+            begun.append(rules.admit())
+        return begun
+
+    assert begin() == [0, 1], "nothing is known yet"
+    rules.verdict(1, kept=False)
+    assert begin() == [2, 3, 4], "of two verdicts, with the one to begin with, half were kept: 0, 2, 3 and 4 may be two"
+    rules.verdict(3, kept=True)
+    rules.verdict(2, kept=True)
+    rules.settle(kept=True)
+    for kept in (False, True):
+        rules.settle(kept=kept)
+    assert rules.surplus() == range(3, 5), "0 and 2 are the batch, and these were begun for nothing"
+    assert (rules.take(), begin()) == (range(3), []), "the weights are not with the engines"
+    rules.publish(1)
+    assert begin()[0] == 3
 
 
 def test_a_budget_ends_a_batch():

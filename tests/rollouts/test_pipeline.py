@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import tracemalloc
+from collections import Counter
 
 import pytest
 
@@ -11,7 +14,8 @@ from rlhf_host import Drop, RunError, ScoreContext, Step, Task, hookimpl
 from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.records.episodes import Sampling
-from rlhf_host.rollouts.admission import Admission
+from rlhf_host.rollouts import watch
+from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
@@ -61,7 +65,8 @@ def pipeline(tokenizer):
         collector = Collector(episodes, manager, settings, n=2, seed=7, split="train")
         tasks = [Task("12", "12", {"ms": each}, index=i, source="made", prompt_ids=(3, 4)) for i, each in enumerate(ms)]
         stream = TaskStream(TaskSet({"made": tasks}, {"made": 1.0}), shuffle=False)
-        admission = Admission(batch, depth, steps, batch * (1 + settings.max_refills))
+        rule = Admission if depth else InAdvance
+        admission = rule(batch, depth, steps, batch * (1 + settings.max_refills))
         return Pipeline(stream, collector, admission, ScoreContext()), gate
 
     return make
@@ -134,7 +139,9 @@ def test_what_is_dropped_is_replaced_though_an_earlier_draw_is_not_over(pipeline
         def keep_group(self, group):
             return True if group.task.index % 2 else Drop("even")
 
-    made, _ = pipeline([1, 300, 100, 100, 100, 100, 1, 1], Odd(), depth=0, steps=1, batch=3, settings=RolloutConfig(max_refills=8))
+    made, _ = pipeline(
+        [1, 300, 100, 100, 100, 100, 1, 1], Odd(), depth=0, steps=1, batch=3, settings=RolloutConfig(max_refills=8)
+    )
 
     async def run():
         await made.published(0)
@@ -304,3 +311,114 @@ def test_requests_that_are_cancelled_do_not_hold_the_gate():
         await asyncio.wait_for(gate.hold(), 1)
 
     asyncio.run(run())
+
+
+class Stuck(Slept):
+    async def generate(self, token_ids, sampling, key):
+        await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_rollout_in_which_nothing_moves_is_told_and_ended(pipeline, depth, monkeypatch, caplog):
+    monkeypatch.setattr(watch, "SAY_S", 0.05)
+    made, gate = pipeline([1] * 8, depth=depth, settings=RolloutConfig(stall_s=0.4))
+    gate.engine = Stuck(lambda ids, key: [4])
+    with pytest.raises(
+        RunError, match=r"nothing has moved .*\(rollout.stall_s\): train-0 plays for 0 s, train-1 plays for 0 s"
+    ):
+        asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
+    assert "4 requests are with the engine" in caplog.text if depth == 0 else "and 1 more; 8 requests" in caplog.text
+
+
+def test_a_slow_rollout_in_which_something_moves_is_left_alone(pipeline, monkeypatch, caplog):
+    monkeypatch.setattr(watch, "SAY_S", 0.05)
+    made, gate = pipeline([30 * i for i in range(16)], depth=1, settings=RolloutConfig(stall_s=0.2), batch=8, steps=1)
+    asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
+    assert not caplog.messages
+
+
+def test_memory_stays_flat_over_many_steps(pipeline):
+
+    made, gate = pipeline([0] * 16, depth=2, steps=300)
+    seen = {}
+
+    async def run():
+        await made.published(0)
+        for step in range(1, 301):
+            await made.next_rollouts(ScoreContext(step=step))
+            await gate.hold()
+            gate.engine.version = step
+            gate.engine.calls.clear()
+            gate.engine.expected.clear()
+            gate.release()
+            await made.published(step)
+            if step in (100, 300):
+                gc.collect()
+                seen[step] = tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        asyncio.run(run())
+    finally:
+        tracemalloc.stop()
+    assert seen[300] - seen[100] < 20_000, "bytes, in 200 steps of 4 episodes"
+
+
+class Odd:
+    @hookimpl
+    def keep_group(self, group):
+        return True if group.task.index % 2 else Drop("even")
+
+
+def test_with_depth_0_draws_begin_in_advance_and_the_surplus_is_played_again_in_its_own_step(pipeline):
+    """The first batch learns that half are dropped; the later ones begin twice as many, and take one round."""
+    agent = Slow()
+    made, _ = pipeline([100] * 48, Odd(), depth=0, steps=4, batch=4, agent=agent)
+    seconds, open_after, batches = [], [], []
+
+    async def run():
+        await made.published(0)
+        for step in range(1, 5):
+            started = time.monotonic()
+            collected = await made.next_rollouts(ScoreContext(step=step))
+            seconds.append(time.monotonic() - started)
+            batches.append([group.task.index for group in collected.groups])
+            open_after.append((len(made._open), made._playing, len(made._tasks), made.collector.open))
+            await made.published(step)
+        await made.close()
+
+    asyncio.run(run())
+    assert batches == [[1, 3, 5, 7], [9, 11, 13, 15], [17, 19, 21, 23], [25, 27, 29, 31]]
+    assert open_after == [(0, 0, 0, {})] * 4, "nothing is open after a step"
+    assert max(seconds[1:]) < 0.3 < 0.1 * 5, "replacing one after the other takes 0.1 s at least four times"
+    started = Counter(agent.closed)
+    assert all(started[index] in (2, 4, 6) for index in range(32)), "every sample of every draw ended properly"
+
+
+def test_a_checkpoint_s_finished_groups_survive_steps_of_depth_0(pipeline):
+    deep, gate = pipeline([1] * 24, depth=3, steps=6)
+
+    async def ahead():
+        await deep.published(0)
+        await deep.next_rollouts(ScoreContext(step=1))
+        await asyncio.sleep(0.1)
+        state, finished = deep.state_dict(), deep.finished()
+        await deep.close()
+        return state, finished
+
+    state, finished = asyncio.run(ahead())
+    assert sorted(finished) == [2, 3, 4, 5, 6, 7]
+    made, gate = pipeline([1] * 24, depth=0, steps=6)
+    made.load_state_dict(state, finished)
+    made.admission.version = 1
+
+    async def on():
+        batches = []
+        for step in range(2, 5):
+            batches.append([group.task.index for group in (await made.next_rollouts(ScoreContext(step=step))).groups])
+            await made.published(step)
+            assert sorted(made.finished()) == [ordinal for ordinal in finished if ordinal >= made.state_dict()["ordinal"]]
+        return batches
+
+    assert asyncio.run(on()) == [[2, 3], [4, 5], [6, 7]]
+    assert not gate.engine.calls, "none is played again"

@@ -110,3 +110,13 @@ def test_drain_gives_everything_unanswered_once():
     assert sorted(ticket.number for ticket in queue.drain()) == [0, 1, 2, 3, 5]
     assert not queue.waits
     assert queue.in_flight == 0
+
+
+def test_what_a_dead_engine_had_goes_before_what_waits_already():
+    queue = dispatcher(2, capacity=1)
+    arrive(queue, *((name, 10) for name in "abcdef"))
+    assert numbers(queue.deal()) == [[0], [1]]
+    dead, other = queue.lanes
+    queue.close(dead)
+    queue.answered(other, 1)
+    assert numbers(queue.deal()) == [[], [0]]

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from rlhf_host.errors import LostError
+from rlhf_host.errors import LostError, RunError
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 pytest.importorskip("ray")
 
 from ray.exceptions import ActorUnavailableError
 
-from rlhf_host.protocols import EngineTraits
+from rlhf_host.protocols import EngineTraits, Update
+from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes import engine_revival
 from rlhf_host.runtimes.engine_pool import AHEAD, EnginePool
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo
+from rlhf_host.training.events import EventLoop
+from rlhf_host.training.loop import Loop
+from rlhf_host.training.measures import of_engine
+from rlhf_host.training.reduction import Metrics
+from rlhf_host.training.source import Drawn
 
 
 @dataclass
@@ -124,6 +133,24 @@ async def test_an_engine_that_stands_still_holds_up_nothing_but_what_it_was_give
 
 
 @on_a_loop
+async def test_an_answer_may_have_the_version_that_is_on_its_way_and_no_later_one():
+    engine = Gated()
+    pool = pool_of(engine)
+    pool.coming = 1
+    for version, fine in ((1, True), (2, False)):
+        (task,) = ask(pool, groups=1, n=1)
+        await asyncio.sleep(0.01)
+        engine.version = version  # it says so before the sync has returned
+        engine.gate.set()
+        if fine:
+            assert set((await task).versions) == {1}
+        else:
+            with pytest.raises(RunError, match=r"sampled with weights of the versions \[2\], and was given 1"):
+                await task
+        engine.gate.clear()
+
+
+@on_a_loop
 async def test_long_requests_weigh_more_than_many_short_ones():
     engines = [Gated(), Gated()]
     pool = pool_of(*engines)
@@ -156,3 +183,116 @@ async def test_without_any_machine_for_the_last_engine_the_run_ends(monkeypatch,
         with pytest.raises(LostError, match="no engine is left: no machine has had room for it"):
             await task
     await pool.close()
+
+
+class Timed(Gated):
+    """Takes as long as a script says, and writes down when."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.times = iter(seconds), []
+
+    async def generate(self, token_ids, sampling, key) -> Generation:
+        self.times.append((time.perf_counter(), math.inf))
+        place = len(self.times) - 1
+        await asyncio.sleep(next(self.seconds))
+        self.times[place] = (self.times[place][0], time.perf_counter())
+        return Generation([7], [-0.5], [self.version], "stop")
+
+    async def metrics(self):
+        return [Metric("kv_use", 0.25 * len(self.times), reduce="max"), Metric("preemptions", len(self.times), reduce="sum")]
+
+
+def seconds_within(spans, start: float, end: float) -> float:
+    """How much of the time from ``start`` to ``end`` is in a span."""
+    covered, at = 0.0, start
+    for first, last in sorted(spans):
+        first, last = max(first, at), min(last, end)
+        if last > first:
+            covered, at = covered + last - first, last
+    return covered
+
+
+def test_busy_and_idle_add_up_to_the_step(tmp_path):
+    """Two engines and a trainer that write down when they worked; engines go on while the trainer computes."""
+    engines = [Timed([0.03, 0.2, 0.01, 0.06, 0.15, 0.04] * 2), Timed([0.05, 0.02, 0.12, 0.03, 0.08, 0.1] * 2)]
+    computing = []
+
+    class Trainer:
+        compute_s = 0.0
+
+        def update(self, batch, *, sampled_now):
+            started = time.perf_counter()
+            time.sleep(0.07)
+            computing.append((started, time.perf_counter()))
+            self.compute_s += computing[-1][1] - started
+            metrics = Metrics()
+            metrics.add([Metric("loss", 0.0)])
+            return Update(metrics)
+
+    with EventLoop() as events:
+
+        async def start():
+            return pool_of(*engines)
+
+        async def answers(count):
+            return await asyncio.gather(*open_requests[:count])
+
+        async def begin(group):
+            open_requests.append(asyncio.ensure_future(pool.generate([5, 6], Sampling(8), (group, 0, 0))))
+
+        pool, open_requests = events.run(start()), []
+
+        class Source:
+            steps = None
+
+            def draw(self, step, version):
+                """The next two answers; two more are asked for meanwhile, but for the last."""
+                for group in range(len(open_requests), 2 * min(step + 1, 4)):
+                    events.run(begin(group))
+                events.run(answers(2 * step))
+                time.sleep(0.02)
+                batch = SimpleNamespace(action_mask=torch.ones(2, 4, dtype=torch.bool))
+                return Drawn(batch, [], sampled=True)
+
+        train = SimpleNamespace(epochs=1, minibatches=1, on_nonfinite="stop")
+        loop = Loop(
+            config=SimpleNamespace(async_depth=1, train=train),
+            manager=SimpleNamespace(report=lambda *_, **__: None),
+            needs=SimpleNamespace(roles=()),
+            runtime=SimpleNamespace(trainer=Trainer(), engine=pool, targets=()),
+            handles={},
+            source=Source(),
+            evaluate=None,
+            loop=events,
+            run_dir=tmp_path,
+            planned=4,
+        )
+        for number in range(1, 5):
+            started = time.perf_counter()
+            row = loop._take_step(number)
+            ended = time.perf_counter()
+            generating = [span for engine in engines for span in engine.times]
+            busy = seconds_within(generating, started, ended)
+            assert row["time/step"] == pytest.approx(ended - started, rel=0.02)
+            assert busy + row["time/idle_engines"] == pytest.approx(ended - started, rel=0.02)
+            assert seconds_within(computing, started, ended) + row["time/idle_trainer"] == pytest.approx(
+                ended - started, rel=0.02
+            )
+        assert row["time/idle_engines"] > 0.05
+        assert row["time/idle_trainer"] > 0.02
+        events.run(pool.close())
+
+
+@on_a_loop
+async def test_engines_are_measured_together():
+    engines = [Timed([0.001] * 9), Timed([0.001] * 9)]
+    pool = pool_of(*engines)
+    await asyncio.gather(*ask(pool, groups=6, n=1))
+    counts = [len(engine.times) for engine in engines]
+    measured = await of_engine(pool)
+    assert measured["engine/preemptions"] == sum(counts) == 6
+    assert measured["engine/kv_use"] == 0.25 * max(counts)
+    assert measured["engine/rss_gb"] > 0.1
+    pool.lives.seats[0].actor.actor.life = "another"
+    assert (await of_engine(pool))["engine/preemptions"] == counts[1]

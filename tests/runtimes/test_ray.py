@@ -33,7 +33,7 @@ def batch(seed=0):
 
 def weights(runtime, role, directory: Path):
     directory.mkdir()
-    runtime.save_role(role, directory)
+    runtime.save_role(role, directory)()
     return load_file(directory / "model.safetensors")
 
 
@@ -146,12 +146,29 @@ def test_an_error_in_a_worker_is_raised_here_in_its_own_words(ray_runtime):
 
 def test_optimizers_are_saved_and_loaded_through_a_shared_directory(ray_runtime, saved_at_first, tmp_path):
     runtime = ray_runtime.runtime
-    runtime.save_state(tmp_path)
+    runtime.save_state(tmp_path)()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["actor", "critic"]
     runtime.load_state(tmp_path)
     (tmp_path / "critic").rename(tmp_path / "teacher")
     with pytest.raises(UserError, match="the checkpoint trains actor, teacher, this run actor, critic"):
         runtime.load_state(tmp_path)
+
+
+def test_workers_write_what_they_copied_beside_the_next_update(ray_runtime, local_runtime, saved_at_first, tmp_path):
+    runtime = ray_runtime.runtime
+    before = weights(runtime, "actor", tmp_path / "before")
+    (tmp_path / "later").mkdir()
+    writers = [runtime.save_role("actor", tmp_path / "later"), runtime.save_state(tmp_path / "later")]
+    for trainer in (local_runtime.runtime.trainer, runtime.trainer):
+        trainer.update(batch(7), sampled_now=False)
+    assert sorted(path.name for path in (tmp_path / "later").rglob("*")) == ["actor", "critic"]
+    for write in writers:
+        write()
+    after = load_file(tmp_path / "later/model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    state = torch.load(tmp_path / "later/actor/optimizer.pt", weights_only=True)
+    runtime.save_state(tmp_path / "later")()
+    assert torch.load(tmp_path / "later/actor/optimizer.pt", weights_only=True)["updates"] == state["updates"] + 1
 
 
 # --- engines ------------------------------------------------------------------------------------

@@ -128,6 +128,28 @@ def test_a_training_worker_that_dies_ends_the_run_with_one_line_and_no_process(r
     assert "Traceback" not in err
 
 
+def test_a_run_whose_worker_dies_begins_again_from_its_last_checkpoint(rlhf, small_run, tmp_path, ray_dir):
+    """The values are those of a run that was left alone."""
+    saved = ("--checkpoint.every", "1", "--train.steps", "12")
+    rlhf.run(*small_run, *saved, "--run-dir", tmp_path / "whole")
+    run = tmp_path / "run"
+    process = rlhf.start(*small_run, *saved, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", run, "--max-restarts", "1")
+    deadline = time.monotonic() + 300
+    while not (run / "checkpoints/step-000003").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "a worker of actor is lost" in err
+    assert "this is done now (restart 1 of 1)" in err
+    assert "Traceback" not in out + err
+    rewards = [[row["reward/mean"] for row in metrics(each)] for each in (run, tmp_path / "whole")]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    assert [row["step"] for row in metrics(run)] == list(range(1, 13))
+
+
 def worker_pid(ray_dir: Path) -> int:
     """The process that Ray has titled with the worker's class."""
     for entry in Path("/proc").iterdir():

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from rlhf_host.cli.eval import model_of
 from rlhf_host.config.schema import RunConfig
+from rlhf_host.directories import write_directory
 from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
@@ -25,10 +26,16 @@ from rlhf_host.training.checkpoints import (
     plain_state,
     refuse_damaged,
     save_checkpoint,
-    write_directory,
 )
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.run_files import write_start
+
+
+def writes(name, text):
+    def save(path):
+        (path / name).write_text(text)
+
+    return save
 
 
 def save(run_dir, step, **state):
@@ -37,8 +44,8 @@ def save(run_dir, step, **state):
         step,
         state,
         {"x": torch.ones(2)},
-        {"actor": lambda path: (path / "w").write_text("w")},
-        lambda path: (path / "actor").write_text("optimizer"),
+        {"actor": writes("w", "w")},
+        writes("actor", "optimizer"),
         lambda path: None,
     )
 
@@ -265,7 +272,7 @@ def test_a_model_is_found_in_a_run_and_is_refused_once_it_is_damaged(tmp_path, a
         1,
         {},
         {},
-        {"actor": lambda path: (path / "config.json").write_text("{}")},
+        {"actor": writes("config.json", "{}")},
         lambda path: None,
         lambda path: None,
     )

@@ -20,7 +20,7 @@ from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.testing.models import SYMBOLS
 from rlhf_host.training.role_settings import role_settings
 
-MACHINE = ("time/", "memory/", "tokens_per_s")
+MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
 
 @pytest.fixture

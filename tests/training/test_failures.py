@@ -9,7 +9,7 @@ from rlhf_host import Adjust, RunError, UserError, hookimpl
 from rlhf_host.command import rlhf
 from rlhf_host.training.checkpoints import checkpoint_dirs, load_checkpoint, save_checkpoint
 
-MACHINE = ("time/", "memory/", "tokens_per_s")
+MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
 
 class Fails:
@@ -201,8 +201,10 @@ def test_a_run_that_fails_again_after_a_resume_names_the_checkpoint_before(train
 
 
 def test_nothing_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts, tmp_path):
-    save_roles = {"actor": lambda path: shutil.copytree(tiny_model, path, dirs_exist_ok=True)}
-    model = save_checkpoint(tmp_path / "old", 1, {}, {}, save_roles, lambda path: None, lambda path: None) / "model"
+    def save(path):
+        shutil.copytree(tiny_model, path, dirs_exist_ok=True)
+
+    model = save_checkpoint(tmp_path / "old", 1, {}, {}, {"actor": save}, lambda path: None, lambda path: None) / "model"
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-50] + bytes(50))
     with pytest.raises(

@@ -35,7 +35,7 @@ def online(tiny_model, prompts):
 
 def curve(run: Path) -> list[dict]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    machine = ("time/", "memory/", "tokens_per_s")
+    machine = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
     return [{key: value for key, value in row.items() if not key.startswith(machine)} for row in rows]
 
 

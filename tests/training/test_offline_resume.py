@@ -54,7 +54,7 @@ def flags(data, tiny_model):
 
 
 def curve(run_dir):
-    machine = ("time/", "memory/", "tokens_per_s")
+    machine = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not name.startswith(machine)} for row in rows]
 

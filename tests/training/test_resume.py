@@ -29,7 +29,7 @@ SETTINGS = [
 def curve(run_dir: Path) -> list[dict]:
     """The rows of ``metrics.jsonl`` without what measures this machine."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    machine = ("time/", "memory/", "tokens_per_s")
+    machine = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
     return [{key: value for key, value in row.items() if not key.startswith(machine)} for row in rows]
 
 

@@ -94,7 +94,7 @@ def run(tiny_model, tmp_path, monkeypatch):
 
 def values(curve: list[dict]) -> list[dict]:
     """Without what measures this machine."""
-    machine = ("time/", "memory/", "tokens_per_s")
+    machine = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
     return [{name: value for name, value in row.items() if not name.startswith(machine)} for row in curve]
 
 

@@ -14,10 +14,11 @@ from rlhf_host.training.evaluate import pass_at_k
 
 # fmt: off
 ALWAYS = [
-    "step", "version", "epoch", "tokens", "tokens_per_s", "reward/mean", "reward/std", "reward/min", "reward/max",
+    "step", "version", "epoch", "tokens", "tokens_per_s", "tflops", "reward/mean", "reward/std", "reward/min", "reward/max",
     "reward/vowels", "score/mean", "length/mean", "length/max", "truncated", "groups/no_variance", "advantages/mean",
     "advantages/std", "loss", "loss/policy", "clip_fraction", "grad_norm", "lr", "entropy", "mismatch/mean", "mismatch/max",
-    "mismatch/k3", "rollout/drawn", "rollout/groups", "rollout/unjudged", "rollout/failed", "rollout/dropped", "time/rollout",
+    "mismatch/k3", "rollout/drawn", "rollout/groups", "rollout/identical",
+    "rollout/unjudged", "rollout/failed", "rollout/dropped", "time/rollout",
     "time/logprobs", "time/advantages", "time/train", "time/sync", "time/log", "time/host", "time/step", "time/wall",
     "memory/rss_gb",
 ]

@@ -25,7 +25,7 @@ from rlhf_host.records.episodes import Segment, Task, Trajectory
 from rlhf_host.testing.contracts import generators
 from rlhf_host.testing.contracts.generators import PROMPTS, close_shared, shared
 from rlhf_host.testing.contracts.reinforce import NAME, actor, batch, installed, manager_of
-from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
+from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect, finish
 from rlhf_host.testing.contracts.traces import leaves_nothing
 from rlhf_host.training.assemble import runtime_plugin, runtime_start, start_runtime
 from rlhf_host.training.role_handles import completions
@@ -94,7 +94,7 @@ class Rig(generators.Rig):
 
     def weights(self) -> dict[str, Tensor]:
         with tempfile.TemporaryDirectory() as folder, quiet_transformers():
-            self.runtime.save_role("actor", Path(folder))
+            finish(self.runtime.save_role("actor", Path(folder)))
             return load_file(Path(folder, "model.safetensors"))
 
 
@@ -204,7 +204,7 @@ def state_comes_back(subject: Subject) -> None:
     """``load_state`` takes back what ``save_state`` wrote, a folder for each trained role, and refuses other roles' state."""
     rig = shared(subject, Rig)
     with tempfile.TemporaryDirectory() as folder:
-        rig.runtime.save_state(Path(folder))
+        finish(rig.runtime.save_state(Path(folder)))
         written = sorted(path.name for path in Path(folder).iterdir())
         expect(written == ["actor"], f"save_state wrote {written}, expected a folder for each trained role: ['actor']")
         rig.runtime.load_state(Path(folder))

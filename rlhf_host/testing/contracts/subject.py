@@ -15,6 +15,7 @@ from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import build, find, load, options_model
+from rlhf_host.protocols import Writer
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import Needs
 
@@ -145,6 +146,12 @@ def expect(condition: Any, message: str) -> None:
     """Raises ``Broken`` with ``message`` unless ``condition``."""
     if not condition:
         raise Broken(message)
+
+
+def finish(write: Writer | None) -> None:
+    """Let it write what a save has only copied."""
+    if write is not None:
+        write()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""What a step is tuned by, beside its times: FLOP/s, weight sync, engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlhf_host.protocols import Generator, Measured, Runtime, Update
+from rlhf_host.training.reduction import reduced
+
+
+def speed(updates: Sequence[Update], seconds: float) -> dict[str, float]:
+    """Of a step's updates, which took so long together: ``tflops`` per device, and ``mfu`` where it is known what these can do."""
+    flops, devices = sum(update.flops for update in updates), max((update.devices for update in updates), default=0)
+    if not devices:
+        return {}
+    rate, peak = flops / devices / seconds, min(update.peak_flops for update in updates)
+    return {"tflops": rate / 1e12} | ({"mfu": rate / peak} if peak else {})
+
+
+async def of_sync(runtime: Runtime) -> dict[str, float]:
+    """Gigabytes that the trainer sent since the last call, and per second of sending; nothing where no weights travel."""
+    if all(target.in_place for target in runtime.targets):
+        return {}
+    sent = await runtime.source.run("rlhf_host.weight_sync.buckets:take_sent")
+    size, seconds = sent[0]
+    return {"sync/gb": size / 1e9, "sync/gb_per_s": size / seconds / 1e9} if size else {}
+
+
+async def of_engine(engine: Generator) -> dict[str, float]:
+    """What it measured since the last call."""
+    metrics = await engine.metrics() if isinstance(engine, Measured) else ()
+    return {f"engine/{name}": value for name, value in reduced(metrics).items()}

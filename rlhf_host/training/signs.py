@@ -1,0 +1,100 @@
+"""Signs that a run goes wrong, in the metrics of its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+BEGINNING = 5
+"""Steps whose mean entropy is the one at the start."""
+GONE = 20
+"""Steps without a sign after which it is reported again."""
+
+ENTROPY, OF_START = 0.05, 0.05
+"""Nats per token, and part of the entropy at the start: a policy that is under both hardly explores."""
+IDENTICAL, LEARNED = 0.9, 0.8
+"""Part of the groups, and the mean score above which neither this nor a low entropy is a sign: a model that knows the one right
+answer always gives it."""
+DROPPED = 0.9
+"""Part of the groups."""
+MISMATCH, MISMATCH_K3 = 0.05, 0.01
+"""Nats per token. Engines in 16 bits are usually around 0.01, and 0.001 in k3. NeMo-RL's nightly tests fail above a mean factor
+of 1.05 to 1.1 between the two probabilities (0.05 to 0.1 nats), and above a divergence of 0.01."""
+TRUNCATED = 0.9
+"""Part of the trajectories."""
+
+
+@dataclass(slots=True)
+class Signs:
+    """Reports each sign once, and again after it was gone. A resumed run begins anew."""
+
+    _beginning: list[float] = field(default_factory=list)
+    _looks: int = 0
+    _seen: dict[str, int] = field(default_factory=dict)
+    """Sign → the look at which it was there last."""
+
+    def look(self, metrics: Mapping[str, float]) -> list[str]:
+        """What is to be reported of a step."""
+        self._looks += 1
+        entropy = metrics.get("entropy", math.nan)
+        if len(self._beginning) < BEGINNING and math.isfinite(entropy):
+            self._beginning.append(entropy)
+        reports = []
+        for sign, report in self._signs(metrics):
+            if self._looks - self._seen.get(sign, -GONE) > GONE:
+                reports.append(report)
+            self._seen[sign] = self._looks
+        return reports
+
+    def _signs(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        def value(name: str) -> float:
+            return metrics.get(name, math.nan)
+
+        start = sum(self._beginning) / max(1, len(self._beginning))
+        learned = value("score/mean") > LEARNED
+        if (entropy := value("entropy")) < ENTROPY and entropy < OF_START * start and not learned:
+            yield (
+                "entropy",
+                (
+                    f"entropy is {entropy:.2g}, and was {start:.2g} in the first steps: the policy hardly explores any more;"
+                    " lower --actor.lr, or set an entropy coefficient or --kl.coef"
+                ),
+            )
+        if (identical := value("rollout/identical")) > IDENTICAL and not learned:
+            yield (
+                "identical",
+                (
+                    f"in {identical:.0%} of the groups all answers are the same (rollout/identical): there is nothing to compare;"
+                    " see the answers in trajectories/, and entropy"
+                ),
+            )
+        drawn = value("rollout/dropped") + value("rollout/groups")
+        if drawn and (dropped := value("rollout/dropped") / drawn) > DROPPED:
+            yield (
+                "dropped",
+                (
+                    f"filters dropped {dropped:.0%} of the groups (rollout/dropped/REASON says why): most of what is sampled is not"
+                    " trained on; the tasks may be too hard or too easy for this model"
+                ),
+            )
+        mean, k3 = value("mismatch/mean"), value("mismatch/k3")
+        if mean > MISMATCH or k3 > MISMATCH_K3:
+            yield (
+                "mismatch",
+                (
+                    f"mismatch/mean is {mean:.2g} (limit {MISMATCH:g}) and mismatch/k3 {k3:.2g} (limit {MISMATCH_K3:g}): the engine"
+                    " samples from another distribution than the trainer's; correct for it with --with tis, or compute both in the"
+                    " same type"
+                ),
+            )
+        if value("grad_norm") == 0 and value("groups/no_variance") != 1:  # where it is 1, that is reported already
+            yield "gradient", "grad_norm is 0: this step taught nothing; see advantages/std and the loss masks"
+        if (truncated := value("truncated")) > TRUNCATED:
+            yield (
+                "truncated",
+                (
+                    f"{truncated:.0%} of the trajectories are cut off (truncated): raise --rollout.max-new-tokens, or"
+                    " --with overlong_penalty"
+                ),
+            )
