@@ -269,10 +269,10 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
     except BaseException as error:
         message = str(error) or type(error).__name__
         lost = _is_lost(error)
-        if isinstance(error, Exception) and not lost:
-            loop.rescue()
-        else:
+        if lost:
             loop.close()
+        elif isinstance(error, Exception):  # a second Ctrl-C waits for nothing
+            loop.rescue()
         if isinstance(error, UserError) and resume is None and loop.run_dir.is_dir():
             remove_start(loop.run_dir)
         known = lost or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,31 @@ def test_ctrl_c_waits_for_the_checkpoint_that_is_being_written(tiny_model, promp
     assert (run.outcome.status, run.outcome.step) == ("interrupted", 3)
     assert [step for step, _ in checkpoint_dirs(tmp_path / "run")] == [2, 3]
     assert load_checkpoint(tmp_path / "run").step == 3
+    assert curve(train(tmp_path / "run", tiny_model, prompts)) == plain()
+
+
+def test_a_second_ctrl_c_waits_for_nothing(tiny_model, prompts, tmp_path, monkeypatch, plain):
+    stuck = threading.Event()
+
+    def each(step, write):
+        assert step != 4 or stuck.wait(60)
+        write()
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with monkeypatch.context() as patch:
+        Writers(patch, each)
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", tiny_model, prompts, {5: interrupt})
+        assert time.monotonic() - started < 30
+    assert load_checkpoint(tmp_path / "run").step == 2
+    stuck.set()
+    for thread in threading.enumerate():
+        if thread.name == "rlhf-checkpoint":
+            thread.join(10)
     assert curve(train(tmp_path / "run", tiny_model, prompts)) == plain()
 
 
