@@ -86,7 +86,7 @@ def test_icepop_is_that_of_trl_and_verl(case, trl, verl):
         (IcePop, {"low": 0.5, "high": 2.0}, {"is_correction_level": "token", "is_correction_mode": "mask"}),
         (
             SequenceMask,
-            {"statistic": "geometric", "low": 0.85, "high": 1.2, "weight": "token_truncated", "cap": 1e9},
+            {"statistic": "geometric", "low": 0.85, "high": 1.2, "token_weight": "token_truncated", "cap": 1e9},
             {"is_correction_level": "seq", "is_correction_mode": "mask", "is_correction_threshold": (0.85, 1.2)},
         ),
     ],

@@ -5,6 +5,7 @@ import torch
 from rlhf_plugin_grpo import DrGRPO
 
 from rlhf_host import Outputs
+from rlhf_host.records.tensors import Aggregation
 from rlhf_host.training.reduction import token_weights
 
 # OpenRLHF has token means and means of sequence means only; no oracle averages per prompt.
@@ -86,7 +87,7 @@ def test_micro_batches_sum_to_the_batchs_token_mean_but_trls_bnpo_averages_their
     case = make_case()
     whole = case.ours(loss="clip", dual_clip=None, aggregation="token-mean")(case.logprobs)
     split = (slice(0, 2), slice(2, 6))
-    weights = token_weights("token-mean", case.mask, case.batch.group_id, case.batch.episode_id)
+    weights = token_weights(Aggregation.parse("token-mean"), case.mask, case.batch.group_id, case.batch.episode_id)
     losses = -torch.minimum(ratio(case) * case.advantages, ratio(case).clamp(0.8, 1.28) * case.advantages)
     torch.testing.assert_close(sum((weights[rows] * losses[rows]).sum() for rows in split), whole, rtol=1e-6, atol=1e-9)
 
