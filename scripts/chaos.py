@@ -206,13 +206,13 @@ def ray(folder: Path, kills: int, stops: int, steps: int, rng: random.Random) ->
     runs = Runs(folder / "ray", more, steps)
     runs.finish("whole")
     done = {"kill": 0, "stop": 0, "resumed": 0}
-    process = runs.start("hit")
+    process, begun = runs.start("hit"), 0
     while done["kill"] < kills or done["stop"] < stops:
         try:
             process.wait(rng.uniform(2.0, 6.0))
         except subprocess.TimeoutExpired:
             workers = _workers(process.pid)
-            if workers and _step(runs.folder / "hit") < steps - 5:
+            if workers and begun < _step(runs.folder / "hit") < steps - 5:  # it is past its start
                 what = "kill" if done["kill"] < kills else "stop"
                 rng.choice(workers).send_signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
                 done[what] += 1
@@ -221,8 +221,10 @@ def ray(folder: Path, kills: int, stops: int, steps: int, rng: random.Random) ->
         if process.returncode == 0:
             break
         done["resumed"] += 1
+        begun = _step(runs.folder / "hit")
         process = runs.start("hit")
-    process.communicate()
+    if process.returncode is None:
+        process.communicate()
     if process.returncode:
         runs.finish("hit")
     different = not runs.same("free", "hit")
