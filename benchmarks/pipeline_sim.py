@@ -4,8 +4,8 @@ python benchmarks/pipeline_sim.py                 # 8 to 512 GPUs, 1,000 to 100,
 python benchmarks/pipeline_sim.py --case table    # 32 groups × 8, rollout and training take equally long
 python benchmarks/pipeline_sim.py --case refill   # half of 64 groups are dropped: replaced at once, in rounds, or drawn in advance
 
-A heap of events: no model, and nothing sleeps. Every run asserts that each draw is trained, dropped or open, exactly once and in
-the order of the draws, and that no batch is older than the depth allows.
+A heap of events: no model, and nothing sleeps. Every run asserts that each draw is trained, dropped or open, exactly once, in the
+order of the draws unless some may be passed, and that no batch is older than allowed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rlhf_host.rollouts.admission import Admission, InAdvance
+from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
 from rlhf_host.runtimes.engine_pool import AHEAD
 
@@ -74,6 +75,8 @@ class Setup:
     """Mean time until an engine is lost."""
     lost_for_s: float = 60.0
     seed: int = 0
+    max_staleness: int = 0
+    """If it is more than the depth, draws may be passed by later ones."""
     rounds: bool = False
     """Whether what is dropped is replaced when all that was begun is over, as ``Collector.fill`` does."""
 
@@ -88,6 +91,12 @@ class Setup:
     def tokens_per_s(self, sequences: float) -> float:
         """Of an engine that decodes so many."""
         return sequences / (self.floor_s + self.sequence_s * sequences)
+
+    def admission(self) -> Admission:
+        size = self.batch, self.depth, self.steps, self.batch * (1 + self.refills)
+        if self.max_staleness > self.depth:
+            return Overtaking(*size, max_staleness=self.max_staleness)
+        return Admission(*size) if self.depth or self.rounds else InAdvance(*size)
 
     @property
     def capacity(self) -> float:
@@ -233,8 +242,7 @@ class Simulation:
 
     def __init__(self, setup: Setup, admission: Admission | None = None, ordinals: Sequence[int] | None = None):
         self.setup, self.ordinals = setup, ordinals
-        rule = Admission if setup.depth or setup.rounds else InAdvance
-        self.admission = admission or rule(setup.batch, setup.depth, setup.steps, setup.batch * (1 + setup.refills))
+        self.admission = admission or setup.admission()
         self.dispatcher = Dispatcher(setup.engines)
         self.engines = [Engine(lane, setup) for lane in self.dispatcher.lanes]
         for lane in self.dispatcher.lanes:
@@ -347,12 +355,13 @@ class Simulation:
         if not self.setup.rounds:
             self.clock(self.admission.verdict, group.ordinal, kept=group.kept)
             self._admit()
+        self.clock(self.admission.over, group.ordinal)
         settled = self.admission.unsettled
         while (first := self._open.get(self.admission.unsettled)) is not None and not first.left:
             self.clock(self.admission.settle, kept=first.kept)
             if surplus := self.clock(self.admission.surplus):
                 self._return(surplus)
-        if self.admission.unsettled > settled:
+        if self.admission.unsettled != settled:
             self._admit()
 
     def _return(self, ordinals: range) -> None:
@@ -388,7 +397,8 @@ class Simulation:
         self.waited += self.now - self._since
         self._since = None
         version, kept = self.admission.version, 0
-        assert taken.start == len(self.fate), "batches follow each other in the order of the draws"
+        in_order = isinstance(self.admission, Overtaking) or [*taken] == [*range(len(self.fate), len(self.fate) + len(taken))]
+        assert in_order, "batches follow each other in the order of the draws"
         for ordinal in taken:
             group = self._open.pop(ordinal)
             assert ordinal not in self.fate, f"draw {ordinal} was used twice"
@@ -396,7 +406,7 @@ class Simulation:
             self.fate[ordinal] = group.kept
             if group.kept:
                 age = version - group.version
-                assert 0 <= age <= self.setup.depth, f"draw {ordinal} is {age} versions old"
+                assert 0 <= age <= self.admission.max_age, f"draw {ordinal} is {age} versions old"
                 self.trained.append(Trained(ordinal, version, age, version - group.version_tokens / group.tokens, group.tokens))
                 kept += 1
         assert kept == self.setup.batch or len(taken) == self.admission.budget, "a batch is full unless its budget is used up"
@@ -505,15 +515,17 @@ class Simulation:
         """The ledger."""
         admitted = self.admission.admitted
         assert sorted([*self.fate, *self._open]) == [*range(admitted)], "each draw is trained, dropped or open, once"
-        assert not self._open or min(self._open) >= len(self.fate)
+        assert not self._open or min(self._open) == self.admission.taken
+        assert not self.admission.passed or min(self.admission.passed) > self.admission.taken
 
     def _figures(self, took_s: float, cpu_s: float) -> dict[str, float]:
         setup = self.setup
-        first, last = self.marks[setup.depth], self.marks[setup.steps - setup.depth]
-        steps = setup.steps - 2 * setup.depth
+        filled = max(setup.depth, setup.max_staleness)
+        first, last = self.marks[filled], self.marks[setup.steps - filled]
+        steps = setup.steps - 2 * filled
         of_step = {name: (last[name] - first[name]) / steps for name in first}
         wall, training = of_step["s"], setup.train_s + setup.sync_s
-        counted = [one for one in self.trained if one.version >= setup.depth]
+        counted = [one for one in self.trained if one.version >= filled]
         wanted = statistics.fmean(tokens for tokens, kept in self.drawn if kept)
         ages, tokens = [one.token_age for one in counted], [one.tokens for one in counted]
         return {
@@ -541,7 +553,7 @@ class Simulation:
         }
 
 
-def cell(gpus: int, open_episodes: int, depth: int, *, in_flight: bool, slots: int = Setup.slots) -> Setup:
+def cell(gpus: int, open_episodes: int, depth: int, *, in_flight: bool, most: int = 0, slots: int = Setup.slots) -> Setup:
     """Three quarters of the GPUs sample, in engines of four (two where there are eight). The rest trains as fast as these sample by
     throughput, so neither side has anything to spare."""
     wide = 4 if gpus > 8 else 2
@@ -550,7 +562,8 @@ def cell(gpus: int, open_episodes: int, depth: int, *, in_flight: bool, slots: i
         depth=depth,
         engines=gpus * 3 // 4 // wide,
         slots=slots,
-        steps=2 * depth + max(depth + 1, 2 if open_episodes > 10_000 else 4),
+        max_staleness=most,
+        steps=2 * max(depth, most) + max(depth + 1, most + 1, 2 if open_episodes > 10_000 else 4),
         sync_s=2.0,
         in_flight=in_flight,
         dropped=0.2,
@@ -568,6 +581,7 @@ def grid() -> list[Row]:
         "slots",
         "open",
         "depth",
+        "most",
         "in_flight",
         "over_max",
         "engines",
@@ -579,14 +593,17 @@ def grid() -> list[Row]:
     names += ["staleness_max", "staleness_length", "trained_over_drawn", "deals", "controller_us", "simulation_us", "cpu_share"]
     rows = Rows(names)
     sizes = [(gpus, count, Setup.slots) for gpus in (8, 64, 512) for count in (1_000, 10_000)]
-    cells = [(*size, depth, in_flight) for size in sizes for depth in (0, 1, 2, 4, 8) for in_flight in (False, True)]
+    depths = ((0, 0), (1, 1), (2, 2), (4, 4), (8, 8), (1, 4))
+    cells = [(*size, *depth, in_flight) for size in sizes for depth in depths for in_flight in (False, True)]
     # As many episodes per slot as below, so that the controller's time can be compared.
-    cells += [(512, 1_000, 3, 1, True), (512, 10_000, 26, 1, True)]
-    cells += [(512, 100_000, 256, depth, True) for depth in (1, 0, 2, 4, 8)]
-    for gpus, count, slots, depth, in_flight in cells:
+    cells += [(512, 1_000, 3, 1, 1, True), (512, 10_000, 26, 1, 1, True)]
+    cells += [(512, 100_000, 256, *depth, True) for depth in depths]
+    for gpus, count, slots, depth, most, in_flight in cells:
         if depth or in_flight:  # with depth 0 nothing is under way
-            figures = Simulation(cell(gpus, count, depth, in_flight=in_flight, slots=slots)).run()
-            rows.add({"gpus": gpus, "open": count, "slots": slots, "depth": depth, "in_flight": in_flight} | figures)
+            figures = Simulation(cell(gpus, count, depth, in_flight=in_flight, most=most, slots=slots)).run()
+            rows.add(
+                {"gpus": gpus, "open": count, "slots": slots, "depth": depth, "most": most, "in_flight": in_flight} | figures
+            )
     return rows.rows
 
 
@@ -605,15 +622,15 @@ def table(steps: int = 200) -> list[Row]:
     )
     equal = replace(equal, floor_s=1 / equal.mean_tokens)
     halves = replace(equal, floor_s=equal.floor_s / 2, sequence_s=equal.floor_s / 2 / equal.slots)
-    rows = Rows(
-        ["engine", "in_flight", "depth", "over_max", "engines", "trainer", "trainer_waits_s", "held_s", "staleness_mean"]
-    )
-    for (engine, setup), in_flight, depth in itertools.product(
-        (("one speed", equal), ("twice as fast alone", halves)), (False, True), (0, 1, 2, 4, 8)
+    names = ["engine", "in_flight", "depth", "most", "over_max", "engines", "trainer", "trainer_waits_s", "held_s"]
+    rows = Rows([*names, "staleness_mean", "staleness_max", "staleness_length", "trained_over_drawn"])
+    depths = ((0, 0), (1, 1), (2, 2), (4, 4), (8, 8), (1, 2), (1, 4), (1, 8), (2, 4))
+    for (engine, setup), in_flight, (depth, most) in itertools.product(
+        (("one speed", equal), ("twice as fast alone", halves)), (False, True), depths
     ):
         if depth or in_flight:
-            figures = Simulation(replace(setup, depth=depth, steps=steps + 2 * depth, in_flight=in_flight)).run()
-            rows.add({"engine": engine, "in_flight": in_flight, "depth": depth} | figures)
+            asked = replace(setup, depth=depth, max_staleness=most, steps=steps + 2 * most, in_flight=in_flight)
+            rows.add({"engine": engine, "in_flight": in_flight, "depth": depth, "most": most} | Simulation(asked).run())
     return rows.rows
 
 

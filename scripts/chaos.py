@@ -2,12 +2,12 @@
 
 python scripts/chaos.py                          # 50 kills of the controller per kind of run, 30 damaged checkpoints, Ray: an hour
 python scripts/chaos.py --only free --kills 10
-python scripts/chaos.py --only ray               # 20 kills and 10 stops of engines and ranks on Ray, in 200 steps
+python scripts/chaos.py --only ray               # 20 kills and 10 stops of engines and ranks on Ray
 
 Synchronous runs and those with ``pipeline.schedule fixed`` must give the same metrics, value for value. ``free`` ones must train on
-the same tasks in the same steps, and have the same ledger: every draw in it once. A damaged checkpoint must be noticed. The last
-line is a JSON object; the exit code is 1 where
-something differed.
+the same tasks in the same steps, and have the same ledger: every draw in it once. In ``passed`` ones draws pass others, so steps
+depend on time, and the ledger must have the same draws, each once. A damaged checkpoint must be noticed. The last
+line is a JSON object; the exit code is 1 where something differed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,20 @@ KINDS = {
     "sync": [],
     "fixed": ["--async-depth", "2", "--pipeline.schedule", "fixed"],
     "free": ["--async-depth", "2"],
+    "passed": ["--async-depth", "1", "--pipeline.max-staleness", "3"],
 }
+REWARD = """
+import asyncio
+
+
+def vowels(text):
+    return sum(letter in "aeiou" for letter in text) / 8
+
+
+async def slow_vowels(text, prompt):
+    await asyncio.sleep(0.4 * (int(prompt.split("+")[0]) % 5 == 0))
+    return vowels(text)
+"""
 RLHF = [sys.executable, "-m", "rlhf_host.cli.main"]
 
 
@@ -48,8 +62,9 @@ class Runs:
         write_tiny_model(folder / "model")
         rows = [{"prompt": f"{i}+{7 * i % 100}=", "label": str(i + 7 * i % 100)} for i in range(64)]
         (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "vowels.py").write_text("def vowels(text):\n    return sum(letter in 'aeiou' for letter in text) / 8\n")
-        self.flags = ["train", "--algo", "rloo", "--reward", f"{folder}/vowels.py:vowels", "--actor.model", f"{folder}/model"]
+        (folder / "vowels.py").write_text(REWARD)
+        reward = f"{folder}/vowels.py:{'slow_' * ('--pipeline.max-staleness' in more)}vowels"
+        self.flags = ["train", "--algo", "rloo", "--reward", reward, "--actor.model", f"{folder}/model"]
         self.flags += ["--data", f"{folder}/data.jsonl", "--eval.data", f"{folder}/data.jsonl", "--eval.every", "10"]
         self.flags += [
             "--train.steps",
@@ -104,17 +119,23 @@ class Runs:
                 found.setdefault(row["step"], {}).setdefault(row["group_id"], row["prompt"])
         return {step: list(groups.values()) for step, groups in found.items()}
 
-    def ledger(self, name: str) -> list[tuple[int, int, list[list[Any]]]]:
-        """Step, number of its first draw, and what became of its draws."""
-        rows = map(json.loads, (self.folder / name / "ledger.jsonl").read_text().splitlines())
-        found = [(row["step"], row["first"], row["draws"]) for row in rows]
-        ends = [first + len(draws) for _, first, draws in found]
-        if [first for _, first, _ in found] != [0, *ends[:-1]]:
-            raise SystemExit(f"the ledger of {name} lacks draws")
-        return found
+    def ledger(self, name: str) -> list[list[list[Any]]]:
+        """Each step's draws, and what became of them."""
+        rows = [json.loads(line) for line in (self.folder / name / "ledger.jsonl").read_text().splitlines()]
+        numbers = [draw[0] for row in rows for draw in row["draws"]]
+        if sorted(numbers) != [*range(len(numbers))] or [row["step"] for row in rows] != [*range(1, len(rows) + 1)]:
+            raise SystemExit(f"the ledger of {name} does not have every draw once")
+        return [row["draws"] for row in rows]
+
+    def in_order(self, name: str) -> bool:
+        """Whether steps have the draws in their order."""
+        numbers = [draw[0] for draws in self.ledger(name) for draw in draws]
+        return numbers == sorted(numbers)
 
     def same(self, kind: str, name: str) -> bool:
         """Whether it is the run that was left alone."""
+        if kind == "passed":
+            return sorted(chain(*self.ledger(name))) == sorted(chain(*self.ledger("whole")))
         if self.ledger(name) != self.ledger("whole"):
             return False
         if kind in ("sync", "fixed"):
@@ -128,7 +149,7 @@ def controller(folder: Path, kind: str, kills: int, rng: random.Random) -> dict[
     started = time.monotonic()
     runs.finish("whole")
     length = time.monotonic() - started
-    done = different = finished = 0
+    done = different = finished = passed = 0
     name = "killed-0"
     while done < kills:
         process = runs.start(name)
@@ -141,14 +162,16 @@ def controller(folder: Path, kind: str, kills: int, rng: random.Random) -> dict[
             continue
         runs.ended(name, process, process.communicate()[1])
         different += not runs.same(kind, name)
+        passed += not runs.in_order(name)
         finished += 1
         name = f"killed-{finished}"
     if (runs.folder / name).exists():
         runs.finish(name)
         different += not runs.same(kind, name)
+        passed += not runs.in_order(name)
         finished += 1
-    print(f"{kind}: {kills} kills in {finished} runs, of which {different} differ", flush=True)
-    return {f"{kind}/kills": kills, f"{kind}/runs": finished, f"{kind}/different": different}
+    print(f"{kind}: {kills} kills in {finished} runs, of which {different} differ; draws were passed in {passed}", flush=True)
+    return {f"{kind}/kills": kills, f"{kind}/runs": finished, f"{kind}/different": different, f"{kind}/passed": passed}
 
 
 def damage(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
@@ -253,7 +276,7 @@ def main() -> None:
     parser.add_argument("--damaged", type=int, default=30)
     parser.add_argument("--ray-kills", type=int, default=20)
     parser.add_argument("--ray-stops", type=int, default=10)
-    parser.add_argument("--ray-steps", type=int, default=200)
+    parser.add_argument("--ray-steps", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     rng, result = random.Random(asked.seed), dict[str, Any]()

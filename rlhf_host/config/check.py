@@ -35,6 +35,7 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
         *unfit,
         *_forbidden(config, manager),
         *(_async_refusals(config, manager, needs, traits) if config.async_depth else ()),
+        *_overtaking_refusals(config),
         *_in_flight_refusals(config, traits),
     ]
     fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
@@ -194,6 +195,19 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
         hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
         if hooks and key not in manager.names("draw_tasks"):
             yield f"{rule}, and {key} has a state that its {hooks[0]} changes beside the steps: leave --async-depth out"
+
+
+def _overtaking_refusals(config: RunConfig) -> Iterator[str]:
+    """What wants batches in the order of the draws, where draws may pass others."""
+    if (most := config.pipeline.max_staleness) is None:
+        return
+    rule = f"pipeline.max_staleness is {most}"
+    if not config.async_depth:
+        yield f"{rule}, and async_depth is 0, so no draw can pass another one: give --async-depth 1"
+    elif most <= config.async_depth:
+        yield f"{rule}, and async_depth {config.async_depth} is not less: leave --pipeline.max-staleness out"
+    if config.pipeline.schedule == "fixed":
+        yield f"{rule}, so batches depend on time, and pipeline.schedule is fixed: leave one of the two out"
 
 
 def _in_flight_refusals(config: RunConfig, traits: RunTraits) -> Iterator[str]:

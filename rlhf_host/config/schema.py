@@ -296,6 +296,12 @@ class PipelineConfig(Section):
         description="free: new weights come while episodes play; fixed: episodes are over before new weights come, so that a run"
         " gives the same values again",
     )
+    max_staleness: int | None = Field(
+        None,
+        ge=1,
+        description="more than async_depth: later draws may pass those that take long, which are trained once they are over, by"
+        " weights at most so many versions newer; default: batches come in the order of the draws",
+    )
 
 
 class EvalConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 
@@ -34,6 +35,8 @@ class Admission:
     """The ordinal whose verdict is next."""
     taken: int = 0
     """The first ordinal that no batch has."""
+    passed: set[int] = field(default_factory=set)
+    """Later ones that batches have."""
     held: int = 0
     """Places."""
     filling: int = 0
@@ -46,13 +49,25 @@ class Admission:
     _training: bool = False
 
     @property
+    def max_age(self) -> int:
+        """Of a batch, in versions."""
+        return self.depth
+
+    @property
     def room(self) -> bool:
         """Whether another draw may begin."""
         return self.held < (min(self.depth, self.steps - self.version - 1) + 1) * self.batch
 
-    def begin_at(self, ordinal: int) -> None:
+    def begin_at(self, ordinal: int, passed: Collection[int] = ()) -> None:
         """Go on from there."""
         self.admitted = self.unsettled = self.taken = ordinal
+        self.passed = {*passed}
+
+    def pass_over(self) -> bool:
+        """Leave out the next ordinal if a batch has it; whether it was."""
+        known = self.admitted in self.passed
+        self.admitted += known
+        return known
 
     def admit(self) -> int:
         """The ordinal of a draw that begins."""
@@ -65,6 +80,9 @@ class Admission:
         if not kept and ordinal + 1 - (self.unsettled - self.filling) <= self.budget - self.batch:
             self._dropped.add(ordinal)
             self.held -= 1
+
+    def over(self, ordinal: int) -> None:
+        """It waits for its turn."""
 
     def surplus(self) -> range:
         """Draws to give back to the stream, as if they had never begun."""
@@ -84,8 +102,8 @@ class Admission:
             self._complete.append(self.filling)
             self.filling = self._kept = 0
 
-    def take(self) -> range | None:
-        """The ordinals of the next batch, with the dropped ones between them; ``None``: it is not complete yet."""
+    def take(self) -> Sequence[int] | None:
+        """The ordinals of the next batch with the dropped ones, in order; ``None``: it is not complete yet."""
         if not self._complete:
             return None
         first = self.taken

@@ -39,8 +39,9 @@ class Collected:
     dropped: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     """What the logs of episodes count: calls of the policy, and what was odd about them."""
-    draws: list[tuple[str, int, str]] = field(default_factory=list)
-    """Source and index of each draw's task, and what became of it: ``trained``, ``dropped: REASON``, ``unjudged`` or ``failed``."""
+    draws: list[tuple[int, str, int, str]] = field(default_factory=list)
+    """Of each draw its number, the source and index of its task, and what became of it: ``trained``, ``dropped: REASON``,
+    ``unjudged`` or ``failed``."""
     unjudged_rows: list[Trajectory] = field(default_factory=list)
     """Unjudged trajectories, for the log, and rows that stand for failed episodes."""
 
@@ -135,12 +136,13 @@ class Collector:
         """Roll out and score the draws; kept groups are appended in draw order."""
         for draw in draws:
             self.episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
-        numbered = enumerate(draws, start=into.drawn)
+        numbers = range(into.drawn, into.drawn + len(draws))
         into.drawn += len(draws)
         self.episodes.expect(len(draws) * self.n - self.episodes.live)
-        playing = [self.play(f"{self.split}-{context.step}-{number}", draw, context) for number, draw in numbered]
-        for played in await self.watched(side_by_side("scoring a group", playing)):
-            self.settle(played, into)
+        names = (f"{self.split}-{context.step}-{number}" for number in numbers)
+        playing = [self.play(name, draw, context) for name, draw in zip(names, draws, strict=True)]
+        for number, played in zip(numbers, await self.watched(side_by_side("scoring a group", playing)), strict=True):
+            self.settle(number, played, into)
         self.check(into, context)
 
     def check(self, into: Collected, context: ScoreContext) -> None:
@@ -210,8 +212,8 @@ class Collector:
             played.kept, played.reason = bool(judged.trajectories) and reason is None, reason or ""
         return played.kept
 
-    def settle(self, played: Played, into: Collected) -> bool:
-        """Count what happened, and take the group if it is kept; whether it is."""
+    def settle(self, number: int, played: Played, into: Collected) -> bool:
+        """Count what happened in the draw ``number``, and take its group if it is kept; whether it is."""
         group, failed = played.group, played.failed
         into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
         into.states += played.states
@@ -226,7 +228,7 @@ class Collector:
             outcome = f"dropped: {played.reason}"
         else:
             outcome = "unjudged" if group.trajectories else "failed"
-        into.draws.append((group.task.source, group.task.index, outcome))
+        into.draws.append((number, group.task.source, group.task.index, outcome))
         return bool(played.kept)
 
     def _judged(self, group: Group) -> Group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +36,9 @@ class _Open:
 
 
 class Pipeline:
-    """Batches in the order of the draws, of groups that were begun up to ``admission.depth`` versions ago. What filters without a
-    state drop is replaced at once. With depth 0 nothing is begun before its step, and nothing is open after it.
+    """Batches of groups that were begun up to ``admission.max_age`` versions ago, in the order of the draws unless ``admission``
+    lets some pass others. What filters without a state drop is replaced at once. With depth 0 nothing is begun before its step,
+    and nothing is open after it.
 
     What changes it happens on the event loop. ``state_dict`` and ``finished`` may be asked by the controller at any time.
 
@@ -59,7 +60,7 @@ class Pipeline:
         self._restored: dict[int, Played] = {}
         self._filled = Collected()
         """Of the batch that is filled."""
-        self.max_age = admission.depth
+        self.max_age = admission.max_age
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         """Tasks of draws that were given back."""
@@ -85,7 +86,7 @@ class Pipeline:
         refuse_empty(collected)
         return collected
 
-    async def _next(self) -> range:
+    async def _next(self) -> Sequence[int]:
         if self._error is not None:
             raise self._error
         while (taken := self.admission.take()) is None:
@@ -115,10 +116,11 @@ class Pipeline:
             await asyncio.wait(open_, timeout=CLOSE_S)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream was before the first draw that no batch has: a resumed run draws all of these again."""
+        """Where the stream was before the first draw that no batch has: a resumed run draws again from there, and passes over
+        those that a batch has."""
         first = self._open.get(self.admission.taken)
         place = first.place if first is not None else self.stream.state_dict()
-        return {**place, "ordinal": self.admission.taken, "max_age": self.max_age}
+        return {**place, "ordinal": self.admission.taken, "passed": sorted(self.admission.passed), "max_age": self.max_age}
 
     def finished(self) -> dict[int, Played]:
         """Ordinal → group that is over and in no batch. A resumed run does not play it again."""
@@ -136,7 +138,7 @@ class Pipeline:
             finished: as of ``finished``.
         """
         self.stream.load_state_dict(state)
-        self.admission.begin_at(state.get("ordinal", 0))
+        self.admission.begin_at(state.get("ordinal", 0), state.get("passed", ()))
         self._restored = dict(finished)
         if finished:
             self.max_age = max(self.max_age, state["max_age"])
@@ -159,12 +161,15 @@ class Pipeline:
         episodes, step = self.collector.episodes, self.admission.version + 1
         place = self.stream.state_dict()
         [draw] = self.stream.draw(1, step)
+        if self.admission.pass_over():
+            return
         episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         ordinal = self.admission.admit()
         one = self._open[ordinal] = _Open(place, self.stream.epoch, self.admission.version)
         if (played := self._restored.pop(ordinal, None)) is not None:
             played.belong_to(draw.task, episodes.decode)
             one.played, one.version = played, BEFORE
+            self.admission.over(ordinal)
             return
         self._playing += 1
         episodes.expect(self.collector.n)
@@ -180,21 +185,22 @@ class Pipeline:
         if not (self.fixed or self.collector.in_order):
             self.admission.verdict(ordinal, kept=self.collector.ask(played))
             self._admit()
+        self.admission.over(ordinal)
         self._settle()
 
     def _settle(self) -> None:
-        """Make batches of what is over, in the order of the draws."""
+        """Make batches of what is over, as its turn comes."""
         settled = self.admission.unsettled
-        while (one := self._open.get(self.admission.unsettled)) is not None and one.played is not None:
+        while (one := self._open.get(ordinal := self.admission.unsettled)) is not None and one.played is not None:
             one.collected = Collected(drawn=1)
-            self.admission.settle(kept=self.collector.settle(one.played, one.collected))
+            self.admission.settle(kept=self.collector.settle(ordinal, one.played, one.collected))
             self._filled.add(one.collected)
             if self._filled.drawn >= self.admission.batch:  # fewer may be unlucky
                 self.collector.check(self._filled, replace(self.context, step=self.admission.version + 1))
             if not self.admission.filling:
                 self._filled = Collected()
                 self._give_back(self.admission.surplus())
-        if self.admission.unsettled > settled:
+        if self.admission.unsettled != settled:
             self._admit()
             self._news.set()
 

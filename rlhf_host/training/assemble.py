@@ -30,6 +30,7 @@ from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.training.batching import refuse_large_units
@@ -291,8 +292,9 @@ def source_of(
         rollouts = SampledRollouts(stream, collector, size)
         # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
         if depth or not (traits.engine.waves or manager.has("draw_tasks")):
-            rule = Admission if depth else InAdvance
-            admission = rule(size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills))
+            sizes = size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills)
+            most, rule = config.pipeline.max_staleness, Admission if depth else InAdvance
+            admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
             context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
             rollouts = Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")
     return RolloutSource(

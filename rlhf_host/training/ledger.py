@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlhf_host.directories import write_file
 from rlhf_host.errors import RunError
@@ -16,44 +17,70 @@ FILE = "ledger.jsonl"
 
 
 class Ledger:
-    """``ledger.jsonl``: a line per step with its draws, as ``[source, index, outcome]``. Draws are numbered in the order of the
-    stream, and a step has those after the step before, so each draw is in one line.
+    """``ledger.jsonl``: a line per step with its draws, as ``[number, source, index, outcome]``. Draws are numbered in the order of
+    the stream, and each is in one line.
     """
 
     def __init__(self, run_dir: Path):
-        self.path, self.drawn = run_dir / FILE, 0
+        self.path = run_dir / FILE
+        self.first = 0
+        """The first draw that is in no line."""
+        self.passed: set[int] = set()
+        """Later ones that are in one."""
 
-    def note(self, step: int, version: int, draws: Sequence[tuple[str, int, str]]) -> None:
-        """
+    def note(self, step: int, version: int, draws: Sequence[tuple[int, str, int, str]]) -> None:
+        """Raises ``RunError`` for a draw that is in a line before.
+
         Args:
             version: of the weights that the step began with.
         """
-        line = {"step": step, "version": version, "first": self.drawn, "draws": draws}
+        if not self._add(number for number, *_ in draws):
+            raise RunError(f"step {step} has a draw that {self.path} has already: this is a defect of the host")
         with self.path.open("a") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self.drawn += len(draws)
+            file.write(json.dumps({"step": step, "version": version, "draws": draws}, ensure_ascii=False) + "\n")
 
-    def check(self, drawn: int) -> None:
-        """Raises ``RunError`` unless the stream has given as many."""
-        if self.drawn != drawn:
-            raise RunError(f"{self.path} has {self.drawn} draws, and the data's order {drawn}: this is a defect of the host")
+    def check(self, stream: Mapping[str, Any]) -> None:
+        """Raises ``RunError`` unless it has the draws that the stream gave to batches."""
+        if (self.first, self.passed) != _draws_of(stream):
+            first, passed = _draws_of(stream)
+            raise RunError(
+                f"{self.path} has the first {self.first} draws and {len(self.passed)} later ones, and the data's order the first"
+                f" {first} and {len(passed)} later ones: this is a defect of the host"
+            )
 
-    def go_back(self, step: int, drawn: int) -> None:
-        """Take away the lines after a step, up to which there were ``drawn`` draws."""
-        self.drawn = drawn
-        if not self.path.exists() and not drawn:
+    def go_back(self, step: int, stream: Mapping[str, Any]) -> None:
+        """Take away the lines after a step, up to which the stream gave these draws to batches."""
+        wanted = _draws_of(stream)
+        if not self.path.exists() and wanted == (0, set()):
             return
         lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.path.exists() else []
-        kept, found = [], 0
+        kept, whole = [], True
+        self.first, self.passed = 0, set()
         try:
             for line in lines:
                 row = json.loads(line)
                 if row["step"] > step:
                     break
-                found = found + len(row["draws"]) if row["first"] == found else -1
+                whole &= self._add(number for number, *_ in row["draws"])
                 kept.append(line)
         except (ValueError, TypeError, KeyError):
-            found = -1
-        if found != drawn:
+            whole = False
+        if not whole or (self.first, self.passed) != wanted:
             log.warning("%s does not have every draw up to step %d: it was changed, or is of an older version", self.path, step)
+        self.first, self.passed = wanted
         write_file(self.path, "".join(kept).encode())
+
+    def _add(self, numbers: Iterable[int]) -> bool:
+        """Whether all were new."""
+        new = True
+        for number in numbers:
+            new &= number >= self.first and number not in self.passed
+            self.passed.add(number)
+        while self.first in self.passed:
+            self.passed.remove(self.first)
+            self.first += 1
+        return new
+
+
+def _draws_of(stream: Mapping[str, Any]) -> tuple[int, set[int]]:
+    return stream.get("ordinal", 0), {*stream.get("passed", ())}

@@ -104,7 +104,7 @@ class Loop:
         metrics: dict[str, float] = {}
         remove_leftovers(self.run_dir)
         position = self._stand_still()
-        self.ledger.go_back(self.step, position["stream"].get("ordinal", 0))
+        self.ledger.go_back(self.step, position["stream"])
         try:
             if self.pending is not None:
                 metrics = self._finish(self.pending, evaluate=not self.step or self._evaluation_due())
@@ -177,7 +177,7 @@ class Loop:
         self.settle()
         self._saved = (self.step, self.pending)
         if "ordinal" in self._position["stream"]:
-            self.ledger.check(self._position["stream"]["ordinal"])
+            self.ledger.check(self._position["stream"])
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
         state = {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
         state |= {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}

@@ -117,7 +117,7 @@ def staleness(batch: Experience, most: int) -> dict[str, float]:
     lags = torch.where(batch.action_mask, batch.version - batch.versions, 0)
     if int(lags.min()) < 0 or int(lags.max()) > most:
         raise RunError(
-            f"step {batch.step}: tokens are {int(lags.min())} to {int(lags.max())} versions old, and async_depth allows {most}:"
+            f"step {batch.step}: tokens are {int(lags.min())} to {int(lags.max())} versions old, and may be {most}:"
             " this is a defect of the host or of the engine"
         )
     tokens = lags[batch.action_mask].double()

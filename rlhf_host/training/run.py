@@ -76,6 +76,7 @@ def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir:
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
         _refuse_finished(config, checkpoint, run_dir, inputs)
+        _refuse_passed(config, checkpoint)
     updates = inputs.steps(config) * config.train.updates_per_batch
     models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
     kept = precomputed(config, manager, needs, inputs)
@@ -357,6 +358,15 @@ def run_context(
 ) -> RunContext:
     resumed, step = resume_step is not None, resume_step or 0
     return RunContext(config.model_dump(), tokenizer, run_dir, config.seed, handles, resumed, step, steps, tuple(notices))
+
+
+def _refuse_passed(config: RunConfig, checkpoint: Checkpoint) -> None:
+    stream = checkpoint.state["stream"]
+    if stream.get("passed") and config.pipeline.max_staleness is None:
+        raise UserError(
+            "in this run draws passed earlier ones (pipeline.max_staleness), which it would lose now: resume it with"
+            f" --async-depth 1 --pipeline.max-staleness {max(2, stream['max_age'])}"
+        )
 
 
 def _refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, inputs: Inputs) -> None:

@@ -62,6 +62,7 @@ class SampledRollouts:
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         collected = await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
         self.epoch = self.stream.epoch
+        collected.draws = [(self.drawn + draw[0], *draw[1:]) for draw in collected.draws]
         self.drawn += len(collected.draws)
         return collected
 

@@ -27,7 +27,7 @@ class Drawn:
     metrics: dict[str, float] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=dict)
     """Phase → seconds."""
-    draws: Sequence[tuple[str, int, str]] = ()
+    draws: Sequence[tuple[int, str, int, str]] = ()
     """As in ``Collected``."""
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_host.rollouts.admission import Admission, InAdvance
+from rlhf_host.rollouts.overtaking import Overtaking
 
 
 class FreesEarly(Admission):
@@ -53,6 +54,7 @@ def play(rules, draw, kept, steps=12, early=False):
             over.add(chosen)
             if early:
                 rules.verdict(chosen, kept=verdicts[chosen])
+            rules.over(chosen)
             while rules.unsettled in over and rules.unsettled < rules.admitted:
                 rules.settle(kept=verdicts[rules.unsettled])
                 for ordinal in rules.surplus():
@@ -81,6 +83,75 @@ def test_random_schedules(seed):
         assert count < batch or verdicts[taken[-1]], "nothing beyond the last one that is kept"
     if kept == 1.0:
         assert rules.admitted == 12 * batch, "nothing is drawn that is not trained"
+
+
+class WaitsForNobody(Overtaking):
+    """The defect that the bound does not survive: no draw has a deadline."""
+
+    def take(self):
+        most, self.max_staleness = self.max_staleness, 1000
+        taken = super().take()
+        self.max_staleness = most
+        return taken
+
+
+@settings(max_examples=2000, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_random_schedules_in_which_draws_are_passed(seed):
+    draw = random.Random(seed)
+    batch, depth, refills, kept = draw.randint(1, 5), draw.randint(1, 4), draw.randint(0, 4), draw.choice([1.0, 0.6, 0.2])
+    most = depth + draw.randint(1, 4)
+    rules = Overtaking(batch, depth, steps=12, budget=batch * (1 + refills), max_staleness=most)
+    oldest, batches, verdicts = play(rules, draw, kept)
+    assert oldest <= most
+    used = [ordinal for taken in batches for ordinal in taken]
+    assert len({*used}) == len(used), "each once"
+    assert {*used} == {*range(rules.taken)} | rules.passed, "what no batch has is known"
+    assert all(taken == sorted(taken) for taken in batches)
+    for taken in batches:
+        assert sum(verdicts[ordinal] for ordinal in taken) <= batch
+    if kept == 1.0:
+        assert all(len(taken) == batch for taken in batches)
+        assert (rules.admitted, rules.taken, rules.passed) == (12 * batch, 12 * batch, set()), "nothing is left over"
+    assert len(used) <= 12 * rules.budget
+
+
+def test_the_schedules_notice_a_draw_without_a_deadline():
+    ages = [play(WaitsForNobody(2, 1, steps=12, budget=16, max_staleness=2), random.Random(s), 1.0)[0] for s in range(50)]
+    assert max(ages) > 2
+
+
+def test_a_draw_is_passed_until_its_deadline():
+    rules = Overtaking(2, 1, steps=9, budget=18, max_staleness=2)
+
+    def begin():
+        begun = []
+        while rules.room:
+            begun.append(rules.admit())
+        return begun
+
+    def end(*ordinals):
+        for ordinal in ordinals:
+            rules.over(ordinal)
+            rules.settle(kept=True)
+
+    assert begin() == [0, 1, 2, 3]
+    end(3, 1)
+    assert rules.take() == [1, 3]
+    assert (rules.taken, rules.passed) == (0, {1, 3})
+    assert begin() == [4, 5], "0 and 2 were passed, and others have their places"
+    rules.publish(1)
+    assert begin() == [6, 7]
+    end(4, 5)
+    assert rules.take() == [4, 5], "0 and 2 have time until version 2"
+    rules.publish(2)
+    end(*begin(), 6, 7)
+    assert rules.take() is None, "0 and 2 are waited for"
+    end(2)
+    assert rules.take() is None
+    end(0)
+    assert rules.take() == [0, 2]
+    assert (rules.taken, rules.passed) == (6, set())
 
 
 def test_a_place_is_free_when_the_weights_are_with_the_engines():

@@ -19,6 +19,7 @@ from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.testing.engines import ScriptedEngine
 
@@ -57,7 +58,7 @@ class Slept(ScriptedEngine):
 def pipeline(tokenizer):
     """A pipeline over tasks that take so many milliseconds each, and its gate."""
 
-    def make(ms, *plugins, batch=2, depth=1, steps=6, agent=None, settings=None):
+    def make(ms, *plugins, batch=2, depth=1, most=None, steps=6, agent=None, settings=None):
         manager = load(Length(), *plugins, agent=agent or Slow())
         gate = Gate(Slept(lambda ids, key: [4 + key[1], 5]))
         settings = settings or RolloutConfig(max_refills=3)
@@ -65,8 +66,9 @@ def pipeline(tokenizer):
         collector = Collector(episodes, manager, settings, n=2, seed=7, split="train")
         tasks = [Task("12", "12", {"ms": each}, index=i, source="made", prompt_ids=(3, 4)) for i, each in enumerate(ms)]
         stream = TaskStream(TaskSet({"made": tasks}, {"made": 1.0}), shuffle=False)
+        sizes = batch, depth, steps, batch * (1 + settings.max_refills)
         rule = Admission if depth else InAdvance
-        admission = rule(batch, depth, steps, batch * (1 + settings.max_refills))
+        admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
         return Pipeline(stream, collector, admission, ScoreContext()), gate
 
     return make
@@ -274,6 +276,67 @@ def test_a_resumed_run_draws_what_no_batch_had(pipeline):
     assert [indices for indices, _ in batches] == [[4, 5], [6, 7], [0, 1], [2, 3]]
     assert batches[0][1] == {0, 2}, "what was finished is as it was, what was open was played again"
     assert set(agent.closed) == {4, 2, 3}
+
+
+def test_groups_that_take_long_are_passed_until_their_deadline(pipeline):
+    made, gate = pipeline([150, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], most=3)
+    batches = asyncio.run(steps_of(made, gate, 6, train_s=0.01))
+    assert [indices for indices, _ in batches[:3]] == [[1, 2], [3, 4], [5, 6]]
+    assert batches[3][0] == [0, 7], "it was admitted under version 0, and may be three versions old"
+    assert batches[3][1] == {0, 2}
+    assert [indices for indices, _ in batches[4:]] == [[8, 9], [10, 11]]
+
+
+def test_what_is_dropped_while_others_are_passed_is_counted_once(pipeline):
+    class Odd:
+        @hookimpl
+        def keep_group(self, group):
+            return True if group.task.index % 2 == 0 else Drop("odd")
+
+    made, gate = pipeline([150, *[1] * 15], Odd(), most=3)
+    batches, ledger = [], []
+
+    async def run():
+        await made.published(0)
+        for step in range(1, 7):
+            collected = await made.next_rollouts(ScoreContext(step=step))
+            batches.append([group.task.index for group in collected.groups])
+            ledger.extend(collected.draws)
+            gate.engine.version = step
+            await made.published(step)
+
+    asyncio.run(run())
+    assert [len(batch) for batch in batches] == [2] * 6
+    assert 0 not in batches[0]
+    assert sum(0 in batch for batch in batches[:4]) == 1
+    numbers = [draw[0] for draw in ledger]
+    assert len({*numbers}) == len(numbers)
+    assert Counter(outcome for *_, outcome in ledger)["trained"] == 12
+    assert all(outcome == ("trained" if index % 2 == 0 else "dropped: odd") for _, _, index, outcome in ledger)
+
+
+def test_a_resumed_run_passes_over_what_batches_have(pipeline):
+    made, gate = pipeline([60_000, *[1] * 7], most=3)
+
+    async def two_steps():
+        batches = await steps_of(made, gate, 2)
+        await asyncio.sleep(0.05)
+        state, finished = made.state_dict(), made.finished()
+        await made.close()
+        return batches, state, finished
+
+    batches, state, finished = asyncio.run(two_steps())
+    assert [indices for indices, _ in batches] == [[1, 2], [3, 4]]
+    assert (state["ordinal"], state["passed"], sorted(finished)) == (0, [1, 2, 3, 4], [5, 6, 7])
+    agent = Slow()
+    again, gate = pipeline([50, *[1] * 7], most=3, agent=agent)
+    again.load_state_dict(state, finished)
+    gate.engine.version = 2
+    batches = asyncio.run(steps_of(again, gate, 4, train_s=0.1, first=2))
+    assert sorted(index for indices, _ in batches for index in indices) == sorted([0, 5, 6, 7, 0, 1, 2, 3])
+    assert batches[0][0] == [5, 6]
+    assert set(agent.closed) == {0, 1, 2, 3}
+    assert again.state_dict()["ordinal"] == 12
 
 
 def test_a_closed_gate_lets_no_request_through_and_waits_for_those_under_way():

@@ -40,9 +40,9 @@ def tasks_of(run):
 
 
 def ledger_of(run):
-    """Per step the number of its first draw, and what became of all."""
+    """Per step its draws, and what became of them."""
     rows = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
-    return {row["step"]: (row["first"], row["draws"]) for row in rows}
+    return {row["step"]: row["draws"] for row in rows}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,8 @@ def synchronous(rlhf, flags, tmp_path_factory):
     run = tmp_path_factory.mktemp("synchronous") / "run"
     rlhf.run(*flags, "--run-dir", run)
     ledger = ledger_of(run)
-    assert sum((len(draws) for _, draws in ledger.values()), 0) == STEPS * 4
-    assert {outcome for _, draws in ledger.values() for *_, outcome in draws} == {"trained"}
+    assert [draw[0] for draws in ledger.values() for draw in draws] == list(range(STEPS * 4))
+    assert {outcome for draws in ledger.values() for *_, outcome in draws} == {"trained"}
     return tasks_of(run), ledger
 
 
@@ -144,6 +144,40 @@ def test_a_resumed_run_uses_every_task_once(rlhf_process, rlhf, flags, synchrono
     assert sorted(rows_of(run)) == list(range(1, STEPS + 1))
 
 
+SLOW = """
+import asyncio
+
+
+async def vowels(text, prompt):
+    await asyncio.sleep(0.5 * (int(prompt.split("+")[0]) % 5 == 0))
+    return sum(letter in "aeiou" for letter in text) / 8
+"""
+
+
+def test_draws_that_take_long_are_passed_and_none_is_lost_when_the_run_is_killed(rlhf_process, rlhf, flags, tmp_path):
+    run, reward = tmp_path / "run", tmp_path / "slow.py"
+    reward.write_text(SLOW)
+    flags = [f"{reward}:vowels" if flag == "vowels" else flag for flag in flags]
+    process = rlhf_process.start(*flags, "--run-dir", run, "--async-depth", "1", "--pipeline.max-staleness", "3")
+    until = time.monotonic() + 60
+    while not (run / "checkpoints/step-000004").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    passed = json.loads((newest / "state.json").read_text())["stream"]["passed"]
+    if passed:
+        refused = rlhf.run("train", "--resume", run, "--pipeline.max-staleness", "null", code=2)
+        assert "resume it with --async-depth 1 --pipeline.max-staleness 3" in refused.stderr
+    rlhf.run("train", "--resume", run)
+    draws = [draw for draws in ledger_of(run).values() for draw in draws]
+    assert sorted(number for number, *_ in draws) == list(range(STEPS * 4)), "every draw once"
+    assert [number for number, *_ in draws] != list(range(STEPS * 4)), "some were passed"
+    assert {outcome for *_, outcome in draws} == {"trained"}
+    assert 1 < max(row["staleness/max"] for row in rows_of(run).values() if row["step"]) <= 3
+    assert sorted(rows_of(run)) == list(range(1, STEPS + 1))
+
+
 def test_a_run_may_be_resumed_at_another_depth(rlhf, flags, synchronous, tmp_path):
     run = tmp_path / "run"
     rlhf.run(*flags, "--run-dir", run, "--async-depth", "3", "--train.steps", "4")
@@ -188,7 +222,7 @@ def test_a_fixed_schedule_gives_the_same_values_again_also_after_kills(rlhf_proc
     assert tasks_of(again) == tasks_of(whole)
     ledger = ledger_of(whole)
     assert ledger_of(again) == ledger
-    assert sum(outcome.startswith("dropped: ") for _, draws in ledger.values() for *_, outcome in draws) == sum(
+    assert sum(outcome.startswith("dropped: ") for draws in ledger.values() for *_, outcome in draws) == sum(
         row["rollout/dropped"] for row in rows if row["step"]
     )
 
@@ -249,6 +283,9 @@ class Counting:
         (["--with", "tis"], "extension:tis does not work with train.old_logprobs sampler"),
         (["--algo.loss", "gspo"], "algo:rloo does not work with train.old_logprobs sampler"),
         (["--in-flight-updates", "true"], "and engine transformers samples from the trainer's own module: use --runtime ray"),
+        (["--pipeline.max-staleness", "1"], "pipeline.max_staleness is 1, and async_depth 1 is not less"),
+        (["--pipeline.max-staleness", "2", "--async-depth", "0"], "and async_depth is 0, so no draw can pass another one"),
+        (["--pipeline.max-staleness", "2", "--pipeline.schedule", "fixed"], "so batches depend on time, and pipeline.schedule"),
         (["--reward", "counting"], "reward:counting has a state that its score changes beside the steps"),
     ],
 )

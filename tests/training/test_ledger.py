@@ -9,14 +9,18 @@ import pytest
 from rlhf_host.errors import RunError
 from rlhf_host.training.ledger import Ledger
 
-DRAWS = [("data", 4, "trained"), ("data", 7, "dropped: equal_rewards"), ("data", 1, "trained")]
+OUTCOMES = [("data", 4, "trained"), ("data", 7, "dropped: equal_rewards"), ("data", 1, "trained")]
+
+
+def draws(*numbers):
+    return [(number, *outcome) for number, outcome in zip(numbers, OUTCOMES, strict=False)]
 
 
 @pytest.fixture
 def ledger(tmp_path):
     made = Ledger(tmp_path)
     for step in range(1, 4):
-        made.note(step, step - 1, DRAWS)
+        made.note(step, step - 1, draws(*range(3 * step - 3, 3 * step)))
     return made
 
 
@@ -24,25 +28,46 @@ def rows(ledger):
     return [json.loads(line) for line in ledger.path.read_text().splitlines()]
 
 
-def test_a_line_begins_where_the_last_one_ended(ledger):
-    assert [(row["step"], row["version"], row["first"], len(row["draws"])) for row in rows(ledger)] == [
-        (1, 0, 0, 3),
-        (2, 1, 3, 3),
-        (3, 2, 6, 3),
+def test_every_draw_is_in_one_line(ledger):
+    assert [(row["step"], row["version"], [draw[0] for draw in row["draws"]]) for row in rows(ledger)] == [
+        (1, 0, [0, 1, 2]),
+        (2, 1, [3, 4, 5]),
+        (3, 2, [6, 7, 8]),
     ]
-    ledger.check(9)
-    with pytest.raises(RunError, match="has 9 draws, and the data's order 8"):
-        ledger.check(8)
+    assert rows(ledger)[0]["draws"][1] == [1, "data", 7, "dropped: equal_rewards"]
+    ledger.check({"ordinal": 9})
+    with pytest.raises(
+        RunError, match="has the first 9 draws and 0 later ones, and the data's order the first 8 and 0 later ones"
+    ):
+        ledger.check({"ordinal": 8})
+
+
+def test_later_draws_may_be_in_earlier_lines(ledger):
+    ledger.note(4, 3, draws(10, 12))
+    ledger.check({"ordinal": 9, "passed": [10, 12]})
+    with pytest.raises(RunError, match="and 2 later ones, and"):
+        ledger.check({"ordinal": 9, "passed": [10, 11]})
+    again = Ledger(ledger.path.parent)
+    again.go_back(4, {"ordinal": 9, "passed": [10, 12]})
+    again.note(5, 4, draws(9, 11))
+    again.check({"ordinal": 13})
+
+
+@pytest.mark.parametrize("number", [4, 10])
+def test_a_draw_is_not_noted_twice(ledger, number):
+    ledger.note(4, 3, draws(10))
+    with pytest.raises(RunError, match=r"step 5 has a draw that .* has already"):
+        ledger.note(5, 4, draws(9, number))
 
 
 def test_a_resumed_run_goes_on_after_its_checkpoint(ledger, caplog):
     again = Ledger(ledger.path.parent)
     with ledger.path.open("a") as file:
         file.write('{"step": 4, "ver')  # killed
-    again.go_back(2, 6)
+    again.go_back(2, {"ordinal": 6})
     assert [row["step"] for row in rows(again)] == [1, 2]
-    again.note(3, 2, DRAWS)
-    again.check(9)
+    again.note(3, 2, draws(6, 7, 8))
+    again.check({"ordinal": 9})
     assert not caplog.messages
 
 
@@ -52,20 +77,20 @@ def test_a_file_that_lacks_draws_is_told(ledger, caplog, change):
     if change == "a line is gone":
         del lines[0]
     elif change == "a draw is gone":
-        lines[0] = json.dumps({**json.loads(lines[0]), "draws": DRAWS[:2]}) + "\n"
+        lines[0] = json.dumps({**json.loads(lines[0]), "draws": draws(0, 1)}) + "\n"
     elif change == "no JSON":
         lines[1] = "?\n"
     ledger.path.write_text("".join(lines))
     if change == "no file":
         ledger.path.unlink()
     again = Ledger(ledger.path.parent)
-    again.go_back(3, 9)
+    again.go_back(3, {"ordinal": 9})
     [message] = caplog.messages
     assert "ledger.jsonl does not have every draw up to step 3" in message
-    again.note(4, 3, DRAWS)
-    assert rows(again)[-1]["first"] == 9
+    again.note(4, 3, draws(9, 10))
+    assert rows(again)[-1]["draws"][0][0] == 9
 
 
 def test_a_new_run_begins_with_an_empty_file(ledger):
-    Ledger(ledger.path.parent).go_back(0, 0)
+    Ledger(ledger.path.parent).go_back(0, {})
     assert ledger.path.read_text() == ""

@@ -1,0 +1,94 @@
+"""Batches of the oldest draws that are over: later ones may pass those that take long, each of which has a deadline."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rlhf_host.rollouts.admission import Admission
+
+
+@dataclass(slots=True)
+class Overtaking(Admission):
+    """A batch passes over up to ``batch`` draws that are not over, and others get their places meanwhile, so that sampling goes on.
+    It waits for those that otherwise would be trained from a version more than ``max_staleness`` after their own.
+
+    Before a draw that is admitted under version v there are less than ``(depth + 1) · batch`` others with places, and ``batch``
+    that were passed. So once it is over, it is trained from version ``v + depth + 1`` at the latest. Those that are waited for
+    were passed: they fit into one batch.
+    """
+
+    max_staleness: int = 1
+    """By how many versions a batch may be older than the weights that it trains; more than ``depth``."""
+    _places: dict[int, int] = field(default_factory=dict)
+    """The version of each draw that has a place and is in no batch, by ordinal."""
+    _fit: set[int] = field(default_factory=set)
+    """Those of them that are settled."""
+    _gone: list[int] = field(default_factory=list)
+    """Dropped draws for the next batch, without a place."""
+    _over: deque[int] = field(default_factory=deque)
+    _newest: int = -1
+    """The last ordinal of a batch."""
+
+    @property
+    def max_age(self) -> int:
+        return self.max_staleness
+
+    @property
+    def room(self) -> bool:
+        passed = 0
+        for ordinal in self._places:
+            if ordinal > self._newest or passed == self.batch:
+                break
+            passed += 1
+        left = (self.steps - self.version) * self.batch
+        return self.held < min((min(self.depth, self.steps - self.version - 1) + 1) * self.batch + passed, left)
+
+    def admit(self) -> int:
+        ordinal = Admission.admit(self)
+        self._places[ordinal] = self.version
+        return ordinal
+
+    def verdict(self, ordinal: int, *, kept: bool) -> None:
+        """Nothing to know before its turn, which comes at once."""
+
+    def over(self, ordinal: int) -> None:
+        self._over.append(ordinal)
+        self.unsettled = self._over[0]
+
+    def settle(self, *, kept: bool) -> None:
+        ordinal, held = self._over.popleft(), self.held
+        Admission.settle(self, kept=kept)
+        self._complete.clear()
+        self.unsettled = self._over[0] if self._over else -1
+        if self.held == held:
+            self._fit.add(ordinal)
+        else:
+            del self._places[ordinal]
+            self._gone.append(ordinal)
+
+    def take(self) -> list[int] | None:
+        if len(self._fit) < self.batch:
+            return None
+        chosen: list[int] = []
+        passed = 0
+        for ordinal, version in self._places.items():
+            if ordinal in self._fit:
+                chosen.append(ordinal)
+                if len(chosen) == self.batch:
+                    break
+            elif passed == self.batch or version + self.max_staleness <= self.version:
+                return None
+            else:
+                passed += 1
+        for ordinal in chosen:
+            del self._places[ordinal]
+        self._fit -= {*chosen}
+        taken, self._gone = sorted([*chosen, *self._gone]), []
+        self._newest = max(self._newest, chosen[-1])
+        self.passed.update(taken)
+        while self.taken in self.passed:
+            self.passed.remove(self.taken)
+            self.taken += 1
+        self._training = True
+        return taken
