@@ -102,13 +102,24 @@ def speed(case: str, depths: Sequence[int]) -> dict[str, Any]:
     return result
 
 
-def curves(count: int, seeds: int) -> dict[str, Any]:
-    result: dict[str, Any] = {"case": "curves", "steps": count}
-    for depth in (0, 1, 4):
+def curves(count: int, seeds: int, rate: float, depths: Sequence[int]) -> dict[str, Any]:
+    result: dict[str, Any] = {"case": "curves", "steps": count, "lr": rate}
+    for depth in depths:
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as directory:
                 flags = ["--algo", "rloo", "--reward", "math_verifier", "--run-dir", f"{directory}/run", "--train.threads", 1]
-                flags += ["--async-depth", depth, "--seed", seed, "--train.steps", count, "--eval.every", count // 4]
+                flags += [
+                    "--async-depth",
+                    depth,
+                    "--seed",
+                    seed,
+                    "--actor.lr",
+                    rate,
+                    "--train.steps",
+                    count,
+                    "--eval.every",
+                    count // 4,
+                ]
                 command = [sys.executable, "-m", "rlhf_host.cli.main", "train", *map(str, flags)]
                 done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
                 if done.returncode:
@@ -123,12 +134,16 @@ def curves(count: int, seeds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=("fixed", "lognormal", "smollm2", "curves"), default="fixed")
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--depths", type=int, nargs="+", default=None, help="1 2 4; of curves: 0 1 4")
+    parser.add_argument("--lr", type=float, default=5e-4, help="of curves; the default is the quickstart's")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object, with or without it")
     asked = parser.parse_args()
-    result = curves(asked.steps, asked.seeds) if asked.case == "curves" else speed(asked.case, asked.depths)
+    if asked.case == "curves":
+        result = curves(asked.steps, asked.seeds, asked.lr, asked.depths or [0, 1, 4])
+    else:
+        result = speed(asked.case, asked.depths or [1, 2, 4])
     print(json.dumps(result))
 
 
