@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ class Overtaking(Admission):
     _over: deque[int] = field(default_factory=deque)
     _newest: int = -1
     """The last ordinal of a batch."""
+    _older: int = 0
+    """Places before it."""
 
     @property
     def max_age(self) -> int:
@@ -36,13 +39,8 @@ class Overtaking(Admission):
 
     @property
     def room(self) -> bool:
-        passed = 0
-        for ordinal in self._places:
-            if ordinal > self._newest or passed == self.batch:
-                break
-            passed += 1
-        left = (self.steps - self.version) * self.batch
-        return self.held < min((min(self.depth, self.steps - self.version - 1) + 1) * self.batch + passed, left)
+        left = self.steps - self.version
+        return self.held < min((min(self.depth, left - 1) + 1) * self.batch + min(self._older, self.batch), left * self.batch)
 
     def admit(self) -> int:
         ordinal = Admission.admit(self)
@@ -65,6 +63,7 @@ class Overtaking(Admission):
             self._fit.add(ordinal)
         else:
             del self._places[ordinal]
+            self._older -= ordinal < self._newest
             self._gone.append(ordinal)
 
     def take(self) -> list[int] | None:
@@ -86,6 +85,7 @@ class Overtaking(Admission):
         self._fit -= {*chosen}
         taken, self._gone = sorted([*chosen, *self._gone]), []
         self._newest = max(self._newest, chosen[-1])
+        self._older = sum(1 for _ in itertools.takewhile(self._newest.__gt__, self._places))
         self.passed.update(taken)
         while self.taken in self.passed:
             self.passed.remove(self.taken)

@@ -302,7 +302,9 @@ def test_what_is_dropped_while_others_are_passed_is_counted_once(pipeline):
             collected = await made.next_rollouts(ScoreContext(step=step))
             batches.append([group.task.index for group in collected.groups])
             ledger.extend(collected.draws)
+            await gate.hold()
             gate.engine.version = step
+            gate.release()
             await made.published(step)
 
     asyncio.run(run())

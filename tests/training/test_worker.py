@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlhf_plugin_off_policy import TIS
 from transformers import AutoModelForCausalLM
 
 from rlhf_host import Batch, LossTerm, Metric, Needs, RoleNeed, hookimpl
@@ -133,21 +134,72 @@ def test_garbage_in_masked_places_changes_nothing(tiny_model, garbage):
     assert theirs == pytest.approx(metrics)
 
 
+def row_logprobs(model, data, i):
+    """Of a row's completion, by the whole model in the precision that it has."""
+    length, prompt = int(data.completion_mask[i].sum()), data.prompt_ids[i]
+    ids = torch.tensor([prompt + data.completion_ids[i, :length].tolist()])
+    every = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return every.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+
+
 def test_the_gradient_is_that_of_autograd_on_the_definition(tiny_model):
     """Token-mean policy gradient, one row at a time through the whole model."""
     data = batch("fused")
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     loss = 0.0
-    for i, prompt in enumerate(data.prompt_ids):
-        length = int(data.completion_mask[i].sum())
-        ids = torch.tensor([prompt + data.completion_ids[i, :length].tolist()])
-        every = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        picked = every.gather(-1, data.completion_ids[i, :length, None])[:, 0]
-        kept = data.loss_mask[i, :length]
-        loss = loss - (data.advantages[i, :length] * picked)[kept].sum() / data.loss_mask.sum()
+    for i in range(len(data)):
+        picked = row_logprobs(model, data, i)
+        kept = data.loss_mask[i, : len(picked)]
+        loss = loss - (data.advantages[i, : len(picked)] * picked)[kept].sum() / data.loss_mask.sum()
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert close(gradient(tiny_model, data)[0], expected)
+
+
+def moved(tiny_model, scale, seed=3):
+    """The model, in 64 bits, with other weights."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(scale * p.std().nan_to_num() * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return model
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_gradient_on_tokens_of_several_versions_is_that_of_the_definition(tiny_model, tmp_path, decoupled):
+    """Every token was sampled by one of three versions μ, also within a row. With ``old_logprobs`` sampler the clipped ratio is
+    π/μ. With those of the weights before the update (π_prox) and a correction it is the decoupled objective of AReaL,
+    ``(π_prox/μ)·min(rA, clip(r)A)`` with ``r = π/π_prox`` (arXiv:2505.24298, eq. 5)."""
+    data, eps, cap = batch("recompute"), 0.2, 1.5
+    versions = [moved(tiny_model, scale) for scale in (1.2, 0.9, 0.6)]
+    proximal, now = versions[-1], moved(tiny_model, 0.0)
+    data.versions = torch.randint(3, data.completion_ids.shape, generator=torch.Generator().manual_seed(5)).sort(-1).values
+    sampler, prox = torch.zeros(data.completion_ids.shape).double(), torch.zeros(data.completion_ids.shape).double()
+    total, clipped, weighed = 0.0, 0, 0
+    for i in range(len(data)):
+        with torch.no_grad():
+            each = [row_logprobs(model, data, i) for model in versions]
+            before = row_logprobs(proximal, data, i)
+        for t, current in enumerate(row_logprobs(now, data, i)):
+            sampler[i, t], prox[i, t] = each[data.versions[i, t]][t], before[t]
+            if not data.loss_mask[i, t]:
+                continue
+            old = prox[i, t] if decoupled else sampler[i, t]
+            ratio, advantage = (current - old).exp(), data.advantages[i, t].double()
+            surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - eps, 1 + eps) * advantage)
+            weight = (prox[i, t] - sampler[i, t]).exp().clamp(max=cap) if decoupled else 1.0
+            total = total - weight * surrogate / data.loss_mask.sum()
+            clipped += int(surrogate != ratio * advantage)
+            weighed += int(decoupled and weight != 1.0)
+    assert clipped
+    assert weighed or not decoupled
+    total.backward()
+    expected = torch.cat([p.grad.flatten() for p in now.parameters()]).float()
+    data.sampler_logprobs, data.old_logprobs = sampler.float(), (prox if decoupled else sampler).float()
+    hooks = [TIS(TIS.Options(cap=cap))] if decoupled else []
+    settings = TrainConfig(old_logprobs="recompute" if decoupled else "sampler", max_tokens_per_microbatch=40)
+    assert close(gradient(tiny_model, data, hooks, settings, clip_eps=eps, clip_eps_high=eps)[0], expected)
 
 
 def test_a_batch_without_loss_terms_makes_no_step(tiny_model):
