@@ -42,6 +42,17 @@ def test_engines_are_lost_and_no_draw_is(sim, setup, depth, in_flight):
     assert figures["over_max"] > 1
 
 
+def test_draws_that_are_passed_cost_less_age_than_depth(sim, setup):
+    """Everybody is trained, also the longest."""
+    base = replace(setup, steps=24, in_flight=True, train_s=20.0, lost_every_s=400.0)
+    deep, passing = (sim.Simulation(replace(base, depth=depth, max_staleness=4)).run() for depth in (4, 1))
+    assert deep["staleness_max"] == 4
+    assert 1 < passing["staleness_max"] <= 4
+    assert passing["staleness_mean"] < deep["staleness_mean"] - 1
+    assert passing["staleness_length"] > 0.3
+    assert passing["trained_over_drawn"] == pytest.approx(deep["trained_over_drawn"], abs=0.05)
+
+
 def test_the_same_seed_gives_the_same_run(sim, setup):
     first, second = (sim.Simulation(replace(setup, lost_every_s=400.0)) for _ in range(2))
     assert first.run()["wall_s"] == second.run()["wall_s"]
