@@ -49,11 +49,11 @@ from rlhf_host.records.tensors import (
 )
 
 if TYPE_CHECKING:
-    from rlhf_host.api import Run, evaluate, replay, rollout, train
+    from rlhf_host.api import Run, evaluate, load_run, replay, rollout, train
 
 __version__ = "0.9.0"
 
-_FROM_API = ("Run", "evaluate", "replay", "rollout", "train")
+_FROM_API = ("Run", "evaluate", "load_run", "replay", "rollout", "train")
 
 __all__ = [
     "ACTION",
@@ -107,6 +107,7 @@ __all__ = [
     "evaluate",
     "hookimpl",
     "import_file",
+    "load_run",
     "replay",
     "rollout",
     "train",

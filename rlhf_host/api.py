@@ -28,6 +28,7 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling, Trajectory
 from rlhf_host.records.needs import Outcome
+from rlhf_host.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Replay
@@ -56,12 +57,14 @@ class Run:
         return f"Run({self.outcome.status} at step {self.outcome.step}, {str(self.run_dir)!r})"
 
     @property
+    def files(self) -> RunDirectory:
+        """What its directory says: settings, curves, trajectories, what became of every draw."""
+        return RunDirectory(self.run_dir)
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, one per logged step; without the jsonl tracker, the last step's only."""
-        path = self.run_dir / "metrics.jsonl"
-        if not path.exists():
-            return [{**self.outcome.metrics, "step": self.outcome.step}]
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return self.files.metrics or [{**self.outcome.metrics, "step": self.outcome.step}]
 
     @property
     def model(self) -> Path:
@@ -171,6 +174,20 @@ def train(
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     return Run(Path(str(ready.run_dir)), outcome, ready, asked)
+
+
+def load_run(run_dir: str | Path) -> Run:
+    """The run in a directory, as ``train`` gave it. Python objects that were given to it are not known any more.
+
+    Raises:
+        UserError: ``run_dir`` is no run directory, or has plugins that are not installed.
+    """
+    files = RunDirectory(run_dir)
+    config = read_config(require_run(files.path), quickstart=False).config
+    outcome = Outcome(
+        files.status, files.step, files.path, error=files.about.get("error"), reason=files.about.get("stopped_by")
+    )
+    return Run(files.path, outcome, config, Arguments({}, {}))
 
 
 def evaluate(

@@ -21,6 +21,7 @@ CONFIG = "config.yaml"
 BEST, LAST = "checkpoints/best", "checkpoints/last"
 """Links to the checkpoint with the best ``checkpoint.best``, and to the newest."""
 PLUGINS = "plugins.json"
+RUN = "run.json"
 LOCK, HOLDER = ".lock", ".lock-holder"
 _MADE: set[Path] = set()
 """By this process."""
@@ -54,6 +55,20 @@ def locked(run_dir: Path) -> Iterator[None]:
                 if run_dir in _MADE:
                     run_dir.rmdir()
         lock.release()
+
+
+def in_use(run_dir: Path) -> bool:
+    """Whether a process holds the directory."""
+    import fcntl
+
+    try:
+        with (run_dir / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _written(run_dir: Path) -> bool:

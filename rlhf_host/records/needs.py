@@ -173,9 +173,9 @@ class ScoreContext:
 
 @dataclass(slots=True)
 class Outcome:
-    """How the run ended, for ``run_finished``."""
+    """How the run ended, for ``run_finished``. ``load_run`` also knows ``running`` and ``killed``."""
 
-    status: Literal["finished", "interrupted", "failed"]
+    status: Literal["finished", "interrupted", "failed", "running", "killed"]
     step: int
     run_dir: Path | None = None
     error: str | None = None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,7 +32,7 @@ from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_che
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.precompute import precomputed, without
-from rlhf_host.training.run_files import remove_start, write_start
+from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
 
 log = logging.getLogger(__name__)
 
@@ -261,6 +261,7 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
     outcome = Outcome("failed", loop.step, loop.run_dir)
     try:
         context = run_context(loop.config, loop.tokenizer, loop.handles, loop.run_dir, resume_step, loop.steps, notices)
+        note_begin(loop.run_dir, loop.steps, checkpoint.step if checkpoint else None)
         _call_all(events, manager, "run_started", context=context)
         loop.sync()
         outcome = loop.run()
@@ -285,6 +286,8 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
             raise (UserError if isinstance(error, UserError) else RunError)(message) from error
         raise
     finally:
+        with suppress(OSError):  # as on a full disk, which another error says
+            note_end(loop.run_dir, outcome)
         events.run(loop.source.close(), interruptible=False)
         _call_closing(events, manager, outcome)
     return outcome

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from rlhf_host import __version__
 from rlhf_host.config.defaults import KINDS, kernels_to_try
-from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, config_yaml
+from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, RUN, config_yaml
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.directories import write_file
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, find
+from rlhf_host.records.needs import Outcome
 
 
 def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: int = 0) -> None:
@@ -37,9 +41,44 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
         write_file(path, text.encode())
 
 
+def note_begin(run_dir: Path, steps: int, step: int | None) -> None:
+    """Write into ``run.json`` that the run has begun, or goes on.
+
+    Args:
+        steps: that are planned.
+        step: of the checkpoint that is taken up.
+    """
+    known = _about(run_dir) if step is not None else {}
+    about = {"started": known.get("started", round(time.time(), 3)), "steps": steps, "status": "running"}
+    about["resumed_after"] = [*known.get("resumed_after", []), *([] if step is None else [step])]
+    machine = f"{platform.system()} {platform.machine()}"
+    about |= {"rlhf_host": __version__, "python": platform.python_version(), "machine": machine}
+    _write_about(run_dir, about)
+
+
+def note_end(run_dir: Path, outcome: Outcome) -> None:
+    """Write into ``run.json`` how it ended, unless the run was refused."""
+    if about := _about(run_dir):
+        about |= {"ended": round(time.time(), 3), "status": outcome.status, "step": outcome.step}
+        about |= {"error": outcome.error} if outcome.error else {}
+        _write_about(run_dir, about | ({"stopped_by": outcome.reason} if outcome.reason else {}))
+
+
+def _about(run_dir: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((run_dir / RUN).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return about
+
+
+def _write_about(run_dir: Path, about: dict[str, Any]) -> None:
+    write_file(run_dir / RUN, json.dumps(about, indent=1).encode() + b"\n")
+
+
 def remove_start(run_dir: Path) -> None:
     """Remove them where nothing else was written: a run that was refused leaves its directory free for the next one."""
-    files = [run_dir / name for name in (CONFIG, PLUGINS, requirements.FILE)]
+    files = [run_dir / name for name in (CONFIG, PLUGINS, requirements.FILE, RUN)]
     if not {path.name for path in run_dir.iterdir()} - {path.name for path in files} - {LOCK, HOLDER}:
         for path in files:
             path.unlink(missing_ok=True)
