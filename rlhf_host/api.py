@@ -6,7 +6,6 @@ setting is a keyword, as a section, ``train={"steps": 10}``, or dotted, ``**{"tr
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rlhf_host.cli.show import CHANGES, PLOTTED
 from rlhf_host.errors import UserError, visible
-from rlhf_host.runs.directory import RunDirectory, flat
+from rlhf_host.runs.directory import RunDirectory, flat, names_of
 from rlhf_host.runs.terminal import number, plot, short
 
 PLOTS = 2
@@ -31,7 +31,7 @@ def compare(runs: Sequence[Path], metrics: Sequence[str], prompts: int) -> None:
     if len(runs) < 2:
         raise UserError(f"rlhf compare takes two runs or more, and {runs[0]} is one: rlhf show {runs[0]} shows it")
     found = [RunDirectory(path) for path in runs]
-    names = _names(runs)
+    names = names_of(runs)
     screen = Console(highlight=False)
     screen.print(_settings(found, names))
     for name in metrics or _compared(found):
@@ -41,15 +41,6 @@ def compare(runs: Sequence[Path], metrics: Sequence[str], prompts: int) -> None:
         screen.print(_values(found, names, name))
     for line in _answers(found, names, prompts):
         screen.print(Text(visible(line)))
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ."""
-    for count in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-count:]) for path in paths]
-        if len({*names}) == len(names):
-            return names
-    raise UserError(f"{paths[0]} is given twice")
 
 
 def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:

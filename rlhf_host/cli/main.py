@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("rlhf_host.cli.runs:runs", "List runs: how far they are, and their most important figure."),
     "show": ("rlhf_host.cli.show:show", "Show one run in the terminal: curves, warnings, answers."),
     "compare": ("rlhf_host.cli.compare:compare", "Compare runs: settings, curves, answers to the same prompts."),
+    "report": ("rlhf_host.cli.report:report", "Write runs as one page for a browser, without a network."),
     "view": ("rlhf_host.cli.view:view", "Show saved episodes in the terminal: turns, tools, branches, rewards."),
     "data": ("rlhf_host.cli.data:data", "Show how a run reads data; remove what runs keep of it."),
     "merge-lora": ("rlhf_host.cli.merge_lora:merge_lora", "Merge a LoRA adapter into its base, write the model and compare."),

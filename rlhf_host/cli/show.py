@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_host.errors import visible
-from rlhf_host.runs.directory import RunDirectory
+from rlhf_host.runs.directory import HEADLINES, RunDirectory
 from rlhf_host.runs.terminal import age, number, plot, short
 
 PLOTTED = ("reward/mean", "kl", "entropy", "length/mean", "loss")
@@ -103,6 +103,7 @@ def _changes(run: RunDirectory) -> Table:
     for name in (f"first {ENDS}", f"last {ENDS}", "lowest", "highest"):
         table.add_column(name, justify="right")
     evaluated = [name for name in run.curves if name.startswith("eval/")]
+    evaluated.sort(key=lambda name: name not in HEADLINES)
     for name in [*evaluated[:4], *(name for name in CHANGES if name in run.curves)]:
         _, values = run.curves[name]
         means = statistics.fmean(values[:ENDS]), statistics.fmean(values[-ENDS:])
@@ -129,7 +130,8 @@ def _samples(run: RunDirectory, count: int) -> Iterator[str]:
     split, step = places[-1]
     rows = [row for row in run.rows(split, step) if isinstance(row.get("reward"), int | float)]
     rows.sort(key=lambda row: -row["reward"])
-    best, worst = rows[:count], rows[count:][-count:]
+    best = list({row.get("prompt"): row for row in rows[::-1]}.values())[::-1][:count]
+    worst = [row for row in {row.get("prompt"): row for row in rows}.values() if row not in best][-count:]
     for name, chosen in (("best", best), ("worst", worst)):
         for row in chosen:
             yield ""

@@ -144,6 +144,8 @@ class Trajectory:
     """Set by the host: converts token ids to text, without special tokens."""
     advantage: float | None = None
     """Mean over the tokens in the loss, after advantages are computed; ``None`` if no token is in the loss."""
+    advantages: Sequence[float] | None = field(default=None, repr=False, compare=False)
+    """Set by the host where they differ between the tokens in the loss: ``[T]``, of all completion tokens."""
     parent: int | None = None
     """For agents that branch: the index of an earlier row of this episode. This row's prompt begins with tokens of that row."""
     branch: int = 0

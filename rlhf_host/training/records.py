@@ -75,6 +75,8 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
     }
     if several:
         row["full_text"] = trajectory.full_text
+    if trajectory.advantages is not None:
+        row["advantages"] = [float(f"{value:.5g}") for value in plain(trajectory.advantages)]
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
     if trajectory.row or trajectory.parent is not None:

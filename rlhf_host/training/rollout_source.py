@@ -189,6 +189,10 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     means = (sums / counts.clamp(min=1)).tolist()
     for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
         trajectory.advantage = mean if count else None
+    ends = (torch.where(experience.loss_mask, experience.advantages, end) for end in (torch.inf, -torch.inf))
+    low, high = next(ends).amin(-1), next(ends).amax(-1)
+    for row in (low < high).nonzero().flatten().tolist():
+        experience.trajectories[row].advantages = experience.advantages[row, : experience.lengths[row]]  # type: ignore[assignment]
     own = Metrics()
     with told_of(key, "the metrics of compute_advantages"):
         own.add(result.metrics)
