@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +17,11 @@ from pathlib import Path
 from rlhf_host.errors import DivergedError, LostError, RunError, UserError
 from rlhf_host.scratch import Scratch, remove_tree
 
-NO_ROOM = [*map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)), "PytorchStreamWriter failed"]
-"""In messages of whatever wrote, also in other processes or languages."""
+log = logging.getLogger(__name__)
+
+NO_ROOM = [*map(os.strerror, (errno.ENOSPC, errno.EDQUOT)), "PytorchStreamWriter failed", "inline_container"]
+"""In messages of whatever wrote, also in other processes or languages. Torch's own do not say more."""
+TOO_LARGE = os.strerror(errno.EFBIG)
 NO_RIGHTS = [*map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM))]
 
 
@@ -121,6 +125,8 @@ def new_directory(path: Path, *, like: Path | None = None, room: str = "make roo
         failed = isinstance(error, OSError | RuntimeError | SafetensorError | RunError) or type(error) is Exception
         if failed and not isinstance(error, LostError | DivergedError):
             reason = str(error).partition("\n")[0]
+            if "inline_container" in reason and shutil.disk_usage(path.parent).free < 1e6:
+                reason = os.strerror(errno.ENOSPC)
             raise RunError(f"{path} cannot be written: {reason}; {facts}{_remedy(str(error), room)}") from error
         raise
     if path.exists() or path.is_symlink():
@@ -135,7 +141,11 @@ def _space(aside: Path, like: Path | None) -> str:
     """What the disk of a directory has, and what the directory needs as far as that is known."""
     free = shutil.disk_usage(next(parent for parent in aside.parents if parent.exists())).free
     needed = max(_size(aside), 0 if like is None else _size(like))
-    return f"its disk has {free / 1e9:.3g} GB free, and it needs {needed / 1e9:.2f} GB or more"
+    return f"its disk has {_amount(free)} free, and it needs {_amount(needed)} or more"
+
+
+def _amount(count: int) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
 def _size(directory: Path) -> int:
@@ -145,7 +155,43 @@ def _size(directory: Path) -> int:
 def _remedy(message: str, room: str) -> str:
     if any(text in message for text in NO_ROOM):
         return f": {room}"
+    if TOO_LARGE in message:
+        return ": this process or its disk has a limit for the size of files (ulimit -f)"
     return ": make the directory writable for this user" if any(text in message for text in NO_RIGHTS) else ""
+
+
+class Lines:
+    """Appends to a file. Lines that cannot be written, as on a full disk, are kept and written with the next ones; the file never
+    has a part of one."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._waiting = b""
+        self._told = False
+
+    def add(self, line: bytes) -> None:
+        self._waiting += line
+        try:
+            self.flush()
+            self._told = False
+        except OSError as error:
+            if not self._told:
+                log.warning("%s cannot be written: %s; its lines are kept until there is room", self.path, error.strerror)
+            self._told = True
+
+    def flush(self) -> None:
+        """Raises ``OSError`` where lines cannot be written."""
+        if self._waiting:
+            with self.path.open("ab", buffering=0) as file:
+                size, left = os.fstat(file.fileno()).st_size, memoryview(self._waiting)
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                except OSError as error:
+                    os.ftruncate(file.fileno(), size)
+                    error.filename = str(self.path)
+                    raise
+            self._waiting = b""
 
 
 def remove_directory(path: Path) -> None:

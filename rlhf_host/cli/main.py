@@ -55,8 +55,8 @@ class Main(LazyGroup):
             if error.filename is None:
                 raise
             raise Failure(f"{error.filename}: {error.strerror}", 1) from error
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
+        except KeyboardInterrupt as interrupt:
+            click.echo(str(interrupt) or "Interrupted.", err=True)
             ctx.exit(130)
 
 

@@ -37,6 +37,9 @@ START = {
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
     "force": "with --resume: let the algorithm, seed or models change too",
     "from-trajectories": "FILE: train on trajectories of rlhf rollout, or of a run with --trajectories.tokens, without sampling",
+    "async-depth": "by how many versions a batch may be older than the weights: sampling goes on while the trainer works (int)",
+    "in-flight-updates": "with --async-depth: new weights come while requests are answered (default: where engine and runtime can)",
+    "max-restarts": "how often a run whose processes died begins again from its last checkpoint by itself (int, default 0)",
     "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
     "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
     "seed": "fixes data order, sampling and initial heads (int, default 0)",
@@ -48,6 +51,7 @@ START = {
 
 SECTIONS = {
     "rollout": "Rollouts",
+    "pipeline": "Sampling ahead (--async-depth)",
     "train": "Training",
     "roles": "Models",
     "data": "Data",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
 
 from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.defaults import RunTraits, refusals
@@ -42,6 +44,10 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     idle = [role for role in config.roles if role not in needed and role != "actor"]
     warnings = [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
+    if config.max_restarts and not traits.runtime.remote:
+        warnings.append(f"max_restarts has no effect with runtime {config.runtime.name}, whose processes end with the run")
+    if config.in_flight_updates is not None and not config.async_depth:
+        warnings.append("in_flight_updates has no effect without --async-depth: nothing is sampled when new weights come")
     if config.agents and config.data.agent_key is None:
         alias = next(iter(config.agents))
         warnings.append(f"no column names the agent {alias}, so only tasks of plugins can ask for it: --data.agent-key COLUMN")
@@ -201,11 +207,11 @@ def _overtaking_refusals(config: RunConfig) -> Iterator[str]:
     """What wants batches in the order of the draws, where draws may pass others."""
     if (most := config.pipeline.max_staleness) is None:
         return
-    rule = f"pipeline.max_staleness is {most}"
+    rule, without = f"pipeline.max_staleness is {most}", "--pipeline.max-staleness null for none"
     if not config.async_depth:
-        yield f"{rule}, and async_depth is 0, so no draw can pass another one: give --async-depth 1"
+        yield f"{rule}, and async_depth is 0, so no draw can pass another one: give --async-depth 1, or {without}"
     elif most <= config.async_depth:
-        yield f"{rule}, and async_depth {config.async_depth} is not less: leave --pipeline.max-staleness out"
+        yield f"{rule}, and async_depth {config.async_depth} is not less: give a larger one, or {without}"
     if config.pipeline.schedule == "fixed":
         yield f"{rule}, so batches depend on time, and pipeline.schedule is fixed: leave one of the two out"
 
@@ -367,7 +373,22 @@ def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
                     actual = actual[part]
                 if (value := _text(forbidden.value)) in (_text(actual), decided.get(setting)):
                     flag = setting.replace("_", "-")
-                    yield f"{key} does not work with {setting} {value} ({forbidden.why}): set --{flag} to something else"
+                    other = _others(setting, value) or "to something else"
+                    yield f"{key} does not work with {setting} {value} ({forbidden.why}): set --{flag} {other}"
+
+
+def _others(setting: str, value: str) -> str:
+    """What else a setting of the host may be, if that is a few words."""
+    model: Any = RunConfig
+    *sections, last = setting.split(".")
+    for section in sections:
+        field = model.model_fields.get(section)
+        model = field.annotation if field is not None else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return ""
+    annotation = model.model_fields[last].annotation if last in model.model_fields else None
+    words = get_args(annotation) if get_origin(annotation) is Literal else ()
+    return " or ".join(word for word in words if word not in (value, "auto"))
 
 
 def _text(value: Any) -> str:

@@ -49,7 +49,7 @@ class ReadTasks:
     """
 
     def __init__(self, begin: Callable[[], Iterable[Task]], fits: Callable[[Task], bool], *, keeps_place: bool):
-        self._begin, self._fits, self._keeps_place = begin, fits, keeps_place
+        self._begin, self._fits, self.keeps_place = begin, fits, keeps_place
         self.go_to(0, 0)
 
     def go_to(self, passes: int, at: int) -> None:
@@ -61,7 +61,7 @@ class ReadTasks:
         for _ in range(2):
             if self._tasks is None:
                 self._tasks = iter(self._begin())
-                for _ in islice(self._tasks, 0 if self._keeps_place else self.at):
+                for _ in islice(self._tasks, 0 if self.keeps_place else self.at):
                     pass
             for task in self._tasks:
                 self.at += 1
@@ -123,6 +123,11 @@ class TaskStream:
         self._all: Sequence[Task] = _joined(list(self._sources.values())) if choose is not None else ()
         self.epoch = 0
         """Which pass over its source, from 0, the task drawn last belongs to."""
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it can draw again what it gave in this process."""
+        return not any(source.keeps_place for source in self._read.values())
 
     def draw(self, count: int, step: int) -> list[Draw]:
         """The next tasks.

@@ -103,20 +103,26 @@ def policy_needs(
     """The needs of an online algorithm with a policy loss: prompts, a trainable actor, and the needs of the loss.
 
     Args:
-        options: an entropy bonus adds the output entropy; ``gspo`` forbids ``train.old_logprobs sampler``.
+        options: an entropy bonus adds the output entropy; ``gspo`` and ``pg`` forbid ``train.old_logprobs sampler``.
         min_group_size: episodes per task that the estimator needs.
         idle_steps: first steps in which the actor is not trained.
         roles: in addition to the actor.
         outputs: in addition to those of the loss.
         forbids: in addition to those of the loss.
     """
-    noise = "the sampler's rounding is as large as the clip range of a sequence's ratio"
+    unfit = {
+        "gspo": "the sampler's rounding is as large as the clip range of a sequence's ratio",
+        "pg": "this loss has no ratio, so nothing corrects for the sampler",
+    }
     return Needs(
         data="prompts",
         roles=(RoleNeed("actor", trainable=True, source=None, idle_steps=idle_steps), *roles),
         min_group_size=min_group_size,
         outputs=(*([Output("entropy")] if options.entropy_coef > 0 else []), *outputs),
-        forbids=(*([Forbid("train.old_logprobs", "sampler", noise)] if options.loss == "gspo" else []), *forbids),
+        forbids=(
+            *(Forbid("train.old_logprobs", "sampler", why) for loss, why in unfit.items() if loss == options.loss),
+            *forbids,
+        ),
     )
 
 

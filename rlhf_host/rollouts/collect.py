@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -92,6 +93,12 @@ class Played:
     """Whether it makes a batch; ``None``: filters have not been asked."""
     reason: str = ""
     """Of the filter that refused it."""
+
+    def is_of(self, task: Task) -> bool:
+        """Whether what was read from a file is of this task: data may have changed."""
+        mine = self.group.task
+        same = (mine.source, mine.index) == (task.source, task.index)
+        return same and json.dumps(mine.prompt, default=str) == json.dumps(task.prompt, default=str)
 
     def belong_to(self, task: Task, decode: Callable[[Sequence[int]], str]) -> None:
         """Give what was read from a file its task."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.data.chat import for_chat
@@ -24,6 +24,7 @@ from rlhf_host.records.episodes import (
     Action,
     Episode,
     EpisodeFailed,
+    FinishReason,
     Generation,
     Message,
     NoRoom,
@@ -235,6 +236,7 @@ class Episodes:
             length = sum(len(segment.token_ids) for segment in trajectory.segments)
             if length > self.max_tokens:
                 raise EpisodeFailed(f"{key}: a trajectory has {length} tokens, more than max_tokens {self.max_tokens}")
+            _make_plain(trajectory)
             trajectory.row, trajectory.decode = row, self.decode
             if problem := _branch_problem(trajectory, trajectories):
                 self.manager.raise_misfit(key, "agent_run", problem)
@@ -280,6 +282,7 @@ class Episodes:
         trajectory.score, trajectory.metrics = score, metrics
         if problem := _told_problem(trajectory):
             self.manager.raise_misfit(key, "agent_step", problem)
+        _make_plain(trajectory)
         if cut:
             trajectory.finish_reason = "length"
         return [trajectory]
@@ -315,6 +318,9 @@ def _problem(trajectory: Trajectory, episode: Episode) -> str:
         return "gave a trajectory without the episode's own group_id and episode_id from agent_run"
     if not trajectory.segments or trajectory.segments[0].kind != "prompt":
         return "gave a trajectory that does not begin with its prompt segment from agent_run"
+    if trajectory.finish_reason not in get_args(FinishReason):
+        known = ", ".join(get_args(FinishReason))
+        return f"gave the finish_reason {trajectory.finish_reason!r} from agent_run; it is one of {known}"
     for segment in trajectory.actions:
         count = len(segment.token_ids)
         if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
@@ -352,6 +358,13 @@ def _told_problem(row: Trajectory) -> str:
     if row.score is not None and not (isinstance(row.score, float | Real) and 0.0 <= row.score <= 1.0):
         return f"gave the score {row.score!r}; a score lies in [0, 1]"
     return ""
+
+
+def _make_plain(row: Trajectory) -> None:
+    """Other numbers than these have no place in files."""
+    row.metrics = {name: float(value) for name, value in row.metrics.items()}
+    row.agent_rewards = [None if value is None else float(value) for value in row.agent_rewards]
+    row.score = None if row.score is None else float(row.score)
 
 
 def _branch_problem(row: Trajectory, rows: Sequence[Trajectory]) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rlhf_host.rollouts.admission import Admission
+
+NONE = -1
+"""No draw has its turn."""
 
 
 @dataclass(slots=True)
@@ -33,9 +37,16 @@ class Overtaking(Admission):
     _older: int = 0
     """Places before it."""
 
+    def __post_init__(self) -> None:
+        self.unsettled = NONE
+
     @property
     def max_age(self) -> int:
         return self.max_staleness
+
+    def begin_at(self, ordinal: int, passed: Collection[int] = ()) -> None:
+        Admission.begin_at(self, ordinal, passed)
+        self.unsettled = NONE
 
     @property
     def room(self) -> bool:
@@ -58,7 +69,7 @@ class Overtaking(Admission):
         ordinal, held = self._over.popleft(), self.held
         Admission.settle(self, kept=kept)
         self._complete.clear()
-        self.unsettled = self._over[0] if self._over else -1
+        self.unsettled = self._over[0] if self._over else NONE
         if self.held == held:
             self._fit.add(ordinal)
         else:

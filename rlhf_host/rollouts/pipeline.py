@@ -50,6 +50,7 @@ class Pipeline:
 
     steps = None
     epoch = 0
+    takes_finished = True
 
     def __init__(
         self, stream: TaskStream, collector: Collector, admission: Admission, context: ScoreContext, *, fixed: bool = False
@@ -166,7 +167,7 @@ class Pipeline:
         episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         ordinal = self.admission.admit()
         one = self._open[ordinal] = _Open(place, self.stream.epoch, self.admission.version)
-        if (played := self._restored.pop(ordinal, None)) is not None:
+        if (played := self._restored.pop(ordinal, None)) is not None and played.is_of(draw.task):
             played.belong_to(draw.task, episodes.decode)
             one.played, one.version = played, BEFORE
             self.admission.over(ordinal)

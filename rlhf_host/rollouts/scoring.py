@@ -185,7 +185,14 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
             raise TypeError(f"metric {name!r} is a number, not {type(value).__name__}")
     if not all(map(_fits, (reward.total, *(placed or ()), *reward.parts.values()))):
         return Unjudged("a reward that is not finite")
-    return reward
+    return Reward(  # other numbers than these have no place in files
+        value=None if reward.value is None else float(reward.value),
+        turns=None if reward.turns is None else [*map(float, reward.turns)],
+        tokens=None if reward.tokens is None else [*map(float, reward.tokens)],
+        score=None if reward.score is None else float(reward.score),
+        metrics={name: float(value) for name, value in reward.metrics.items()},
+        parts={name: float(value) for name, value in reward.parts.items()},
+    )
 
 
 def _fits(value: float) -> bool:

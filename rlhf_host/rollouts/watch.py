@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 SAY_S = 60.0
 """So often it is told."""
+LOOKS = 12
+"""In this time."""
 
 
 async def watched(work: Coroutine[Any, Any, T], moved: Callable[[], Hashable], waiting: Callable[[], str], stall_s: float) -> T:
@@ -29,20 +31,21 @@ async def watched(work: Coroutine[Any, Any, T], moved: Callable[[], Hashable], w
         RunError: nothing was.
     """
     loop = asyncio.get_running_loop()
-    last, since, problem = moved(), loop.time(), ""
-    period = min(SAY_S, stall_s or SAY_S)
+    last, since, said, problem = moved(), loop.time(), 0.0, ""
+    period = min(SAY_S, stall_s or SAY_S) / LOOKS
     timer: asyncio.TimerHandle
 
     def look() -> None:
-        nonlocal last, since, problem, timer
+        nonlocal last, since, said, problem, timer
         still = loop.time() - since
         if (now := moved()) != last:
-            last, since = now, loop.time()
+            last, since, said = now, loop.time(), 0.0
         elif stall_s and still >= stall_s:
-            problem = f"nothing has moved in the rollout for {still:.0f} s (rollout.stall_s): {waiting()}"
+            problem = f"nothing has moved in the rollout for {still:.0f} s (rollout.stall_s {stall_s:g}): {waiting()}"
             deadline.reschedule(loop.time())
             return
-        else:
+        elif still - said >= SAY_S:
+            said = still
             log.warning("nothing has moved in the rollout for %.0f s: %s", still, waiting())
         timer = loop.call_later(period, look)
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic import BaseModel
 
-from rlhf_host.directories import write_file
+from rlhf_host.directories import Lines, write_file
 from rlhf_host.errors import UserError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
@@ -35,7 +35,7 @@ class JsonLines:
     def __init__(self, options: BaseModel):
         self.options = options
         self._run_dir: Path | None = None
-        self._metrics: IO[bytes] | None = None
+        self._metrics: Lines | None = None
         self._before: set[int] | None = None
         self._every, self._limit, self._tokens = 1, 0, False
         self._config: Mapping[str, Any] = {}
@@ -53,9 +53,10 @@ class JsonLines:
         path = self._run_dir / "metrics.jsonl"
         try:
             steps = _mend(path, context.resume_step if context.resumed else None)
-            self._metrics = path.open("ab")
+            path.open("ab").close()
         except OSError as error:
             raise UserError(f"{path} cannot be used: {error.strerror}; move it away or put it right") from error
+        self._metrics = Lines(path)
         self._before = steps if context.resumed else None
 
     @hookimpl
@@ -63,13 +64,14 @@ class JsonLines:
         if self._metrics is None:
             return
         if self._before is not None:
+            if step in self._before:  # its row was written by a run that did not come to the next checkpoint
+                _mend(self._metrics.path, step - 1)
             # The last step's own row is written only now when the run was stopped before it was complete.
             if lost := sorted(set(range(1, step)) - self._before):
-                path = self._metrics.name
+                path = self._metrics.path
                 log.warning("%s lacks the rows of %d steps, from step %d to step %d", path, len(lost), lost[0], lost[-1])
             self._before = None
-        self._metrics.write(json_line({**metrics, "step": step, "time/wall": round(time.time(), 3)}))
-        self._metrics.flush()
+        self._metrics.add(json_line({**metrics, "step": step, "time/wall": round(time.time(), 3)}))
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
@@ -80,7 +82,10 @@ class JsonLines:
         folder.mkdir(exist_ok=True)
         origin = provenance(self._config, split) if self._tokens else {}
         lines = [json_line({"step": step, "split": split, **self._record(row), **origin}) for row in rows]
-        write_file(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
+        try:
+            write_file(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
+        except OSError as error:
+            log.warning("%s is not written: %s", error.filename, error.strerror)
 
     def _record(self, trajectory: Trajectory) -> dict[str, Any]:
         if trajectory.decode is not None:
@@ -91,7 +96,7 @@ class JsonLines:
     @hookimpl
     def run_finished(self, outcome: Outcome) -> None:
         if self._metrics is not None:
-            self._metrics.close()
+            self._metrics.flush()
             self._metrics = None
 
 

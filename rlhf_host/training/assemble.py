@@ -293,7 +293,7 @@ def source_of(
         # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
         if depth or not (traits.engine.waves or manager.has("draw_tasks")):
             sizes = size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills)
-            most, rule = config.pipeline.max_staleness, Admission if depth else InAdvance
+            most, rule = config.pipeline.max_staleness, Admission if depth or not stream.goes_back else InAdvance
             admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
             context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
             rollouts = Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,15 +219,15 @@ def plain_state(value: Any, owner: str) -> Any:
     raise RunError(f"{owner} gives a {kind} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors")
 
 
-def keep_checkpoints(run_dir: Path, newest: int, keep: int, best_step: int | None) -> None:
-    """Remove all but the best and the last ``keep`` (0: all stay) up to step ``newest``, and what killed writers left behind.
+def keep_checkpoints(run_dir: Path, newest: int, keep: int, spared: Collection[int | None]) -> None:
+    """Remove all but the spared and the last ``keep`` (0: all stay) up to step ``newest``, and what killed writers left behind.
 
     A checkpoint after ``newest`` is of a future that a resume from an earlier one gave up.
     """
     remove_leftovers(run_dir)
     checkpoints = checkpoint_dirs(run_dir)
     past = [step for step, _ in checkpoints if step <= newest]
-    kept = {*(past[-keep:] if keep else past), best_step}
+    kept = {*(past[-keep:] if keep else past), *spared}
     for step, path in checkpoints:
         if step not in kept:
             remove_directory(path)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.directories import write_file
+from rlhf_host.directories import Lines, write_file
 from rlhf_host.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ class Ledger:
 
     def __init__(self, run_dir: Path):
         self.path = run_dir / FILE
+        self._lines = Lines(self.path)
         self.first = 0
         """The first draw that is in no line."""
         self.passed: set[int] = set()
@@ -36,8 +37,16 @@ class Ledger:
         """
         if not self._add(number for number, *_ in draws):
             raise RunError(f"step {step} has a draw that {self.path} has already: this is a defect of the host")
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, "version": version, "draws": draws}, ensure_ascii=False) + "\n")
+        self._lines.add(json.dumps({"step": step, "version": version, "draws": draws}).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Raises ``RunError`` where lines cannot be written."""
+        try:
+            self._lines.flush()
+        except OSError as error:
+            raise RunError(
+                f"{self.path} cannot be written: {error.strerror}; make room, or give it the right to be written"
+            ) from error
 
     def check(self, stream: Mapping[str, Any]) -> None:
         """Raises ``RunError`` unless it has the draws that the stream gave to batches."""
@@ -53,7 +62,9 @@ class Ledger:
         wanted = _draws_of(stream)
         if not self.path.exists() and wanted == (0, set()):
             return
-        lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.path.exists() else []
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            del lines[-1]  # the run was killed there
         kept, whole = [], True
         self.first, self.passed = 0, set()
         try:
@@ -68,7 +79,7 @@ class Ledger:
         if not whole or (self.first, self.passed) != wanted:
             log.warning("%s does not have every draw up to step %d: it was changed, or is of an older version", self.path, step)
         self.first, self.passed = wanted
-        write_file(self.path, "".join(kept).encode())
+        write_file(self.path, b"".join(kept))
 
     def _add(self, numbers: Iterable[int]) -> bool:
         """Whether all were new."""

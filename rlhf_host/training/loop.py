@@ -78,6 +78,8 @@ class Loop:
     """Metrics of a finished step that is not logged yet: evaluated where due and logged first thing."""
     rates: dict[str, float] = field(default_factory=dict)
     """Role → the peak learning rate that plugins have set."""
+    begun: int | None = None
+    """The step of the checkpoint from which the run went on."""
     stopped: str | None = None
     """Why a plugin ends the run after this step."""
     signs: Signs = field(default_factory=Signs)
@@ -146,6 +148,12 @@ class Loop:
         }
         return self._position
 
+    def _add_finished(self, position: dict[str, Any]) -> None:
+        """What is over meanwhile, unless a batch has it. With depth 0 rewards may have a state, which would have counted it."""
+        now, then = self.source.state_dict(), position["stream"]
+        if self.config.async_depth and all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
+            position["finished"] = self.source.finished()
+
     def rescue(self) -> None:
         """Write a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
         if self.step and self._position is not None and self._saved != (self.step, self.pending):
@@ -176,6 +184,7 @@ class Loop:
         started = time.perf_counter()
         self.settle()
         self._saved = (self.step, self.pending)
+        self._add_finished(self._position)
         if "ordinal" in self._position["stream"]:
             self.ledger.check(self._position["stream"])
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
@@ -184,12 +193,13 @@ class Loop:
         savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
         pending = partial(write_pending, self._position["finished"])
         try:
+            self.ledger.flush()
             write = copy_checkpoint(self.run_dir, self.step, state, tensors, savers, self.runtime.save_state, pending)
         except RunError as error:
             self._heed_failure(error, needed)
         else:
             best = self.best["step"] if self.best else None
-            work = partial(_write, write, self.run_dir, self.step, self.config.checkpoint.keep, best)
+            work = partial(_write, write, self.run_dir, self.step, self.config.checkpoint.keep, best, self.begun)
             self._saving = Saving(self.step, work, here=self.config.debug)
         self._stood_still_s += time.perf_counter() - started
 
@@ -229,7 +239,7 @@ class Loop:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from it."""
         state = checkpoint.state
-        self.step, self.resumed = checkpoint.step, True
+        self.step, self.begun, self.resumed = checkpoint.step, checkpoint.step, True
         self._saved = (checkpoint.step, state["pending"])
         self.source.load_state_dict(state["stream"], read_pending(checkpoint.path))
         self.version = int(state["version"])
@@ -267,10 +277,10 @@ class Loop:
         tokens = int(drawn.batch.action_mask.sum())
         elapsed = time.perf_counter() - started
         computed = trainer.compute_s - computed  # forward, backward, optimizer
-        idle = {"time/idle_trainer": elapsed - computed}
+        idle = {"time/idle_trainer": max(0.0, elapsed - computed)}
         if engine is not None:
             generated = engine.busy_s - generated
-            idle["time/idle_engines"] = elapsed - generated
+            idle["time/idle_engines"] = max(0.0, elapsed - generated)
         outside = max(0.0, elapsed - computed - generated)
         own = idle | {"time/step": elapsed, "time/host": outside, "tokens": float(tokens), "tokens_per_s": tokens / elapsed}
         own |= {"version": float(self.version), "epoch": float(drawn.epoch)} | times
@@ -441,10 +451,10 @@ class Loop:
             self.best = {"step": self.step, "value": value}
 
 
-def _write(write: Callable[[], Path], run_dir: Path, step: int, keep: int, best: int | None) -> None:
-    """Write a checkpoint, link to it and remove the oldest."""
+def _write(write: Callable[[], Path], run_dir: Path, step: int, keep: int, best: int | None, begun: int | None) -> None:
+    """Write a checkpoint, link to it and remove the oldest, but that with which a process that is lost begins again."""
     write()
     point_to(run_dir, LAST, step)
     if best == step:
         point_to(run_dir, BEST, step)
-    keep_checkpoints(run_dir, step, keep, best)
+    keep_checkpoints(run_dir, step, keep, (best, begun))

@@ -79,6 +79,8 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
         row["advantages"] = [float(f"{value:.5g}") for value in plain(trajectory.advantages)]
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
+    if trajectory.columns:
+        row["columns"] = trajectory.columns
     if trajectory.row or trajectory.parent is not None:
         row["tree"] = {"row": trajectory.row, "parent": trajectory.parent, "branch": trajectory.branch}
     return row

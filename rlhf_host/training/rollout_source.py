@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,6 +30,17 @@ from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.source import Drawn, timed
 
+PATIENCE = (
+    *("max_unjudged", "score_timeout_s", "score_retries", "step_timeout_s", "episode_timeout_s", "episode_retries"),
+    *("stall_s", "policy_port"),
+)
+"""Settings of rollouts on which a group that is over does not depend."""
+
+log = logging.getLogger(__name__)
+
+LAGS = 4
+"""Up to so many versions have a metric though no token is so old."""
+
 
 @dataclass(slots=True)
 class RolloutSource:
@@ -40,15 +54,33 @@ class RolloutSource:
     handles: Mapping[str, RoleHandle]
     loop: EventLoop
     tokenizer: Any
+    _made_by: dict[str, str] = field(init=False)
+    """Setting on which sampled groups depend → hash of its value."""
+
+    def __post_init__(self) -> None:
+        settings = self.config.model_dump(mode="json", by_alias=True)
+        parts = {name: settings[name] for name in ("data", "rollout", "reward", "agent", "agents")}
+        parts["rollout"] = {name: value for name, value in parts["rollout"].items() if name not in PATIENCE}
+        parts["train.batch_size"] = self.config.train.batch_size
+        self._made_by = {
+            name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] for name, value in parts.items()
+        }
 
     @property
     def steps(self) -> int | None:
         return self.rollouts.steps
 
     def state_dict(self) -> dict[str, Any]:
-        return self.rollouts.state_dict()
+        return {**self.rollouts.state_dict(), "made_by": self._made_by}
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
+        """Groups that are finished are used as they are, unless they would not be made so now."""
+        known = state.get("made_by", self._made_by)
+        changed = [name for name, value in self._made_by.items() if known.get(name) != value]
+        if finished and (changed or not self.rollouts.takes_finished):
+            why = f"{' and '.join(changed)} changed" if changed else "async_depth is 0, and they are of older weights"
+            log.warning("%d finished groups of the checkpoint are sampled again: %s", len(finished), why)
+            finished = {}
         self.rollouts.load_state_dict(state, finished)
 
     def finished(self) -> Mapping[int, Played]:
@@ -125,7 +157,7 @@ def staleness(batch: Experience, most: int) -> dict[str, float]:
     mixed = (lags.amax(-1) > newest) & batch.action_mask.any(-1)
     mean = float(tokens.mean()) if tokens.numel() else 0.0
     values = {"staleness/mean": mean, "staleness/max": float(lags.max()), "staleness/mixed": float(mixed.double().mean())}
-    shares = torch.bincount(lags[batch.action_mask], minlength=most + 1).double() / max(1, tokens.numel())
+    shares = torch.bincount(lags[batch.action_mask], minlength=min(most, LAGS) + 1).double() / max(1, tokens.numel())
     return values | {f"staleness/lag{lag}": share for lag, share in enumerate(shares.tolist())}
 
 

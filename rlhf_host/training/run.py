@@ -277,11 +277,15 @@ def _guarded(loop: Loop, checkpoint: Checkpoint | None, resume: Path | None, not
             loop.rescue()
         if isinstance(error, UserError) and resume is None and loop.run_dir.is_dir():
             remove_start(loop.run_dir)
-        known = lost or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))
+        begun = isinstance(error, RunError) and loop.step > 0
+        known = lost or begun or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(loop.run_dir)))
         if known:
             blamed = None if isinstance(error, UserError) else checkpoint  # that one says itself what to do
             message = f"{message.rstrip('.')}; {_way_on(loop.run_dir, blamed)}"
         outcome = Outcome("failed", loop.step, loop.run_dir, error=message)
+        if isinstance(error, KeyboardInterrupt):
+            outcome = Outcome("interrupted", loop.step, loop.run_dir)
+            raise KeyboardInterrupt(f"Interrupted after step {loop.step}; {_way_on(loop.run_dir, None)}.") from error
         if known:
             raise (UserError if isinstance(error, UserError) else RunError)(message) from error
         raise

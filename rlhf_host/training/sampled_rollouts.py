@@ -27,6 +27,9 @@ class Rollouts(Protocol):
     max_age: int
     """By how many versions tokens may be older than the weights that they train; 0: they are of the same, or nobody knows."""
 
+    takes_finished: bool
+    """Whether it uses the finished groups of a checkpoint."""
+
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         """The judged groups of ``context.step``."""
 
@@ -52,7 +55,7 @@ class Rollouts(Protocol):
 class SampledRollouts:
     """``groups`` groups per step, of tasks in the stream's order."""
 
-    steps, max_age = None, 0
+    steps, max_age, takes_finished = None, 0, False
 
     def __init__(self, stream: TaskStream, collector: Collector, groups: int):
         self.stream, self.collector, self.groups = stream, collector, groups
@@ -81,6 +84,5 @@ class SampledRollouts:
         return {**self.stream.state_dict(), "ordinal": self.drawn}
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """What is finished is played again, by the weights of now."""
         self.stream.load_state_dict(state)
         self.drawn = state.get("ordinal", 0)

@@ -25,6 +25,7 @@ class SavedRollouts:
     """
 
     epoch = max_age = 0
+    takes_finished = False
 
     def __init__(self, config: RunConfig):
         assert config.from_trajectories is not None

@@ -167,6 +167,7 @@ class _Row(_Strict):
     events: list[dict[str, Any]] = []
     row: _Task | None = None
     tree: _Tree = _Tree()
+    columns: dict[str, float | None] = {}
     weights: dict[str, float] = {}
     sampling: dict[str, int | float] = {}
 
@@ -313,6 +314,7 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         unjudged_reason=row.unjudged,
         decode=_reader(row, where),
         events=row.events,
+        columns=_numbers(row.columns),
         **row.tree.model_dump(),
     )
 

@@ -562,6 +562,17 @@ def test_what_is_no_number_fails_its_episode(given, message, collect):
     assert re.search(message, found.unjudged_rows[0].unjudged_reason)
 
 
+def test_what_an_agent_gives_as_true_is_a_number(collect):
+    class Wins(Guess):
+        @hookimpl
+        def agent_step(self, episode, action):
+            return Step(reward=True, score=True, metrics={"won": True}, done=True)
+
+    found, _ = collect(load(agent=Wins()), groups=1, n=1)
+    [row] = found.groups[0].trajectories
+    assert [type(value) for value in (row.score, *row.metrics.values(), *row.agent_rewards)] == [float] * 3
+
+
 def test_the_tools_of_a_step_go_into_the_prompt_and_calls_are_read(collect, tokenizer):
     """With plain text there are none, which is said."""
 

@@ -3,7 +3,10 @@
 import asyncio
 import gc
 import warnings
+from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,10 +25,11 @@ from rlhf_host import (
 from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling, Segment
-from rlhf_host.rollouts.collect import Collected, Collector
+from rlhf_host.rollouts.collect import Collected, Collector, Played
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.testing.engines import ScriptedEngine
+from rlhf_host.training.pending import read_pending, write_pending
 
 from .playing import Guess, Length, load
 
@@ -88,6 +92,30 @@ def test_a_reward_that_fails_is_unjudged_never_zero_and_too_many_stop_the_run(co
     found, _ = collect(load(Length(), Failing(), weights={1: 0.0}))
     assert found.unjudged.total() == 0, "at weight 0 it only logs"
     assert found.groups[0].trajectories[0].rewards["p1"] is None
+
+
+def test_numbers_of_every_kind_become_floats(collect, tmp_path):
+    """Others cannot be read back from a checkpoint."""
+
+    class Odd(Length):
+        @hookimpl
+        def score(self, trajectories):
+            half, one = Fraction(1, 2), np.float32(1.0)
+            return [Reward(parts={"a": half, "b": half}, turns=[one], score=True, metrics={"right": True})] * len(trajectories)
+
+    class Right:
+        @hookimpl
+        def score(self, trajectories):
+            return [Reward(value=True, tokens=[Fraction(1, t.action_length)] * t.action_length) for t in trajectories]
+
+    found, _ = collect(load(Odd(), Right()), groups=1, n=1)
+    [row] = found.groups[0].trajectories
+    odd, right = row.rewards.values()
+    numbers = [*odd.parts.values(), *odd.turns, odd.score, *odd.metrics.values(), right.value, *right.tokens]
+    assert {type(number) for number in numbers} == {float}
+    write_pending({0: Played(found.groups[0], [], Counter(finished=1))}, tmp_path)
+    [again] = read_pending(tmp_path)[0].group.trajectories
+    assert again.rewards == row.rewards
 
 
 def test_unjudged_trajectories_leave_before_group_statistics_and_are_counted(collect):

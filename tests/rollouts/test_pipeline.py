@@ -7,6 +7,7 @@ import gc
 import time
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -287,6 +288,39 @@ def test_groups_that_take_long_are_passed_until_their_deadline(pipeline):
     assert [indices for indices, _ in batches[4:]] == [[8, 9], [10, 11]]
 
 
+def test_the_first_draw_may_be_the_first_one_that_is_over(pipeline):
+    made, gate = pipeline([1, 100, 1, 100, 1, 1, 1, 1], most=3)
+    batches = asyncio.run(steps_of(made, gate, 4, train_s=0.01))
+    assert batches[0][0] == [0, 2]
+    assert sorted(index for indices, _ in batches for index in indices) == [*range(8)]
+    again, gate = pipeline([1, 100, 1, 100, 1, 1, 1, 1], most=3)
+    again.load_state_dict(made.state_dict(), {})
+    assert [indices for indices, _ in asyncio.run(steps_of(again, gate, 1, first=4))] == [[0, 2]]
+
+
+def test_a_restored_group_of_another_task_is_played_again(pipeline):
+    """The data changed, and has as many tasks as before."""
+    made, gate = pipeline([1, 1, 60_000, 1, 1, 1], depth=2, steps=4)
+
+    async def one_step():
+        await steps_of(made, gate, 1)
+        await asyncio.sleep(0.05)
+        state, finished = made.state_dict(), made.finished()
+        await made.close()
+        return state, finished
+
+    state, finished = asyncio.run(one_step())
+    assert sorted(finished) == [3, 4, 5, 6, 7]
+    finished[3].group.task = replace(finished[3].group.task, prompt="34")
+    finished[4].group.task = replace(finished[4].group.task, source="another")
+    agent = Slow()
+    again, gate = pipeline([1] * 6, depth=2, steps=4, agent=agent)
+    again.load_state_dict(state, finished)
+    gate.engine.version = 1
+    asyncio.run(steps_of(again, gate, 3, first=1))
+    assert sorted(agent.closed) == [2, 2, 3, 3, 4, 4]
+
+
 def test_what_is_dropped_while_others_are_passed_is_counted_once(pipeline):
     class Odd:
         @hookimpl
@@ -388,9 +422,8 @@ def test_a_rollout_in_which_nothing_moves_is_told_and_ended(pipeline, depth, mon
     monkeypatch.setattr(watch, "SAY_S", 0.05)
     made, gate = pipeline([1] * 8, depth=depth, settings=RolloutConfig(stall_s=0.4))
     gate.engine = Stuck(lambda ids, key: [4])
-    with pytest.raises(
-        RunError, match=r"nothing has moved .*\(rollout.stall_s\): train-0 plays for 0 s, train-1 plays for 0 s"
-    ):
+    message = r"nothing has moved .*\(rollout.stall_s 0.4\): train-0 plays for 0 s, train-1 plays for 0 s"
+    with pytest.raises(RunError, match=message):
         asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
     assert "4 requests are with the engine" in caplog.text if depth == 0 else "and 1 more; 8 requests" in caplog.text
 

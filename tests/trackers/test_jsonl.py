@@ -38,6 +38,20 @@ def test_each_call_adds_a_row_that_is_on_disk_at_once(tracker, context, tmp_path
     assert [row["step"] for row in strict(tmp_path / "run/metrics.jsonl")] == [1, 2]
 
 
+def test_a_step_that_is_logged_again_has_one_row(tracker, context, tmp_path):
+    """Its checkpoint was written before its row, and the run was killed before the next one."""
+    tracker.run_started(context())
+    for step in (1, 2, 3):
+        tracker.log_metrics(step, {"loss": float(step)})
+    tracker.run_finished(Outcome("failed", 3))
+    again = JsonLines(None)
+    again.run_started(context(resume_step=2))
+    again.log_metrics(2, {"loss": 7.0})
+    again.log_metrics(3, {"loss": 8.0})
+    again.run_finished(Outcome("finished", 3))
+    assert [(row["step"], row["loss"]) for row in strict(tmp_path / "run/metrics.jsonl")] == [(1, 1.0), (2, 7.0), (3, 8.0)]
+
+
 def test_values_that_json_does_not_know_become_null_or_text(tracker, context, odd_metrics, tmp_path):
     import torch
 

@@ -178,6 +178,65 @@ def test_draws_that_take_long_are_passed_and_none_is_lost_when_the_run_is_killed
     assert sorted(rows_of(run)) == list(range(1, STEPS + 1))
 
 
+COUNTED = """
+import asyncio
+from pathlib import Path
+
+
+async def vowels(text, prompt):
+    await asyncio.sleep(4.0 * (prompt == SLOW))
+    with Path(__file__).with_suffix(".txt").open("a") as file:
+        file.write(prompt + "\\n")
+    return sum(letter in "aeiou" for letter in text) / 8
+"""
+
+
+@pytest.fixture
+def waiting(rlhf_process, flags, synchronous, tmp_path):
+    """A run that was interrupted while it waited for its fifth batch, its reward's file, and what that had scored by then."""
+    run, reward = tmp_path / "run", tmp_path / "counted.py"
+    tasks, _ = synchronous
+    reward.write_text(COUNTED.replace("SLOW", repr(tasks[5][1])))
+    calls = reward.with_suffix(".txt")
+    flags = [f"{reward}:vowels" if flag == "vowels" else flag for flag in flags]
+    process = rlhf_process.start(*flags, "--run-dir", run, "--async-depth", "2")
+    until = time.monotonic() + 60
+    while (not (run / "metrics.jsonl").exists() or max(rows_of(run), default=0) < 4) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    return run, reward, calls.read_text().splitlines()
+
+
+def test_what_is_over_when_a_run_is_interrupted_is_in_its_checkpoint(waiting, rlhf, synchronous):
+    run, reward, before = waiting
+    tasks, _ = synchronous
+    assert {*tasks[5], *tasks[6]} - {*before} == {tasks[5][1]}
+    rlhf.run("train", "--resume", run)
+    assert (tasks_of(run), ledger_of(run)) == synchronous
+    after = reward.with_suffix(".txt").read_text().splitlines()[len(before) :]
+    assert len(before) + len(after) == STEPS * 4 * 4, "nothing was scored twice"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--train.batch-size", "1"], "finished groups of the checkpoint are sampled again: train.batch_size changed"),
+        (["--rollout.n", "2"], "finished groups of the checkpoint are sampled again: rollout changed"),
+        (["--reward", "picky", "--rollout.max-unjudged", "1"], "sampled again: reward changed"),
+        (["--async-depth", "0"], "sampled again: async_depth is 0, and they are of older weights"),
+    ],
+)
+def test_groups_that_would_not_be_made_so_now_are_sampled_again(waiting, rlhf, more, said):
+    run, _, _ = waiting
+    done = rlhf.run("train", "--resume", run, *more)
+    assert said in done.stderr
+    numbers = [number for draws in ledger_of(run).values() for number, *_ in draws]
+    assert numbers == list(range(len(numbers)))
+
+
 def test_a_run_may_be_resumed_at_another_depth(rlhf, flags, synchronous, tmp_path):
     run = tmp_path / "run"
     rlhf.run(*flags, "--run-dir", run, "--async-depth", "3", "--train.steps", "4")

@@ -87,16 +87,16 @@ def test_half_written_ones_are_never_read(tmp_path):
     (tmp_path / "checkpoints" / ".step-000009.partial").mkdir(parents=True)
     save(tmp_path, 1)
     assert load_checkpoint(tmp_path).step == 1
-    keep_checkpoints(tmp_path, 1, 2, None)
+    keep_checkpoints(tmp_path, 1, 2, ())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step)
-    keep_checkpoints(tmp_path, 5, 2, best_step=1)
+    keep_checkpoints(tmp_path, 5, 2, (1, None))
     assert [step for step, _ in checkpoint_dirs(tmp_path)] == [1, 4, 5]
-    keep_checkpoints(tmp_path, 5, 0, None)
+    keep_checkpoints(tmp_path, 5, 0, ())
     assert len(checkpoint_dirs(tmp_path)) == 3
 
 
@@ -152,7 +152,7 @@ def test_a_link_is_replaced_or_removed_and_what_it_leads_to_stays(tmp_path):
     assert load_checkpoint(tmp_path).step == 1
     save(tmp_path, 2)
     (folder / "step-000003").symlink_to("missing")
-    keep_checkpoints(tmp_path, 2, 1, None)
+    keep_checkpoints(tmp_path, 2, 1, ())
     assert [path.name for path in folder.iterdir()] == ["step-000002"]
     assert load_checkpoint(tmp_path).step == 2
     assert (elsewhere / MANIFEST).exists()
@@ -162,7 +162,7 @@ def test_what_came_after_the_checkpoint_that_was_taken_up_goes_when_the_next_is_
     for step in (1, 4):
         save(tmp_path, step)
     save(tmp_path, 2)
-    keep_checkpoints(tmp_path, 2, 1, None)
+    keep_checkpoints(tmp_path, 2, 1, ())
     assert [step for step, _ in checkpoint_dirs(tmp_path)] == [2]
 
 
@@ -190,7 +190,7 @@ def test_a_removal_that_was_killed_never_comes_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr("shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        keep_checkpoints(tmp_path, 2, 1, None)
+        keep_checkpoints(tmp_path, 2, 1, ())
     assert load_checkpoint(tmp_path).step == 2
     assert [step for step, _ in checkpoint_dirs(tmp_path)] == [2]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -89,6 +91,59 @@ def test_a_file_that_lacks_draws_is_told(ledger, caplog, change):
     assert "ledger.jsonl does not have every draw up to step 3" in message
     again.note(4, 3, draws(9, 10))
     assert rows(again)[-1]["draws"][0][0] == 9
+
+
+def test_reasons_may_have_any_characters(ledger):
+    odd = "a\u2028b\x85c\ud800d"
+    ledger.note(4, 3, [(9, "data", 0, f"dropped: {odd}")])
+    again = Ledger(ledger.path.parent)
+    again.go_back(4, {"ordinal": 10})
+    assert [row["step"] for row in rows(again)] == [1, 2, 3, 4]
+    assert rows(again)[-1]["draws"][0][-1] == f"dropped: {odd}"
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 4, "ver', b"\xff\xfe"])
+def test_what_a_killed_run_wrote_last_is_no_reason_to_warn(ledger, caplog, torn):
+    with ledger.path.open("ab") as file:
+        file.write(torn)
+    again = Ledger(ledger.path.parent)
+    again.go_back(3, {"ordinal": 9})
+    assert not caplog.messages
+    assert [row["step"] for row in rows(again)] == [1, 2, 3]
+
+
+def test_bytes_that_are_no_text_are_told(ledger, caplog):
+    ledger.path.write_bytes(b"\xff\xfe\n" + ledger.path.read_bytes())
+    Ledger(ledger.path.parent).go_back(3, {"ordinal": 9})
+    assert "does not have every draw" in caplog.text
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from rlhf_host.directories import Lines
+
+path = Path(sys.argv[1])
+lines = Lines(path)
+lines.add(b"x" * 60 + b"\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+lines.add(b"y" * 60 + b"\\n")
+assert path.read_bytes() == b"x" * 60 + b"\\n", "no part of a line"
+lines.add(b"z" * 60 + b"\\n")
+try:
+    lines.flush()
+    raise SystemExit("it was written")
+except OSError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+lines.add(b"!\\n")
+assert path.read_text().split() == ["x" * 60, "y" * 60, "z" * 60, "!"]
+"""
+
+
+def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "lines"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("its lines are kept until there is room") == 1
 
 
 def test_a_new_run_begins_with_an_empty_file(ledger):
