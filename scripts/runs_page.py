@@ -20,9 +20,9 @@ TRAIN = "rlhf train --algo rloo --reward math_verifier --train.steps 80"
 
 HEAD = """# Looking at runs
 
-`rlhf runs`, `rlhf show` and `rlhf compare` read run directories in the terminal. `rlhf report` writes a page for the browser. All work on runs that
-are under way, finished or killed, and need neither the model nor a GPU. `python scripts/runs_page.py` ran the commands on this page in a terminal of
-80 columns, after two short runs of the quickstart task:
+`rlhf runs`, `rlhf show` and `rlhf compare` read run directories in the terminal. `rlhf report` writes a page for the
+browser. All work on runs that are under way, finished or killed, and need neither the model nor a GPU. `python
+scripts/runs_page.py` ran the commands on this page in a terminal of 80 columns, after two short runs of the quickstart task:
 
 ```sh
 {train} --run-dir runs/usual
@@ -31,16 +31,19 @@ are under way, finished or killed, and need neither the model nor a GPU. `python
 
 ## Which runs are there?
 """
-SHOW = """`failed` and `interrupted` runs are told from `killed` ones, which could write nothing at their end. `--json` is for programs.
+SHOW = """`failed` and `interrupted` runs are told from `killed` ones, which could write nothing at their end. `--json` is for
+programs.
 
 ## How did one go?
 """
-COMPARE = """Plotted are the metric of `checkpoint.best` or of the evaluation, and two more; `--metric NAME` chooses others. Below are means of the first and last five steps,
-the warnings of the run, and answers of its last step. `rlhf view runs/usual` shows whole episodes.
+COMPARE = """Plotted are the metric of `checkpoint.best` or of the evaluation, and two more; `--metric NAME` chooses others.
+Below are means of the first and last five steps, the warnings of the run, and answers of its last step. `rlhf view runs/usual` shows
+whole episodes.
 
 ## What is different between two?
 """
-REST = """Settings that differ, curves with the same limits, and what each run answered to the same prompts, of an evaluation where there was one.
+REST = """Settings that differ, curves with the same limits, and what each run answered to the same prompts, of an evaluation where
+there was one.
 
 ## In the browser
 
@@ -49,16 +52,18 @@ pip install --find-links dist 'rlhf-host[report]'
 rlhf report runs/usual runs/slow -o report.html
 ```
 
-The page is one file of about 5 MB. It asks no server for anything, so it can be attached to an email or a pull request. It has
+The page is one file of about 5 MB. It asks no server for anything, so it can be attached to an email or a pull request. It
+has
 
 - **curves** of every metric, over steps or minutes, smoothed if you like, the runs above each other;
-- **answers** by group: the prompt, each answer with its rewards by plugin, its advantage and the turns, branches and events of its episode. With
-  `--trajectories.tokens`, which saves tokens too, tokens are coloured by advantage, log-probability or version;
+- **answers** by group: the prompt, each answer with its rewards by plugin, its advantage and the turns, branches and events
+  of its episode. With `--trajectories.tokens`, which saves tokens too, tokens are coloured by advantage, log-probability or
+  version;
 - **settings** that are not at their defaults, those that differ in bold;
 - **environment**: how the run began and ended, plugins, and exact versions of all packages.
 
-Of long runs, the newest answers come first, and the page says which are left out. By default a run saves some answers of every step: `--trajectories.every` and
-`--trajectories.max-per-step` say how many.
+Of long runs, the newest answers come first, and the page says which are left out. By default a run saves some answers of
+every step: `--trajectories.every` and `--trajectories.max-per-step` say how many.
 
 ## From Python
 
@@ -71,7 +76,8 @@ steps, rewards = run.files.curve("reward/mean")
 print(run.generate(["12+34="], n=2))
 ```
 
-`load_run` gives the object that `rlhf_host.train` gives. `run.files` has what the directory has: `settings`, `metrics`, `curves`, `trajectories`, `draws`.
+`load_run` gives the object that `rlhf_host.train` gives. `run.files` has what the directory has: `settings`, `metrics`,
+`curves`, `trajectories`, `draws`.
 """
 
 
