@@ -37,8 +37,8 @@ programs.
 ## How did one go?
 """
 COMPARE = """Plotted are the metric of `checkpoint.best` or of the evaluation, and two more; `--metric NAME` chooses others.
-Below are means of the first and last five steps, the warnings of the run, and answers of its last step. `rlhf view runs/usual` shows
-whole episodes.
+Below are means of the first and last five steps, the warnings of the run, and answers of its last step. `rlhf view runs/usual`
+shows whole episodes.
 
 ## What is different between two?
 """

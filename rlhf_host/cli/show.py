@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rlhf_host.errors import visible
 from rlhf_host.runs.directory import HEADLINES, RunDirectory
+from rlhf_host.runs.signs import Signs
 from rlhf_host.runs.terminal import age, number, plot, short
 
 PLOTTED = ("reward/mean", "kl", "entropy", "length/mean", "loss")
@@ -115,8 +116,6 @@ def _changes(run: RunDirectory) -> Table:
 
 def _warnings(run: RunDirectory) -> Iterator[str]:
     """As they were told while it ran."""
-    from rlhf_host.training.signs import Signs
-
     signs = Signs()
     for row in run.metrics:
         if row["step"]:

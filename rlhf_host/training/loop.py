@@ -25,6 +25,7 @@ from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import joined
 from rlhf_host.rollouts.gate import Gate
+from rlhf_host.runs.signs import Signs
 from rlhf_host.training.checkpoints import (
     Checkpoint,
     copy_checkpoint,
@@ -43,7 +44,6 @@ from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.saved_rows import lines, write_lines
 from rlhf_host.training.saving import Saving
-from rlhf_host.training.signs import Signs
 from rlhf_host.training.source import Source, timed
 
 log = logging.getLogger(__name__)
@@ -134,6 +134,8 @@ class Loop:
         if needed and self._saved != (self.step, self.pending):
             self.save(needed=True)
         self.settle(needed=needed)
+        if self.begun is not None:  # nobody begins again with it
+            keep_checkpoints(self.run_dir, self.step, self.config.checkpoint.keep, (self.best["step"] if self.best else None,))
         status: Any = "interrupted" if interrupted else "finished"
         return Outcome(status, self.step, self.run_dir, metrics=metrics, reason=self.stopped)
 

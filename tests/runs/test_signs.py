@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlhf_host.training.signs import BEGINNING, GONE, Signs
+from rlhf_host.runs.signs import BEGINNING, GONE, Signs
 
 HEALTHY = {
     "entropy": 0.8, "rollout/identical": 0.3, "rollout/dropped": 3.0, "rollout/groups": 8.0, "mismatch/mean": 0.01,
