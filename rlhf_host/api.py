@@ -142,6 +142,7 @@ def train(
         eval_rewards: what judges there; default: ``rewards``.
         extensions: filters, shaping, corrections.
         agent: how an episode is played.
+        output: a ``.jsonl`` file for all answers.
         trackers: more than the default ones.
         preset: presets, which everything else overrides.
         config: a YAML file; all other arguments override it.
@@ -196,6 +197,7 @@ def evaluate(
     rewards: Plugins | None = None,
     data: Data | None = None,
     agent: Plugin | None = None,
+    output: str | Path | None = None,
     preset: str | Sequence[str] = (),
     config: str | Path | None = None,
     _asked: Arguments | None = None,
@@ -209,6 +211,7 @@ def evaluate(
         rewards: what judges.
         data: what to answer.
         agent: how an episode is played.
+        output: a ``.jsonl`` file for all answers.
         preset: presets, which everything else overrides.
         config: a YAML file.
         **settings: all else that a configuration has, such as ``eval={"n": 4}``.
@@ -226,9 +229,12 @@ def evaluate(
     ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     with closing(manager):
         check_evaluation(ready, manager)
+        from rlhf_host.training import saved_rows
         from rlhf_host.training.run import evaluate_only
 
-        return evaluate_only(ready, manager, rows=asked.rows)
+        if output is not None:
+            saved_rows.check_output(Path(output))
+        return evaluate_only(ready, manager, None if output is None else Path(output), rows=asked.rows)
 
 
 def rollout(

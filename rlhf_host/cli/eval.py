@@ -17,7 +17,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
 
-CONTROL = ("config", "preset", "environment", "checkpoint", "json", "disable", "help")
+CONTROL = ("config", "preset", "environment", "checkpoint", "output", "json", "disable", "help")
 
 START = {
     "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
@@ -31,6 +31,7 @@ START = {
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
+    "output": "FILE.jsonl: every answer with its tokens and rewards, as rlhf rollout writes them",
     "json": "print a JSON object instead of a table",
 }
 
@@ -53,10 +54,15 @@ def evaluate(line: CommandLine) -> None:
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
     with closing(build_plugins(config, "evaluate")) as manager:
         check_evaluation(config, manager)
+        output = line.value("output")
+        if output is not None:
+            from rlhf_host.training.saved_rows import check_output
+
+            check_output(Path(output))
         phase("Loading libraries")
         from rlhf_host.training.run import evaluate_only
 
-        metrics = evaluate_only(config, manager)
+        metrics = evaluate_only(config, manager, None if output is None else Path(output))
     if "json" in line.own:
         click.echo(json.dumps(dict(metrics), indent=2))
     else:
@@ -105,6 +111,10 @@ def _print_table(metrics: Mapping[str, float]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("metric")
     table.add_column("value", justify="right")
+    table.add_column("95 %")
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.4g}")
+        if name.endswith("/stderr"):
+            continue
+        error = metrics.get(f"{name.removesuffix('/mean')}/stderr")
+        table.add_row(name, f"{value:.4g}", "" if error is None else f"± {1.96 * error:.2g}")
     Console().print(table)

@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from rlhf_host.config.run_dir import CONFIG, PLUGINS
 from rlhf_host.errors import UserError, visible
 from rlhf_host.runs.directory import RunDirectory
-from rlhf_host.runs.terminal import age, number, size
+from rlhf_host.runs.terminal import age, number
 
 
 @click.command()
@@ -38,7 +39,7 @@ def runs(folder: Path, as_json: bool) -> None:
     for row in rows:
         step = f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
         figure = "" if row["figure"] is None else f"{row['metric']} {number(row['figure'])}"
-        table.add_row(visible(row["run"]), row["status"], step, figure, age(row["started"]), size(row["bytes"]))
+        table.add_row(visible(row["run"]), row["status"], step, figure, age(row["started"]), decimal(row["bytes"]))
     Console(highlight=False).print(table)
 
 

@@ -144,8 +144,6 @@ class Trajectory:
     """Set by the host: converts token ids to text, without special tokens."""
     advantage: float | None = None
     """Mean over the tokens in the loss, after advantages are computed; ``None`` if no token is in the loss."""
-    advantages: Sequence[float] | None = field(default=None, repr=False, compare=False)
-    """Set by the host where they differ between the tokens in the loss: ``[T]``, of all completion tokens."""
     parent: int | None = None
     """For agents that branch: the index of an earlier row of this episode. This row's prompt begins with tokens of that row."""
     branch: int = 0
@@ -162,6 +160,8 @@ class Trajectory:
     reward of the final rows of their role, or else of the episode."""
     events: Sequence[Mapping[str, Any]] = ()
     """Set by the host in an episode's first row: its calls of the policy where there were several, and what its agent noted."""
+    advantages: Sequence[float] | None = field(default=None, repr=False, compare=False)
+    """Set by the host where they differ between the tokens in the loss: ``[T]``, of all completion tokens."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from rlhf_host.phases import phase
 from rlhf_host.records.episodes import Group, Task, Trajectory
 from rlhf_host.records.needs import RoleHandle, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Collector
+
+TELL_S = 20.0
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -40,7 +44,11 @@ class Evaluation:
         started = time.perf_counter()
         collected = Collected()
         context = ScoreContext("eval", step, self.handles, self.tokenizer)
-        await self.collector.run([Draw(task, 0) for task in self.tasks], context, collected)
+        telling = asyncio.create_task(self._tell())
+        try:
+            await self.collector.run([Draw(task, 0) for task in self.tasks], context, collected)
+        finally:
+            telling.cancel()
         metrics = {f"eval/{name}": value for name, value in summary(collected.groups, self.settings).items()}
         sources = {group.task.source for group in collected.groups}
         if len(sources) > 1:
@@ -51,10 +59,19 @@ class Evaluation:
         metrics["time/eval"] = time.perf_counter() - started
         return metrics, collected.trajectories_in_order()
 
+    async def _tell(self) -> None:
+        """How far it is, now and then."""
+        before = self.collector.over
+        while True:
+            await asyncio.sleep(TELL_S)
+            done = (self.collector.over - before) // (self.settings.n + 1)  # episodes, and their group
+            phase(f"Evaluating: {done:,} of {len(self.tasks):,} tasks are over")
+
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     """Of judged final trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
-    ``length/mean``, ``truncated``, ``samples``, and the means of what plugins measured."""
+    ``length/mean``, ``truncated``, ``samples``, and the means of what plugins measured. Of rewards, scores and pass@k also
+    ``NAME/stderr``: the standard error over tasks, whose samples are not independent."""
     judged: dict[tuple[str, str], list[Trajectory]] = {}
     for group in groups:
         for row in group.trajectories:
@@ -81,15 +98,27 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     for name in sorted(names) if len(names) > 1 else ():
         if totals := [reward.total for row in rows if (reward := row.rewards.get(name)) is not None]:
             values[f"reward/{name}"] = mean(totals)
+    tasks: dict[str, list[Trajectory]] = {}
+    for (group_id, _), answers in judged.items():
+        tasks.setdefault(group_id, []).extend(answers)
+    values |= _with_error("reward", [mean([row.reward or 0.0 for row in answers]) for answers in tasks.values()])
     scores = [row.score for row in rows if row.score is not None]
     if scores:
         values["score/mean"] = mean(scores)
+        scored = ([row.score for row in answers if row.score is not None] for answers in tasks.values())
+        values |= _with_error("score", [mean(each) for each in scored if each])
         for k in sorted({1, settings.n, *settings.k}):
             # A group short of k judged samples has no unbiased estimate, and is left out of this k.
             counted = [answers for answers in judged.values() if len(answers) >= k]
             if counted:
-                values[f"pass@{k}"] = mean([pass_at_k(len(answers), _passed(answers), k) for answers in counted])
+                passes = [pass_at_k(len(answers), _passed(answers), k) for answers in counted]
+                values |= {f"pass@{k}": mean(passes)} | _with_error(f"pass@{k}", passes)
     return values
+
+
+def _with_error(name: str, tasks: Sequence[float]) -> dict[str, float]:
+    """The standard error of a mean over tasks; of one task nothing is known."""
+    return {f"{name}/stderr": statistics.stdev(tasks) / math.sqrt(len(tasks))} if len(tasks) > 1 else {}
 
 
 def _passed(answers: Sequence[Trajectory]) -> int:

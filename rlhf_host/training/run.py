@@ -32,7 +32,9 @@ from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_che
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.precompute import precomputed, without
+from rlhf_host.training.records import provenance
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
+from rlhf_host.training.saved_rows import lines, write_lines
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +99,14 @@ def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir:
             _close(events, started)
 
 
-def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: PythonRows = NO_ROWS) -> dict[str, float]:
-    """Evaluate the actor on ``eval.data``; see ``training.evaluate``."""
+def evaluate_only(
+    config: RunConfig, manager: PluginManager, output: Path | None = None, *, rows: PythonRows = NO_ROWS
+) -> dict[str, float]:
+    """Evaluate the actor on ``eval.data``; see ``training.evaluate``.
+
+    Args:
+        output: a file for all trajectories, with their tokens.
+    """
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
     held_out = assemble.tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows, manager)
@@ -106,6 +114,8 @@ def evaluate_only(config: RunConfig, manager: PluginManager, *, rows: PythonRows
         evaluation = assemble.evaluation_of(config, manager, started, held_out, data)
         metrics, trajectories = events.run(evaluation.run(0))
         manager.each("log_trajectories", step=0, split="eval", trajectories=trajectories)
+        if output is not None:
+            write_lines(output, [lines(0, "eval", trajectories, provenance(config.model_dump(mode="json"), "eval"))])
         outcome.metrics = metrics
     return metrics
 

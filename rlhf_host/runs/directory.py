@@ -1,0 +1,153 @@
+"""One reader of run directories: what was set, what was measured, what was sampled, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.run_dir import CONFIG, PLUGINS, RUN, in_use, require_run
+from rlhf_host.config.yaml_file import plain, read_yaml
+from rlhf_host.errors import UserError, near_matches
+
+HEADLINES = ("eval/pass@1", "eval/score/mean", "eval/reward/mean", "eval/loss", "reward/mean", "loss")
+"""What says most about a run, of those that it has; before them comes what ``checkpoint.best`` names."""
+
+
+class RunDirectory:
+    """Reads when asked, and forgives what a killed run leaves half-written.
+
+    Raises:
+        UserError: ``path`` is no run directory.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        require_run(self.path)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """``config.yaml``, as plain values."""
+        settings: dict[str, Any] = plain(read_yaml(self.path / CONFIG))
+        return settings
+
+    @cached_property
+    def plugins(self) -> list[dict[str, Any]]:
+        """Kind, alias, name, distribution and version of each."""
+        path = self.path / PLUGINS
+        found: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.exists() else []
+        return found
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """``run.json``: when it began and ended, how, and with what. Empty for runs of older versions."""
+        path = self.path / RUN
+        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        return found
+
+    @property
+    def status(self) -> Any:
+        """``running``, ``finished``, ``interrupted``, ``failed``, or ``killed`` where nothing could be written at the end."""
+        known = self.about.get("status", "finished" if (self.path / "model").is_dir() else "running")
+        if known == "running" and not in_use(self.path):
+            return "killed"
+        return known
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.jsonl``, one per step, by step."""
+        rows = {row["step"]: row for row in _rows(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
+        return [rows[step] for step in sorted(rows)]
+
+    @cached_property
+    def curves(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Metric → its steps and values, without those that are no finite number."""
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for row in self.metrics:
+            for name, value in row.items():
+                if name not in ("step", "time/wall") and isinstance(value, int | float) and math.isfinite(value):
+                    steps, values = found.setdefault(name, ([], []))
+                    steps.append(row["step"])
+                    values.append(float(value))
+        return found
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Raises ``UserError`` for a metric that the run does not have."""
+        if name not in self.curves:
+            raise UserError(f"{self.path} has no metric {name!r}{near_matches(name, self.curves)}")
+        return self.curves[name]
+
+    @property
+    def step(self) -> int:
+        """The last one that is logged."""
+        rows = self.metrics
+        return int(rows[-1]["step"]) if rows else 0
+
+    @property
+    def steps(self) -> int | None:
+        """How many were planned."""
+        return self.about.get("steps") or self.settings["train"]["steps"]
+
+    @property
+    def headline(self) -> str | None:
+        """The metric that says most."""
+        best = self.settings["checkpoint"].get("best")
+        return next((name for name in (best, *HEADLINES) if name in self.curves), None)
+
+    @cached_property
+    def trajectories(self) -> dict[tuple[str, int], Path]:
+        """Split and step → file."""
+        found = {}
+        for path in sorted((self.path / "trajectories").glob("*-step-*.jsonl")):
+            split, _, step = path.stem.partition("-step-")
+            if step.isdigit():
+                found[split, int(step)] = path
+        return dict(sorted(found.items(), key=lambda item: item[0][1]))
+
+    def rows(self, split: str, step: int) -> list[dict[str, Any]]:
+        """The trajectories of a step, as ``trajectories/`` has them."""
+        return list(_rows(self.trajectories[split, step]))
+
+    @cached_property
+    def draws(self) -> dict[str, int]:
+        """What became of the tasks that were drawn, by ``ledger.jsonl``: outcome → how many."""
+        counts: dict[str, int] = {}
+        for row in _rows(self.path / "ledger.jsonl"):
+            for *_, outcome in row["draws"]:
+                counts[outcome] = counts.get(outcome, 0) + 1
+        return counts
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A tree of settings as dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that differ."""
+    for count in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len({*names}) == len(names):
+            return names
+    raise UserError(f"{paths[0]} is given twice")
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of JSON objects; a killed run may have left part of one."""
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row

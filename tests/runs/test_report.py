@@ -1,0 +1,220 @@
+"""``rlhf report``: what is on the page is what is in the files, also in a browser where there is one."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlhf_host.runs.directory import RunDirectory, names_of
+from rlhf_host.runs.report import page
+
+pytest.importorskip("plotly")
+CHROMIUM = shutil.which("chromium")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+
+
+@pytest.fixture(scope="module")
+def run(rlhf, tiny_model, prompts, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "first"
+    small = ("--rollout.n", "2", "--rollout.max-new-tokens", "6", "--train.batch-size", "2", "--train.threads", "1")
+    model = ("train", "--algo", "ppo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts)
+    log = ("--trajectories.tokens", "--eval.data", prompts, "--train.steps", "3", "--run-dir", run)
+    rlhf.run(*model, *small, *log, "--kernels", "none")
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(run):
+    """A run of several turns with a branch, hostile texts, and nothing at the end."""
+    other = run.parent / "second"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("model", "checkpoints", "trajectories"))
+    about = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(about | {"status": "running"}))
+    (other / "trajectories").mkdir()
+
+    def segment(kind, ids, text):
+        more = {"logprobs": [-1.5] * len(ids), "versions": [*range(len(ids))]} if kind == "action" else {}
+        return {"kind": kind, "token_ids": ids, "text": text, **more}
+
+    stem = [segment("prompt", [4], "1+2?"), segment("action", [5, 6], "<script>alert(1)</script>")]
+    whole = [*stem, segment("observation", [7], "seen </script>"), segment("action", [8], "3")]
+    common = {
+        "step": 2,
+        "group_id": "g",
+        "source": "sums",
+        "task": 7,
+        "label": "3",
+        "prompt": "1+2?",
+        "reward": 1.0,
+        "length": 3,
+    }
+    rows = [
+        common
+        | {"episode_id": "e", "segments": whole, "full_text": "whole", "text": "x", "events": [{"kind": "call", "t": 0.5}]},
+        common
+        | {"episode_id": "e", "segments": stem, "tree": {"row": 1, "parent": 0, "branch": 3}, "final": False, "text": "y"},
+        common | {"episode_id": "f", "reward": None, "unjudged": "no judge", "text": "plain"},
+    ]
+    (other / "trajectories/train-step-000002.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return other
+
+
+def chunks(text):
+    found = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', text)
+    return {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in found}
+
+
+def test_the_page_has_what_the_files_have(run, killed):
+    found = [RunDirectory(run), RunDirectory(killed)]
+    text, notices = page(found, names_of([run, killed]))
+    assert not notices
+    parts = chunks(text)
+    first, second = parts["head"]
+    assert (first["name"], first["status"], second["name"], second["status"]) == ("first", "finished", "second", "killed")
+    assert first["curves"] == {name: [*map(list, curve)] for name, curve in found[0].curves.items()}
+    assert first["places"] == [["eval", 0], ["train", 1], ["train", 2], ["eval", 3], ["train", 3]]
+    assert first["settings"]["rollout.n"] == 2
+    assert "rollout.n" in first["changed"]
+    assert not {"rollout.top_p", "algo.clip_eps", "run_dir"} & {*first["changed"]}
+    saved = found[0].rows("train", 3)
+    rows = [row for group in parts["run0-train-3"] for row in group["rows"]]
+    assert [(row["reward"], row["length"]) for row in rows] == [(row["reward"], row["length"]) for row in saved]
+    for row, file in zip(rows, saved, strict=True):
+        [part] = row["segments"]
+        assert part["versions"] == file["segments"][1]["versions"]
+        assert part["logprobs"] == pytest.approx(file["segments"][1]["logprobs"], abs=5e-4)
+        assert len(part["tokens"]) == file["length"]
+        assert part["advantages"] == file["advantages"]
+        assert sum(part["advantages"]) / file["length"] == pytest.approx(file["advantage"], rel=1e-3)
+    assert any(len({*row["segments"][0]["advantages"]}) > 1 for row in rows), "GAE differs between tokens"
+
+
+def test_turns_and_branches(run, killed):
+    text, _ = page([RunDirectory(killed)], ["second"])
+    assert "<script>alert(1)" not in text
+    [group] = chunks(text)["run0-train-2"]
+    whole, branch, unjudged = group["rows"]
+    assert [part["kind"] for part in whole["segments"]] == ["action", "observation", "action"]
+    assert whole["events"] == [{"kind": "call", "t": 0.5}]
+    assert (branch["tree"]["parent"], branch["final"]) == (0, False)
+    assert (unjudged["unjudged"], unjudged["text"]) == ("no judge", "plain")
+
+
+def test_the_newest_answers_come_first_where_not_all_fit(run, monkeypatch):
+    from rlhf_host.runs import report
+
+    monkeypatch.setattr(report, "MOST", 3_000)
+    text, [notice] = page([RunDirectory(run)], ["first"])
+    head = chunks(text)["head"][0]
+    assert ["train", 3] in head["places"]
+    assert "eval 0" in head["left_out"]
+    assert f"the answers of {len(head['left_out'])} steps are left out" in notice
+
+
+def test_the_command(rlhf_process, rlhf_here, run, killed, tmp_path):
+    done = rlhf_process.run("report", run, killed, "-o", tmp_path / "page.html")
+    assert done.stdout.startswith(f"{tmp_path}/page.html (")
+    assert "http" not in re.sub(r"<script>.*?</script>", "", (tmp_path / "page.html").read_text(), flags=re.S)
+    result = rlhf_here("report", run, "-o", tmp_path / "nowhere/page.html")
+    assert result.exit_code == 2
+    assert "there is no directory" in result.stderr
+    assert rlhf_here("report", tmp_path, "-o", tmp_path / "page.html").exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("size", [(1300, 900), (390, 844)], ids=["wide", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it_without_an_error(browser, run, killed, tmp_path, size, scheme):
+    file = tmp_path / "page.html"
+    text, _ = page([RunDirectory(run), RunDirectory(killed)], ["first", "second"])
+    file.write_text(text)
+    tab = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    tab.set_default_timeout(120_000)
+    said: list[str] = []
+    tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else said.append(request.url))
+    tab.goto(file.as_uri())
+    tab.locator(".plot").first.scroll_into_view_if_needed()
+    tab.wait_for_selector(".plot .main-svg")
+    cells = tab.eval_on_selector_all("#overview td", "cells => cells.map(cell => cell.textContent)")
+    assert cells[0:3] == ["● first", "finished", "3 of 3"]
+    assert cells[6:8] == ["● second", "killed"]
+    values = RunDirectory(run).curve("reward/mean")[1]
+    tab.locator('.plot[data-metric="reward/mean"]').scroll_into_view_if_needed()
+    tab.wait_for_selector('.plot[data-metric="reward/mean"] .main-svg')
+    drawn = tab.eval_on_selector('.plot[data-metric="reward/mean"]', "plot => plot.data.map(trace => Array.from(trace.y))")
+    assert drawn == [values, values]
+    tab.fill("#filter", "memory/")
+    tab.wait_for_selector("details[open] .plot .main-svg")
+    tab.click("nav button:text('Answers')")
+    tab.wait_for_selector("#group .row")
+    saved = RunDirectory(run).rows("train", 3)
+    texts = tab.eval_on_selector_all("#group .row .text", "parts => parts.map(part => part.textContent)")
+    assert len(texts) == 2
+    assert tab.locator("#group mark").count() == sum(row["length"] for row in saved[:2])
+    assert tab.locator("#group mark").first.get_attribute("style")
+    tab.select_option("#run", label="second")
+    tab.wait_for_selector("#group .row.branch")
+    assert "plain" in tab.inner_text("#group")
+    tab.fill("#find", "no such text")
+    tab.wait_for_selector("#group >> text=Nothing found.")
+    tab.click("nav button:text('Settings')")
+    assert tab.locator("#settings tr").count() > 3
+    tab.click("nav button:text('Environment')")
+    tab.click("#theme")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert not said
+    tab.close()
+
+
+def test_ten_thousand_answers(browser, run, tmp_path):
+    large = tmp_path / "large"
+    shutil.copytree(run, large, ignore=shutil.ignore_patterns("model", "checkpoints", "trajectories"))
+    (large / "trajectories").mkdir()
+    words = Path(__file__).read_text().split()
+    for step in range(10):
+        rows = []
+        for place in range(1000):
+            answer = " ".join(words[(17 * place + 31 * step + k) % len(words)] for k in range(150))
+            row = {
+                "step": step,
+                "group_id": f"g{place // 8}",
+                "prompt": f"question {place // 8}",
+                "text": answer,
+                "sample": place % 8,
+            }
+            rows.append(
+                json.dumps(row | {"reward": place % 8 / 8, "length": 150, "episode_id": f"e{place}", "task": place // 8})
+            )
+        (large / f"trajectories/train-step-{step:06d}.jsonl").write_text("\n".join(rows) + "\n")
+    text, notices = page([RunDirectory(large)], ["large"])
+    assert not notices
+    assert len(text) < 20e6
+    file = tmp_path / "page.html"
+    file.write_text(text)
+    tab = browser.new_page()
+    tab.set_default_timeout(120_000)
+    tab.goto(file.as_uri())
+    tab.click("nav button:text('Answers')")
+    tab.wait_for_selector("#group .row")
+    assert tab.locator("#place option").count() == 10
+    assert tab.locator("#groups button").count() == 125
+    assert tab.locator("#group .row").count() == 8
+    tab.close()

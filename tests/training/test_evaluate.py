@@ -1,0 +1,114 @@
+"""Evaluation: figures with their errors, every answer in a file, and how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import statistics
+
+import pytest
+from transformers import AutoTokenizer
+
+from rlhf_host import Step, Task, Trajectory, hookimpl
+from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig
+from rlhf_host.records.episodes import Group, Sampling, Segment
+from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.testing.engines import ScriptedEngine
+from rlhf_host.training import evaluate
+from rlhf_host.training.evaluate import Evaluation, summary
+from rlhf_host.training.saved_rows import read_steps
+
+from ..rollouts.playing import Length, load
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def group(name, scores):
+    def row(score):
+        segments = [Segment("prompt", [1]), Segment("action", [2], [-1.0], [0])]
+        return Trajectory(f"{name}-{random.random()}", name, Task("p", "l"), segments, reward=2 * score, score=score)
+
+    return Group(name, Task("p", "l"), [row(score) for score in scores])
+
+
+def test_errors_are_over_tasks():
+    """Samples of one task are not independent: four equal ones of each task say no more than one."""
+    passed = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    once = summary([group(str(i), [value]) for i, value in enumerate(passed)], EvalConfig(n=1))
+    often = summary([group(str(i), [value] * 4) for i, value in enumerate(passed)], EvalConfig(n=4))
+    error = statistics.stdev(passed) / math.sqrt(6)
+    for found in (once, often):
+        assert found["pass@1/stderr"] == pytest.approx(error)
+        assert found["score/stderr"] == pytest.approx(error)
+        assert found["reward/stderr"] == pytest.approx(2 * error)
+    assert not any(name.endswith("stderr") for name in summary([group("0", [1.0, 0.0])], EvalConfig(n=2)))
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    dice, held = random.Random(4), 0
+    for _ in range(400):
+        found = summary([group(str(i), [float(dice.random() < 0.6)]) for i in range(100)], EvalConfig(n=1))
+        held += abs(found["pass@1"] - 0.6) <= 1.96 * found["pass@1/stderr"]
+    assert 0.91 < held / 400 < 0.98
+
+
+def test_how_far_it_is_can_be_seen(tokenizer, monkeypatch, capsys):
+    class Slow:
+        @hookimpl
+        def agent_reset(self, episode):
+            return Step(episode.task.prompt)
+
+        @hookimpl
+        async def agent_step(self, episode, action):
+            await asyncio.sleep(0.5 * (episode.task.index == 3))
+            return Step(done=True)
+
+    monkeypatch.setattr(evaluate, "TELL_S", 0.2)
+    settings = RolloutConfig()
+    manager = load(Length(), agent=Slow())
+    engine = ScriptedEngine(lambda ids, key: [4, 5])
+    episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(max_new_tokens=8), 64, settings)
+    tasks = [Task("12", "12", index=i, source="made", prompt_ids=(3, 4)) for i in range(4)]
+    collector = Collector(episodes, manager, settings, n=2, seed=7, split="eval")
+    metrics, rows = asyncio.run(Evaluation(tasks, collector, EvalConfig(n=2), {}, tokenizer).run(0))
+    assert len(rows) == 8
+    assert metrics["eval/samples"] == 8.0
+    said = capsys.readouterr().err.splitlines()
+    assert "Evaluating: 3 of 4 tasks are over ..." in said
+
+
+def test_every_answer_is_written(rlhf_here, tiny_model, prompts, tmp_path):
+    file = tmp_path / "answers.jsonl"
+    flags = [
+        "--actor.model",
+        tiny_model,
+        "--eval.data",
+        f"{prompts}",
+        "--reward",
+        "vowels",
+        "--eval.n",
+        "2",
+        "--rollout.max-new-tokens",
+        "4",
+    ]
+    result = rlhf_here("eval", *flags, "--eval.data.max-samples", "6", "--output", file)
+    assert result.exit_code == 0, result.output
+    [step] = read_steps(file)
+    assert (step.split, len(step.rows)) == ("eval", 12)
+    rewards = [row.reward for row in step.rows]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    [shown] = [line for line in lines if line[0] == "eval/reward/mean"]
+    assert float(shown[1]) == pytest.approx(statistics.fmean(rewards), rel=1e-3)
+    assert shown[2] == "±"
+    assert not any("stderr" in line[0] for line in lines)
+    again = rlhf_here("eval", *flags, "--output", file)
+    assert again.exit_code == 2
+    assert "already exists" in again.stderr
+    found = json.loads(rlhf_here("eval", *flags, "--eval.data.max-samples", "6", "--json").stdout)
+    assert found["eval/reward/stderr"] > 0
