@@ -226,7 +226,7 @@ function answer(row, scale) {
   if (rewards.length) said.push(rewards.map(([name, value]) => `${name} ${value === null ? "-" : number(value)}`).join(", "));
   if (row.score !== undefined) said.push(`score ${number(row.score)}`);
   if (row.advantage !== undefined) said.push(`advantage ${number(row.advantage)}`);
-  said.push(`${row.length ?? 0} tokens, ${row.finish_reason || ""}`);
+  said.push([`${row.length ?? 0} tokens`, row.finish_reason].filter(Boolean).join(", "));
   if (row.role) said.push(`role ${row.role}`);
   if (row.final === false) said.push("not judged by itself");
   const branch = row.tree && row.tree.parent !== null && row.tree.parent !== undefined;
