@@ -19,7 +19,10 @@ from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Needs
 
-EVAL_METRICS = ("reward/mean", "score/mean", "length/mean", "truncated", "samples", "unjudged", "failed")
+EVAL_METRICS = (
+    *("reward/mean", "reward/stderr", "score/mean", "score/stderr"),
+    *("length/mean", "truncated", "samples", "unjudged", "failed"),
+)
 """What evaluations of samples give under ``eval/``, beside pass@k."""
 
 

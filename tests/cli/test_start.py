@@ -15,6 +15,10 @@ ELSEWHERE = {
     "serve": "cli/test_serve.py",
     "serve-reward": "cli/test_serve_reward.py",
     "chat": "cli/test_chat.py",
+    "runs": "cli/test_runs.py",
+    "show": "cli/test_runs.py",
+    "compare": "cli/test_runs.py",
+    "report": "runs/test_report.py",
 }
 """Commands that these files start with ``rlhf_process``."""
 

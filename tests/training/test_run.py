@@ -47,7 +47,7 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     for row in rows[1:]:
         assert [name for name in ALWAYS if name not in row] == []
         assert all(value is None or math.isfinite(value) for value in row.values())
-    of_evaluation = {f"eval/{name}" for name in (*EVAL_METRICS, "pass@1", "pass@2")}
+    of_evaluation = {f"eval/{name}" for name in (*EVAL_METRICS, "pass@1", "pass@2", "pass@1/stderr", "pass@2/stderr")}
     assert {name for name in rows[0] if name.startswith("eval/")} == of_evaluation == rows[2].keys() & of_evaluation
     assert rows[1]["mismatch/max"] < 1e-5
     docs = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
