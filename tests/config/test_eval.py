@@ -14,7 +14,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch):
     from rlhf_host.training import run
 
     class Evaluated:
-        def __call__(self, config, manager):
+        def __call__(self, config, manager, output):
             self.config, self.plugins = config, [item.key for item in manager.loaded]
             return {"eval/pass@1": 0.123456, "eval/samples": 8.0}
 

@@ -225,7 +225,7 @@ REFUSALS = {
     ),
     "forbidden settings": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--train.old-logprobs", "sampler"],
-        "algo:picky does not work with train.old_logprobs sampler (made up): set --train.old-logprobs to something else",
+        "algo:picky does not work with train.old_logprobs sampler (made up): set --train.old-logprobs fused or recompute",
     ),
     "forbidden numbers": (
         ["--algo", "picky", "--reward", "length", "--critic.model", "c", "--rollout.n", "16"],
