@@ -111,10 +111,11 @@ def _print_table(metrics: Mapping[str, float]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("metric")
     table.add_column("value", justify="right")
-    table.add_column("95 %")
+    if any(name.endswith("/stderr") for name in metrics):
+        table.add_column("95 %")
     for name, value in metrics.items():
         if name.endswith("/stderr"):
             continue
         error = metrics.get(f"{name.removesuffix('/mean')}/stderr")
-        table.add_row(name, f"{value:.4g}", "" if error is None else f"± {1.96 * error:.2g}")
+        table.add_row(name, f"{value:.4g}", *([] if error is None else [f"± {1.96 * error:.2g}"]))
     Console().print(table)
