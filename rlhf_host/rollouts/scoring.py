@@ -185,14 +185,14 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
             raise TypeError(f"metric {name!r} is a number, not {type(value).__name__}")
     if not all(map(_fits, (reward.total, *(placed or ()), *reward.parts.values()))):
         return Unjudged("a reward that is not finite")
-    return Reward(  # other numbers than these have no place in files
-        value=None if reward.value is None else float(reward.value),
-        turns=None if reward.turns is None else [*map(float, reward.turns)],
-        tokens=None if reward.tokens is None else [*map(float, reward.tokens)],
-        score=None if reward.score is None else float(reward.score),
-        metrics={name: float(value) for name, value in reward.metrics.items()},
-        parts={name: float(value) for name, value in reward.parts.items()},
-    )
+    # Other numbers than these have no place in files. In place: a plugin's rewards may be of a class of its own.
+    reward.value = None if reward.value is None else float(reward.value)
+    reward.turns = None if reward.turns is None else [*map(float, reward.turns)]
+    reward.tokens = None if reward.tokens is None else [*map(float, reward.tokens)]
+    reward.score = None if reward.score is None else float(reward.score)
+    reward.metrics = {name: float(value) for name, value in reward.metrics.items()}
+    reward.parts = {name: float(value) for name, value in reward.parts.items()}
+    return reward
 
 
 def _fits(value: float) -> bool:
