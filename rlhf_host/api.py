@@ -142,7 +142,6 @@ def train(
         eval_rewards: what judges there; default: ``rewards``.
         extensions: filters, shaping, corrections.
         agent: how an episode is played.
-        output: a ``.jsonl`` file for all answers.
         trackers: more than the default ones.
         preset: presets, which everything else overrides.
         config: a YAML file; all other arguments override it.
@@ -229,11 +228,8 @@ def evaluate(
     ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     with closing(manager):
         check_evaluation(ready, manager)
-        from rlhf_host.training import saved_rows
         from rlhf_host.training.run import evaluate_only
 
-        if output is not None:
-            saved_rows.check_output(Path(output))
         return evaluate_only(ready, manager, None if output is None else Path(output), rows=asked.rows)
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_host.cli.show import CHANGES, PLOTTED
+from rlhf_host.cli.show import PLOTTED
 from rlhf_host.errors import UserError, visible
-from rlhf_host.runs.directory import RunDirectory, flat, names_of
+from rlhf_host.runs.directory import TELLING, RunDirectory, flat, names_of
 from rlhf_host.runs.terminal import number, plot, short
 
 PLOTS = 2
@@ -53,9 +53,7 @@ def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
     for name in dict.fromkeys(name for settings in each for name in settings):
         values = [settings.get(name) for settings in each]
         plugin = f"{name.rpartition('.')[0]}.name"
-        of_one = (
-            name != plugin and any(plugin in settings for settings in each) and not all(plugin in settings for settings in each)
-        )
+        of_one = name != plugin and 0 < sum(plugin in settings for settings in each) < len(each)
         if name not in ("run_dir", "name") and not of_one and any(value != values[0] for value in values):
             table.add_row(name, *(visible(_written(value)) for value in values))
     return table
@@ -71,7 +69,7 @@ def _written(value: Any) -> str:
 
 def _compared(runs: Sequence[RunDirectory]) -> list[str]:
     """The metrics that all have and that say most."""
-    wanted = dict.fromkeys(name for name in (*(run.headline for run in runs), *PLOTTED, *CHANGES) if name is not None)
+    wanted = dict.fromkeys(name for name in (*(run.headline for run in runs), *PLOTTED, *TELLING) if name is not None)
     return [name for name in wanted if all(name in run.curves for run in runs)][:PLOTS]
 
 

@@ -55,10 +55,6 @@ def evaluate(line: CommandLine) -> None:
     with closing(build_plugins(config, "evaluate")) as manager:
         check_evaluation(config, manager)
         output = line.value("output")
-        if output is not None:
-            from rlhf_host.training.saved_rows import check_output
-
-            check_output(Path(output))
         phase("Loading libraries")
         from rlhf_host.training.run import evaluate_only
 

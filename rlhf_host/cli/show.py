@@ -12,36 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_host.errors import visible
-from rlhf_host.runs.directory import HEADLINES, RunDirectory
-from rlhf_host.runs.signs import Signs
+from rlhf_host.runs.directory import HEADLINES, TELLING, RunDirectory
 from rlhf_host.runs.terminal import age, number, plot, short
 
 PLOTTED = ("reward/mean", "kl", "entropy", "length/mean", "loss")
 """Besides the headline, of those that there are."""
 PLOTS = 3
-CHANGES = (
-    *(
-        "score/mean",
-        "reward/mean",
-        "loss",
-        "accuracy",
-        "kl",
-        "entropy",
-        "length/mean",
-        "truncated",
-        "grad_norm",
-        "clip_fraction",
-    ),
-    *(
-        "mismatch/mean",
-        "groups/no_variance",
-        "rollout/dropped",
-        "staleness/mean",
-        "time/step",
-        "tokens_per_s",
-        "memory/actor_gb",
-    ),
-)
 ENDS = 5
 """Steps at either end whose mean is shown."""
 
@@ -64,7 +40,7 @@ def show(run: Path, metrics: Sequence[str], samples: int) -> None:
     if found.curves:
         screen.print()
         screen.print(_changes(found))
-    for line in _warnings(found):
+    for line in found.warnings:
         screen.print(Text(visible(f"Warning: {line}"), "yellow"))
     for line in _samples(found, samples):
         screen.print(Text(visible(line)))
@@ -105,21 +81,13 @@ def _changes(run: RunDirectory) -> Table:
         table.add_column(name, justify="right")
     evaluated = [name for name in run.curves if name.startswith("eval/")]
     evaluated.sort(key=lambda name: name not in HEADLINES)
-    for name in [*evaluated[:4], *(name for name in CHANGES if name in run.curves)]:
+    for name in [*evaluated[:4], *(name for name in TELLING if name in run.curves)]:
         _, values = run.curves[name]
         means = statistics.fmean(values[:ENDS]), statistics.fmean(values[-ENDS:])
         if name.startswith("eval/"):
             means = values[0], values[-1]
         table.add_row(name, *map(number, (*means, min(values), max(values))))
     return table
-
-
-def _warnings(run: RunDirectory) -> Iterator[str]:
-    """As they were told while it ran."""
-    signs = Signs()
-    for row in run.metrics:
-        if row["step"]:
-            yield from (f"step {row['step']}: {report}" for report in signs.look(row))
 
 
 def _samples(run: RunDirectory, count: int) -> Iterator[str]:

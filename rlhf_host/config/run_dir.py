@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import NONE
@@ -69,6 +71,15 @@ def in_use(run_dir: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def about_run(run_dir: Path) -> dict[str, Any]:
+    """What ``run.json`` says; nothing where there is none that can be read."""
+    try:
+        about: dict[str, Any] = json.loads((run_dir / RUN).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return about
 
 
 def _written(run_dir: Path) -> bool:

@@ -9,12 +9,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.run_dir import CONFIG, PLUGINS, RUN, in_use, require_run
+from rlhf_host.config.run_dir import CONFIG, PLUGINS, about_run, in_use, require_run
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.runs.signs import Signs
 
 HEADLINES = ("eval/pass@1", "eval/score/mean", "eval/reward/mean", "eval/loss", "reward/mean", "loss")
 """What says most about a run, of those that it has; before them comes what ``checkpoint.best`` names."""
+
+TELLING = (
+    *(
+        "score/mean",
+        "reward/mean",
+        "loss",
+        "accuracy",
+        "kl",
+        "entropy",
+        "length/mean",
+        "truncated",
+        "grad_norm",
+        "clip_fraction",
+    ),
+    *(
+        "mismatch/mean",
+        "groups/no_variance",
+        "rollout/dropped",
+        "staleness/mean",
+        "time/step",
+        "tokens_per_s",
+        "memory/actor_gb",
+    ),
+)
+"""Metrics to look at first."""
 
 
 class RunDirectory:
@@ -44,9 +70,7 @@ class RunDirectory:
     @cached_property
     def about(self) -> dict[str, Any]:
         """``run.json``: when it began and ended, how, and with what. Empty for runs of older versions."""
-        path = self.path / RUN
-        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        return found
+        return about_run(self.path)
 
     @property
     def status(self) -> Any:
@@ -56,7 +80,7 @@ class RunDirectory:
             return "killed"
         return known
 
-    @property
+    @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, one per step, by step."""
         rows = {row["step"]: row for row in _rows(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
@@ -96,6 +120,13 @@ class RunDirectory:
         """The metric that says most."""
         best = self.settings["checkpoint"].get("best")
         return next((name for name in (best, *HEADLINES) if name in self.curves), None)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was told of its metrics while it ran."""
+        signs = Signs()
+        rows = [row for row in self.metrics if row["step"]]
+        return [f"step {row['step']}: {report}" for row in rows for report in signs.look(row)]
 
     @cached_property
     def trajectories(self) -> dict[tuple[str, int], Path]:

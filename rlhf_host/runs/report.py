@@ -18,8 +18,7 @@ from rlhf_host.config.defaults import KINDS
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.selection import find, load, options_model
-from rlhf_host.runs.directory import RunDirectory, flat
-from rlhf_host.runs.signs import Signs
+from rlhf_host.runs.directory import TELLING, RunDirectory, flat
 
 MOST = 14_000_000
 """Characters of saved answers in a page, compressed; the newest steps come first."""
@@ -57,7 +56,7 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
         if left_out:
             notices.append(f"{name}: the answers of {len(left_out)} steps are left out, as the page would be too large")
         heads.append(_head(run, name) | {"places": steps[::-1], "left_out": left_out[::-1]})
-    chunks["head"] = _packed(heads)
+    chunks["head"], chunks["telling"] = _packed(heads), _packed(TELLING)
     parts = {part: files(__package__).joinpath("page", f"page.{part}").read_text("utf-8") for part in ("html", "css", "js")}
     parts["title"] = html.escape(", ".join(names))
     parts["plotly"] = get_plotlyjs().replace("</script", "<\\/script")
@@ -73,12 +72,6 @@ def _packed(value: Any) -> str:
 
 
 def _head(run: RunDirectory, name: str) -> dict[str, Any]:
-    signs, warnings = Signs(), []
-    times = {}
-    for row in run.metrics:
-        times[row["step"]] = row.get("time/wall")
-        if row["step"]:
-            warnings += [f"step {row['step']}: {report}" for report in signs.look(row)]
     settings, usual = flat(run.settings), _defaults(run)
     return {
         "name": name,
@@ -89,13 +82,13 @@ def _head(run: RunDirectory, name: str) -> dict[str, Any]:
         "headline": run.headline,
         "about": run.about,
         "draws": run.draws,
-        "warnings": warnings,
+        "warnings": run.warnings,
         "plugins": run.plugins,
         "requirements": _text(run.path / "requirements.txt"),
         "settings": settings,
         "changed": [key for key, value in settings.items() if usual.get(key, ...) != value and key not in ("name", "run_dir")],
         "curves": run.curves,
-        "times": times,
+        "times": {row["step"]: row.get("time/wall") for row in run.metrics},
     }
 
 

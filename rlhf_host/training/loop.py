@@ -152,9 +152,10 @@ class Loop:
 
     def _add_finished(self, position: dict[str, Any]) -> None:
         """What is over meanwhile, unless a batch has it. With depth 0 rewards may have a state, which would have counted it."""
-        now, then = self.source.state_dict(), position["stream"]
-        if self.config.async_depth and all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
-            position["finished"] = self.source.finished()
+        if self.config.async_depth:
+            now, then = self.source.state_dict(), position["stream"]
+            if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
+                position["finished"] = self.source.finished()
 
     def rescue(self) -> None:
         """Write a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""

@@ -221,8 +221,8 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     means = (sums / counts.clamp(min=1)).tolist()
     for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
         trajectory.advantage = mean if count else None
-    ends = (torch.where(experience.loss_mask, experience.advantages, end) for end in (torch.inf, -torch.inf))
-    low, high = next(ends).amin(-1), next(ends).amax(-1)
+    low = torch.where(experience.loss_mask, experience.advantages, torch.inf).amin(-1)
+    high = torch.where(experience.loss_mask, experience.advantages, -torch.inf).amax(-1)
     for row in (low < high).nonzero().flatten().tolist():
         experience.trajectories[row].advantages = experience.advantages[row, : experience.lengths[row]]  # type: ignore[assignment]
     own = Metrics()

@@ -34,7 +34,7 @@ from rlhf_host.training.loop import Loop
 from rlhf_host.training.precompute import precomputed, without
 from rlhf_host.training.records import provenance
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
-from rlhf_host.training.saved_rows import lines, write_lines
+from rlhf_host.training.saved_rows import check_output, lines, write_lines
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,12 @@ def evaluate_only(
 
     Args:
         output: a file for all trajectories, with their tokens.
+
+    Raises:
+        UserError: ``output`` is there already, or could not be read back.
     """
+    if output is not None:
+        check_output(output)
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
     held_out = assemble.tasks_of(config, data, "eval", tokenizer, config.eval.seed, rows, manager)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf_host import __version__
 from rlhf_host.config.defaults import KINDS, kernels_to_try
-from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, RUN, config_yaml
+from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, RUN, about_run, config_yaml
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.directories import write_file
 from rlhf_host.plugins import requirements
@@ -48,7 +48,7 @@ def note_begin(run_dir: Path, steps: int, step: int | None) -> None:
         steps: that are planned.
         step: of the checkpoint that is taken up.
     """
-    known = _about(run_dir) if step is not None else {}
+    known = about_run(run_dir) if step is not None else {}
     about = {"started": known.get("started", round(time.time(), 3)), "steps": steps, "status": "running"}
     about["resumed_after"] = [*known.get("resumed_after", []), *([] if step is None else [step])]
     machine = f"{platform.system()} {platform.machine()}"
@@ -58,18 +58,10 @@ def note_begin(run_dir: Path, steps: int, step: int | None) -> None:
 
 def note_end(run_dir: Path, outcome: Outcome) -> None:
     """Write into ``run.json`` how it ended, unless the run was refused."""
-    if about := _about(run_dir):
+    if about := about_run(run_dir):
         about |= {"ended": round(time.time(), 3), "status": outcome.status, "step": outcome.step}
         about |= {"error": outcome.error} if outcome.error else {}
         _write_about(run_dir, about | ({"stopped_by": outcome.reason} if outcome.reason else {}))
-
-
-def _about(run_dir: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((run_dir / RUN).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return about
 
 
 def _write_about(run_dir: Path, about: dict[str, Any]) -> None:

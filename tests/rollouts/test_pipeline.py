@@ -91,6 +91,19 @@ async def steps_of(pipeline, gate, count, train_s=0.0, first=0):
     return batches
 
 
+def stopped_after(made, gate, count):
+    """The batches of so many steps, and what a checkpoint has of what goes on behind them."""
+
+    async def run():
+        batches = await steps_of(made, gate, count)
+        await asyncio.sleep(0.05)
+        state, finished = made.state_dict(), made.finished()
+        await made.close()
+        return batches, state, finished
+
+    return asyncio.run(run())
+
+
 def test_batches_come_in_draw_order_whoever_is_first(pipeline):
     made, gate = pipeline([40, 1, 30, 1, 20, 1, 10, 1, 1, 1, 1, 1])
     batches = asyncio.run(steps_of(made, gate, 6))
@@ -257,14 +270,7 @@ def test_closing_ends_what_is_open_and_releases_what_it_holds(pipeline):
 def test_a_resumed_run_draws_what_no_batch_had(pipeline):
     made, gate = pipeline([1, 1, 1, 1, 60_000, 1, 1, 1], depth=2)
 
-    async def two_steps():
-        batches = await steps_of(made, gate, 2)
-        await asyncio.sleep(0.02)
-        state, finished = made.state_dict(), made.finished()
-        await made.close()
-        return batches, state, finished
-
-    batches, state, finished = asyncio.run(two_steps())
+    batches, state, finished = stopped_after(made, gate, 2)
     assert [indices for indices, _ in batches] == [[0, 1], [2, 3]]
     assert state["ordinal"] == 4
     assert made.admission.admitted == 10, "it had drawn further"
@@ -302,14 +308,7 @@ def test_a_restored_group_of_another_task_is_played_again(pipeline):
     """The data changed, and has as many tasks as before."""
     made, gate = pipeline([1, 1, 60_000, 1, 1, 1], depth=2, steps=4)
 
-    async def one_step():
-        await steps_of(made, gate, 1)
-        await asyncio.sleep(0.05)
-        state, finished = made.state_dict(), made.finished()
-        await made.close()
-        return state, finished
-
-    state, finished = asyncio.run(one_step())
+    _, state, finished = stopped_after(made, gate, 1)
     assert sorted(finished) == [3, 4, 5, 6, 7]
     finished[3].group.task = replace(finished[3].group.task, prompt="34")
     finished[4].group.task = replace(finished[4].group.task, source="another")
@@ -354,14 +353,7 @@ def test_what_is_dropped_while_others_are_passed_is_counted_once(pipeline):
 def test_a_resumed_run_passes_over_what_batches_have(pipeline):
     made, gate = pipeline([60_000, *[1] * 7], most=3)
 
-    async def two_steps():
-        batches = await steps_of(made, gate, 2)
-        await asyncio.sleep(0.05)
-        state, finished = made.state_dict(), made.finished()
-        await made.close()
-        return batches, state, finished
-
-    batches, state, finished = asyncio.run(two_steps())
+    batches, state, finished = stopped_after(made, gate, 2)
     assert [indices for indices, _ in batches] == [[1, 2], [3, 4]]
     assert (state["ordinal"], state["passed"], sorted(finished)) == (0, [1, 2, 3, 4], [5, 6, 7])
     agent = Slow()

@@ -1,10 +1,8 @@
 "use strict";
 const COLORS = ["#2f6fde", "#e0713a", "#2c9c6a", "#b4489c", "#8a8f2a", "#5c60c8", "#c2454b", "#3a98a8"];
-const FIRST = ["score/mean", "reward/mean", "loss", "accuracy", "kl", "entropy", "length/mean", "truncated", "grad_norm", "clip_fraction",
-  "mismatch/mean", "staleness/mean", "rollout/dropped", "time/step", "tokens_per_s"];
 const GROUPS_SHOWN = 200;
-let runs = [], plots = false, drawn = [];
-const chosen = { tab: "Curves", smooth: 0, axis: "step", filter: "", hidden: new Set(), run: 0, place: null, order: "drawn", group: 0, colour: "advantage" };
+let runs = [], telling = [], plots = false, drawn = [];
+const chosen = { smooth: 0, axis: "step", filter: "", hidden: new Set(), run: 0, place: null, order: "drawn", group: 0, colour: "advantage" };
 
 function element(tag, properties = {}, ...children) {
   const { data, ...rest } = properties;
@@ -32,7 +30,6 @@ function number(value) {
 const TABS = { Curves: curves, Answers: answers, Settings: settings, Environment: environment };
 
 function show(tab) {
-  chosen.tab = tab;
   for (const button of document.getElementById("tabs").children) {
     button.setAttribute("aria-selected", String(button.textContent === tab));
   }
@@ -74,7 +71,7 @@ function smoothed(values, weight) {
 function metrics() {
   const known = new Set(runs.flatMap((run) => Object.keys(run.curves)));
   const headlines = runs.map((run) => run.headline).filter(Boolean);
-  const first = [...new Set([...headlines, ...FIRST])].filter((name) => known.has(name));
+  const first = [...new Set([...headlines, ...telling])].filter((name) => known.has(name));
   const rest = [...known].filter((name) => !first.includes(name)).sort();
   return { first, rest };
 }
@@ -308,8 +305,8 @@ function plotsReady() {
 
 theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 document.getElementById("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-chunk("head").then((found) => {
-  runs = found;
+Promise.all([chunk("head"), chunk("telling")]).then((found) => {
+  [runs, telling] = found;
   for (const tab of Object.keys(TABS)) {
     const button = element("button", { type: "button", role: "tab", textContent: tab });
     button.onclick = () => show(tab);
