@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix chaos results clean
+.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -146,6 +146,9 @@ learning-matrix: setup ## train every algorithm and every policy loss on the qui
 
 results: setup-distributed ## train the quickstart task on four runtimes and compare the curves: 15 minutes
 	$(VENV)/bin/python benchmarks/learning_curves.py
+
+recipes: setup-distributed smollm2 ## run every recipe of examples/recipes once and write their figures into the docs: an hour
+	$(VENV)/bin/python scripts/recipes.py
 
 clean: ## remove .venv and what builds and tools leave behind
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

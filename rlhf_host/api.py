@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.arguments import Arguments
-from rlhf_host.cli.eval import model_of, run_of, with_defaults
+from rlhf_host.cli.eval import with_defaults
 from rlhf_host.cli.rollout import prompts_per_step
 from rlhf_host.config.check import check, check_evaluation, check_replay, check_rollout
 from rlhf_host.config.choices import Use, build_plugins, complete, merge_needs
@@ -28,6 +28,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling, Trajectory
 from rlhf_host.records.needs import Outcome
 from rlhf_host.runs.directory import RunDirectory
+from rlhf_host.runs.models import run_model, run_of
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Replay
@@ -68,7 +69,7 @@ class Run:
     @property
     def model(self) -> Path:
         """The directory of the trained model. Raises ``UserError`` where none was written (``checkpoint.final`` false)."""
-        return model_of(self.run_dir)
+        return run_model(self.run_dir).path
 
     def evaluate(self, **settings: Any) -> dict[str, float]:
         """The trained model on ``eval.data``, else the training data, with the run's rewards; ``settings`` as of ``evaluate``."""
@@ -224,7 +225,7 @@ def evaluate(
     if checkpoint is not None:
         if config is not None or preset or model is not None:
             raise UserError("checkpoint uses the run's own model and settings: leave model, config and preset out")
-        config = require_run(run_of(Path(checkpoint)))
+        config = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     with closing(manager):
         check_evaluation(ready, manager)

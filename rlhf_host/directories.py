@@ -75,7 +75,11 @@ def _file_hash(path: Path, size: int, modified: int) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write aside, sync, rename: readers see the old file or the new one. An ``OSError`` names ``path``."""
+    """Write aside, sync, rename: readers see the old file or the new one. Behind a link the file is replaced. An ``OSError``
+    names ``path``. Raises ``UserError`` where something else than a file is."""
+    path = path.resolve() if path.is_symlink() else path
+    if not path.name or (path.exists() and not path.is_file()):
+        raise UserError(f"{path} is no file: give the name of one to write")
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         aside.write_bytes(content)

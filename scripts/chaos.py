@@ -49,6 +49,11 @@ def vowels(text):
 async def slow_vowels(text, prompt):
     await asyncio.sleep(0.4 * (int(prompt.split("+")[0]) % 5 == 0))
     return vowels(text)
+
+
+async def long_vowels(text):
+    await asyncio.sleep(2.0)  # so that few steps take long enough
+    return vowels(text)
 """
 RLHF = [sys.executable, "-m", "rlhf_host.cli.main"]
 
@@ -56,15 +61,14 @@ RLHF = [sys.executable, "-m", "rlhf_host.cli.main"]
 class Runs:
     """Runs of one kind in a folder of their own."""
 
-    def __init__(self, folder: Path, more: Sequence[str], steps: int = STEPS):
+    def __init__(self, folder: Path, more: Sequence[str], steps: int = STEPS, reward: str = "vowels"):
         self.folder = folder
         folder.mkdir()
         write_tiny_model(folder / "model")
         rows = [{"prompt": f"{i}+{7 * i % 100}=", "label": str(i + 7 * i % 100)} for i in range(64)]
         (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "vowels.py").write_text(REWARD)
-        reward = f"{folder}/vowels.py:{'slow_' * ('--pipeline.max-staleness' in more)}vowels"
-        self.flags = ["train", "--algo", "rloo", "--reward", reward, "--actor.model", f"{folder}/model"]
+        self.flags = ["train", "--algo", "rloo", "--reward", f"{folder}/vowels.py:{reward}", "--actor.model", f"{folder}/model"]
         self.flags += ["--data", f"{folder}/data.jsonl", "--eval.data", f"{folder}/data.jsonl", "--eval.every", "10"]
         self.flags += [
             "--train.steps",
@@ -145,7 +149,7 @@ class Runs:
 
 def controller(folder: Path, kind: str, kills: int, rng: random.Random) -> dict[str, Any]:
     """Kill -9 of the run's process, again and again, also while it starts."""
-    runs = Runs(folder / kind, KINDS[kind])
+    runs = Runs(folder / kind, KINDS[kind], reward="slow_vowels" if kind == "passed" else "vowels")
     started = time.monotonic()
     runs.finish("whole")
     length = time.monotonic() - started
@@ -226,7 +230,7 @@ def ray(folder: Path, kills: int, stops: int, steps: int, rng: random.Random) ->
         "--async-depth",
         "1",
     ]
-    runs = Runs(folder / "ray", more, steps)
+    runs = Runs(folder / "ray", more, steps, "long_vowels")
     runs.finish("whole")
     done = {"kill": 0, "stop": 0, "resumed": 0}
     process, begun = runs.start("hit"), 0
@@ -276,7 +280,7 @@ def main() -> None:
     parser.add_argument("--damaged", type=int, default=30)
     parser.add_argument("--ray-kills", type=int, default=20)
     parser.add_argument("--ray-stops", type=int, default=10)
-    parser.add_argument("--ray-steps", type=int, default=900)
+    parser.add_argument("--ray-steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     rng, result = random.Random(asked.seed), dict[str, Any]()

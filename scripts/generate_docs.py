@@ -1,4 +1,5 @@
-"""The generated pages of ``docs/``: hooks, records, functions, settings, commands and the catalogue, from the code itself.
+"""What is generated from the code itself: pages of ``docs/`` (hooks, records, functions, settings, commands, the catalogue),
+and the list of the project's plugins that comes with the host.
 
 python scripts/generate_docs.py            # writes them
 python scripts/generate_docs.py --check    # says which are out of date, and fails if any is
@@ -20,14 +21,18 @@ from typing import Any
 
 import click
 from click.testing import CliRunner
+from packaging.requirements import Requirement
 from pydantic import BaseModel
 
+import rlhf_host
 from rlhf_host import api, functional, hookspecs, protocols, testing
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
 from rlhf_host.plugins.about import about
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover, normalised
+from rlhf_host.plugins.catalogue import OTHERS, OURS
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, HOST, PluginInfo, discover, normalised
+from rlhf_host.plugins.index import Index, read_index
 from rlhf_host.plugins.options import describe_options, options_model, type_name
 from rlhf_host.plugins.selection import load
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
@@ -504,10 +509,17 @@ def help_text(path: Sequence[str]) -> str:
 
 def catalogue_page() -> str:
     found = list(published())
+    ours, others = our_index(), read_index(str(OTHERS))
     parts = [
         "# Catalogue",
-        "These plugins are published by the project. `rlhf plugins` lists all installed plugins, also those of others."
+        "What can be installed. `rlhf plugins search WORD` searches these lists, `rlhf plugins` lists what is installed, and"
         " `rlhf plugins show NAME` prints the details of one.",
+        "## What to install { #install }",
+        ours.note or "",
+        _to_install(ours),
+        "## Plugins of others { #others }",
+        _to_install(others) if others.distributions else "None is listed yet.",
+        "[How to be listed](plugins/index.md#listed) says how yours gets here.",
     ]
     shared = describe_options(functional.PolicyLossOptions)
     for kind, title in KINDS.items():
@@ -525,15 +537,57 @@ def catalogue_page() -> str:
     return "\n\n".join(parts)
 
 
+def projects() -> Iterator[dict[str, Any]]:
+    """``[project]`` of every distribution of the repository, the host first."""
+    for path in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]:
+        yield tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+
+
 def published() -> Iterator[PluginInfo]:
     """Every plugin of the project's distributions, by kind and name as their projects have them."""
     known = {(info.kind, info.name, normalised(info.distribution)): info for info in discover()}
     kinds = {group: kind for kind, group in GROUPS.items()}
-    for path in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]:
-        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    for project in projects():
         for group, points in project.get("entry-points", {}).items():
             if group in kinds:
                 yield from (known[kinds[group], name, project["name"]] for name in sorted(points))
+
+
+def our_index() -> Index:
+    """What the project publishes, as ``rlhf plugins search`` reads it."""
+    plugins: dict[str, list[dict[str, str]]] = {}
+    for info in published():
+        plugins.setdefault(info.distribution, []).append({"kind": info.kind, "name": info.name, "about": about(info)})
+    entries = []
+    for project in projects():
+        name, host = project["name"], project["name"] == HOST
+        entries.append(
+            {
+                "name": name,
+                "version": rlhf_host.__version__ if host else project["version"],
+                "summary": project["description"],
+                "api": f"=={rlhf_host.__version__}" if host else _host_range(project["dependencies"]),
+                "pip_options": "--find-links dist",
+                "plugins": plugins[name],
+            }
+        )
+    note = "No package index has these packages yet: `make wheels`, in a clone of the repository, builds them into `dist`."
+    return Index.model_validate({"note": note, "distributions": entries})
+
+
+def _host_range(requirements: Sequence[str]) -> str:
+    """As the project writes it."""
+    (stated,) = (text for text in requirements if Requirement(text).name == HOST)
+    return re.sub(rf"{HOST}(\[.*?\])?", "", stated)
+
+
+def _to_install(index: Index) -> str:
+    rows = []
+    for entry in index.distributions:
+        name = f"[{entry.name}]({entry.homepage})" if entry.homepage else code(entry.name)
+        plugins = ", ".join(f"{plugin.kind} {code(plugin.name)}" for plugin in entry.plugins)
+        rows.append((name, entry.version, code(entry.api), plugins, code(entry.install)))
+    return table(("distribution", "version", "for rlhf-host", "plugins", "install"), rows)
 
 
 def _listed(kind: str, rows: Sequence[PluginInfo]) -> Iterator[tuple[str, str, str]]:
@@ -559,14 +613,19 @@ def _options(kind: str, info: PluginInfo) -> Iterator[str]:
 # --- writing ------------------------------------------------------------------------------------
 
 
+def files() -> dict[Path, str]:
+    """Every generated file → its text."""
+    index = our_index().model_dump_json(indent=2, exclude_none=True) + "\n"
+    return {DOCS / path: text for path, text in pages().items()} | {OURS: index}
+
+
 def outdated() -> list[str]:
-    """Paths of generated pages that are not what the code says."""
-    stale = []
-    for path, text in pages().items():
-        file = DOCS / path
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            stale.append(f"docs/{path}")
-    return stale
+    """Paths of generated files that are not what the code says."""
+    return [str(file.relative_to(ROOT)) for file, text in files().items() if not _is(file, text)]
+
+
+def _is(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_text(encoding="utf-8") == text
 
 
 def main() -> None:
@@ -574,12 +633,11 @@ def main() -> None:
         if stale := outdated():
             sys.exit(f"out of date: {', '.join(stale)}; run: python scripts/generate_docs.py")
         return
-    for path, text in pages().items():
-        file = DOCS / path
+    for file, text in files().items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        if not _is(file, text):
             file.write_text(text, encoding="utf-8")
-            print(f"wrote docs/{path}")
+            print(f"wrote {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ TRAIN = "rlhf train --algo rloo --reward math_verifier --train.steps 80"
 HEAD = """# Looking at runs
 
 `rlhf runs`, `rlhf show` and `rlhf compare` read run directories in the terminal. `rlhf report` writes a page for the
-browser. All work on runs that are under way, finished or killed, and need neither the model nor a GPU. `python
-scripts/runs_page.py` ran the commands on this page in a terminal of 80 columns, after two short runs of the quickstart task:
+browser, `rlhf view` opens one that follows a run. All work on runs that are under way, finished or killed, and need neither
+the model nor a GPU. `python scripts/runs_page.py` ran the commands on this page in a terminal of 80 columns, after two short
+runs of the quickstart task:
 
 ```sh
 {train} --run-dir runs/usual
@@ -37,7 +38,7 @@ programs.
 ## How did one go?
 """
 COMPARE = """Plotted are the metric of `checkpoint.best` or of the evaluation, and two more; `--metric NAME` chooses others.
-Below are means of the first and last five steps, the warnings of the run, and answers of its last step. `rlhf view runs/usual`
+Below are means of the first and last five steps, the warnings of the run, and answers of its last step. `rlhf episodes runs/usual`
 shows whole episodes.
 
 ## What is different between two?
@@ -52,15 +53,22 @@ pip install --find-links dist 'rlhf-host[report]'
 rlhf report runs/usual runs/slow -o report.html
 ```
 
+![Three runs of the quickstart task in the browser: a table of runs, and curves above each other](assets/report.png)
+
 The page is one file of about 5 MB. It asks no server for anything, so it can be attached to an email or a pull request. It
 has
 
 - **curves** of every metric, over steps or minutes, smoothed if you like, the runs above each other;
 - **answers** by group: the prompt, each answer with its rewards by plugin, its advantage and the turns, branches and events
-  of its episode. With `--trajectories.tokens`, which saves tokens too, tokens are coloured by advantage, log-probability or
-  version;
+  of its episode. With `--trajectories.tokens`, which saves tokens too, tokens are coloured by advantage, log-probability,
+  version, or mismatch between trainer and sampler where the trainer computes log-probabilities before the update
+  (`--train.old-logprobs recompute`, `--kl.coef`);
 - **settings** that are not at their defaults, those that differ in bold;
 - **environment**: how the run began and ended, plugins, and exact versions of all packages.
+
+`rlhf view runs/usual` opens the same page on a run that goes on, and follows it. Only this machine reaches it, by an address
+with a token. On a machine without a browser, `rlhf view RUN --no-browser --port 8100` prints the address, and `ssh -L
+8100:127.0.0.1:8100 MACHINE` brings it to yours. It needs `rlhf-host[report,serve]`.
 
 Of long runs, the newest answers come first, and the page says which are left out. By default a run saves some answers of
 every step: `--trajectories.every` and `--trajectories.max-per-step` say how many.

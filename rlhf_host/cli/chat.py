@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
-from rlhf_host.cli.serve import SECTIONS, config_of
+from rlhf_host.cli.serve import CHECKPOINT, SECTIONS, config_of
 from rlhf_host.errors import visible
 from rlhf_host.phases import phase
 from rlhf_host.records.episodes import EpisodeFailed, Message
@@ -20,9 +20,10 @@ from rlhf_host.records.episodes import EpisodeFailed, Message
 if TYPE_CHECKING:
     from rlhf_host.records.messages import Reply
 
-CONTROL = ("config", "preset", "disable", "help")
+CONTROL = ("config", "preset", "checkpoint", "disable", "help")
 
 START = {
+    "checkpoint": CHECKPOINT,
     "actor.model": "the model, instead of MODEL: a directory, hub name or GGUF file",
     "data.system-prompt": "the system message",
     "rollout.temperature": "0: the likeliest answer (float, default 1)",
@@ -33,7 +34,7 @@ START = {
 }
 
 ABOUT = """Talk to a model, or to the model of a run: a line is a message. An empty line begins anew, Ctrl-D ends. The
-conversation is rendered and goes on as in training."""
+conversation is rendered and goes on as in training, for a run's model with the run's settings."""
 
 
 @click.command(

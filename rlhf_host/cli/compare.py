@@ -15,6 +15,7 @@ from rlhf_host.cli.show import PLOTTED
 from rlhf_host.errors import UserError, visible
 from rlhf_host.runs.directory import TELLING, RunDirectory, flat, names_of
 from rlhf_host.runs.terminal import number, plot, short
+from rlhf_host.runs.usual import usual_settings
 
 PLOTS = 2
 POINTS = 6
@@ -49,12 +50,14 @@ def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
     for name in names:
         table.add_column(visible(name), overflow="fold")
     table.add_row("status", *(f"{run.status} at step {run.step}" for run in runs))
-    each = [flat(run.settings) for run in runs]
+    each = [{name: value for name, value in flat(run.settings).items() if value != {}} for run in runs]
+    usual = [usual_settings(run) for run in runs]
     for name in dict.fromkeys(name for settings in each for name in settings):
         values = [settings.get(name) for settings in each]
         plugin = f"{name.rpartition('.')[0]}.name"
-        of_one = name != plugin and 0 < sum(plugin in settings for settings in each) < len(each)
-        if name not in ("run_dir", "name") and not of_one and any(value != values[0] for value in values):
+        of_some = name != plugin and 0 < sum(plugin in settings for settings in each) < len(each)
+        told = not of_some or any(value not in (None, own.get(name)) for value, own in zip(values, usual, strict=True))
+        if name not in ("run_dir", "name") and told and any(value != values[0] for value in values):
             table.add_row(name, *(visible(_written(value)) for value in values))
     return table
 

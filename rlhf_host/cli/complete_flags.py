@@ -18,6 +18,7 @@ from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
 from rlhf_host.config.load import assemble
+from rlhf_host.config.recipes import recipes
 from rlhf_host.config.tree import Names
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.plugins.discovery import discover
@@ -60,7 +61,7 @@ def _tree(argv: Sequence[str], control: Sequence[str]) -> Located:
     with contextlib.suppress(Exception):
         own, flags = take([flag for flag in parse(argv) if flag.value is not None], control)
         line = CommandLine(control, own, flags, None)
-        return assemble(line.value("config"), flags, line.presets, [])[0]
+        return assemble(line.settings, flags, line.presets, [])[0]
     return Located({}, "")
 
 
@@ -100,6 +101,8 @@ def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
         done = incomplete[: max(incomplete.rfind("="), incomplete.rfind(",")) + 1]
         items = [CompletionItem(done + name) for name in names if (done + name).startswith(incomplete)]
         return [*items, CompletionItem(incomplete, type="file")] if flag in ("preset", "environment") else items
+    if flag == "recipe":
+        return [CompletionItem(name) for name in recipes() if name.startswith(incomplete)]
     if flag in DIRECTORIES:
         return [CompletionItem(incomplete, type="dir")]
     if flag in FILES or flag.endswith((".model", ".tokenizer")):

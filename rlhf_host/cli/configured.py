@@ -14,9 +14,11 @@ from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flags import Flag, known_flags, parse, take
 from rlhf_host.config.load import Loaded, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
+from rlhf_host.config.recipes import recipe_settings
 from rlhf_host.config.schema import SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, is_choice, role_flag
 from rlhf_host.config.yaml_file import Located
+from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options
 from rlhf_host.plugins.selection import find, load, options_model
@@ -69,10 +71,26 @@ class CommandLine:
     def presets(self) -> list[str]:
         return [name for flag in ("environment", "preset") for name in self.own.get(flag, []) if name]
 
-    def read(self, config: str | None = None, *, quickstart: bool = True) -> Loaded:
-        """The configuration, of the file ``config`` if not of ``--config``; notices are printed."""
-        path = config or self.value("config")
-        loaded = read_config(path, self.flags, self.presets, self.names, quickstart=quickstart)
+    @property
+    def settings(self) -> str | Located | None:
+        """The file of ``--config``, or the settings of ``--recipe``."""
+        recipe = self.value("recipe")
+        if recipe is not None and "config" in self.own:
+            raise UserError("--recipe and --config both choose a file of settings: leave one out")
+        return self.value("config") if recipe is None else recipe_settings(recipe)
+
+    def refuse_settings(self, why: str) -> None:
+        """Raises ``UserError`` where the line chooses settings or a model, and others count."""
+        clashes = [f"--{name}" for name in ("config", "preset", "environment") if name in self.own]
+        clashes += [flag.text for flag in self.flags if flag.parts[-2:] == ["actor", "model"]]
+        if clashes:
+            raise UserError(f"{why}: leave {clashes[0]} out")
+
+    def read(self, config: str | None = None, *, quickstart: bool = True, sections: Sequence[str] = ()) -> Loaded:
+        """The configuration, of the file ``config`` (or of these sections of it) if not of ``settings``; notices are printed."""
+        loaded = read_config(
+            config or self.settings, self.flags, self.presets, self.names, quickstart=quickstart, sections=sections
+        )
         for notice in loaded.notices:
             click.echo(notice, err=True)
         return loaded
@@ -130,7 +148,7 @@ class RawCommand(click.Command):
         formatter.write_paragraph()
         formatter.write_text(self.about)
         _write(formatter, "Start here", _with_names(self.start))
-        tree, _ = assemble(line.value("config"), line.flags, line.presets, [])
+        tree, _ = assemble(line.settings, line.flags, line.presets, [])
         for kind, spec, prefix in chosen_plugins(tree):
             _write(formatter, *_plugin(kind, spec, prefix))
         _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(PLUGINS))

@@ -13,9 +13,9 @@ from rlhf_host.cli.configured import CommandLine, RawCommand
 from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.run_dir import require_run
-from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import UserError
+from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.phases import phase
+from rlhf_host.runs.models import run_model, run_of
 
 CONTROL = ("config", "preset", "environment", "checkpoint", "output", "json", "disable", "help")
 
@@ -45,11 +45,8 @@ def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""
     checkpoint, config_path = line.value("checkpoint"), None
     if checkpoint is not None:
-        clashes = [f"--{name}" for name in ("config", "preset", "environment") if name in line.own]
-        clashes += [flag.text for flag in line.flags if flag.parts[-2:] == ["actor", "model"]]
-        if clashes:
-            raise UserError(f"--checkpoint uses the run's own model and settings: leave {clashes[0]} out")
-        config_path = str(require_run(run_of(Path(checkpoint))))
+        line.refuse_settings("--checkpoint uses the run's own model and settings")
+        config_path = str(require_run(run_of(Path(checkpoint)) or Path(checkpoint)))
     loaded = line.read(config_path)
     config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
     with closing(build_plugins(config, "evaluate")) as manager:
@@ -70,34 +67,21 @@ def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
     config = config.model_copy(deep=True)
     actor = config.roles["actor"]
     if checkpoint is not None:
-        actor.model, actor.revision, actor.adapter = str(model_of(Path(checkpoint))), None, None
+        use_model(actor, Path(checkpoint))
     elif actor.model and Path(actor.model).is_dir():
-        actor.model = str(model_of(Path(actor.model)))
+        actor.model = str(run_model(Path(actor.model)).path)
     if not config.eval.data.sources:
         config.eval.data = config.data
     return config
 
 
-def run_of(path: Path) -> Path:
-    """The run directory of a checkpoint, or the path itself."""
-    parents = [path, *path.absolute().parents[:2]]
-    return next((parent for parent in parents if (parent / "config.yaml").is_file()), path)
-
-
-def model_of(path: Path) -> Path:
-    """The model directory that ``path`` is or holds; of a run directory its newest checkpoint's, else ``model/``.
-
-    Raises ``UserError`` where there is none. Loading looks whether a checkpoint's is as it was written.
-    """
-    from rlhf_host.training.checkpoints import checkpoint_dirs
-
-    newest = [checkpoint / "model" for _, checkpoint in checkpoint_dirs(path)[-1:]]
-    for candidate in (path, *newest, path / "model"):
-        if (candidate / "config.json").is_file() or (candidate / "adapter_config.json").is_file():
-            return candidate
-    if any(path.glob("*.gguf")):
-        return path  # loading says to name the file
-    raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")
+def use_model(actor: RoleConfig, path: Path, checkpoint: str | None = None) -> None:
+    """Let the actor of a run's settings have the model of the run, or of a checkpoint; a person hears which where it is not the
+    final one."""
+    model = run_model(path, checkpoint)
+    actor.model, actor.revision, actor.adapter = str(model.path), None, None
+    if model.notice:
+        click.echo(f"{model.path}: {model.notice}", err=True)
 
 
 def _print_table(metrics: Mapping[str, float]) -> None:

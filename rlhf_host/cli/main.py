@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("rlhf_host.cli.eval:evaluate", "Evaluate a model: pass@k and rewards on one or more task sets."),
     "rollout": ("rlhf_host.cli.rollout:rollout", "Sample and score without training, into a file."),
     "generate": ("rlhf_host.cli.generate:generate", "Write the best of several answers to each prompt, to train on."),
+    "translate": ("rlhf_host.cli.translate:translate", "Turn a command line of OpenRLHF, TRL or verl into a configuration."),
     "serve": ("rlhf_host.cli.serve:serve", "Serve a model by OpenAI's API, as programs reach it in training."),
     "serve-reward": ("rlhf_host.cli.serve_reward:serve_reward", "Serve a reward model, as the reward http_reward asks it."),
     "chat": ("rlhf_host.cli.chat:chat", "Talk to a model in the terminal."),
@@ -23,14 +25,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("rlhf_host.cli.show:show", "Show one run in the terminal: curves, warnings, answers."),
     "compare": ("rlhf_host.cli.compare:compare", "Compare runs: settings, curves, answers to the same prompts."),
     "report": ("rlhf_host.cli.report:report", "Write runs as one page for a browser, without a network."),
-    "view": ("rlhf_host.cli.view:view", "Show saved episodes in the terminal: turns, tools, branches, rewards."),
+    "view": ("rlhf_host.cli.view:view", "Open runs in the browser, and follow those that go on."),
+    "episodes": ("rlhf_host.cli.episodes:episodes", "Show saved episodes in the terminal: turns, tools, branches, rewards."),
     "data": ("rlhf_host.cli.data:data", "Show how a run reads data; remove what runs keep of it."),
+    "export": ("rlhf_host.cli.export:export", "Write a run's model for other programs, with a model card; or as GGUF."),
+    "push": ("rlhf_host.cli.push:push", "Upload a run's model and its card to the Hugging Face Hub."),
     "merge-lora": ("rlhf_host.cli.merge_lora:merge_lora", "Merge a LoRA adapter into its base, write the model and compare."),
     "plugins": ("rlhf_host.cli.plugins:plugins", "List installed plugins; show, check, bench, install or uninstall one."),
     "doctor": ("rlhf_host.cli.doctor:doctor", "Check this machine and its libraries: what is wrong and what to do."),
     "completion": ("rlhf_host.cli.completion:completion", "Print the script for completion in bash, zsh or fish."),
 }
 """Name → (``module:attribute`` of the command, its line in ``rlhf --help``)."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Standard output is a file on a full disk."""
 
 
 class Failure(click.ClickException):
@@ -52,8 +61,10 @@ class Main(LazyGroup):
         except RunError as error:
             raise Failure(str(error), 1) from error
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in FULL:
                 raise
+            if error.filename is None:
+                raise Failure(f"the output cannot be written: {error.strerror}", 1) from error
             raise Failure(f"{error.filename}: {error.strerror}", 1) from error
         except KeyboardInterrupt as interrupt:
             click.echo(str(interrupt) or "Interrupted.", err=True)

@@ -17,6 +17,7 @@ from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("rlhf_host.cli.plugins_show:show", "Show one: source, hooks, options."),
+    "search": ("rlhf_host.cli.plugins_search:search", "List what could be installed, ours and others'."),
     "new": ("rlhf_host.cli.plugins_new:new", "Write a new one: a project that works at once."),
     "check": ("rlhf_host.cli.plugins_check:check", "Run the contract suite on one."),
     "bench": ("rlhf_host.cli.plugins_bench:bench", "Measure time and memory of each hook of one."),

@@ -15,7 +15,7 @@ import click
 from rlhf_host import __version__
 from rlhf_host.cli.plugin_names import matching
 from rlhf_host.errors import RunError, UserError, near_matches
-from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import HOST, PluginInfo, discover, normalised
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 
 def _complete_published(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Plugins and distributions of the catalogue, or a path."""
+    """Plugins and distributions that are listed, or a path."""
     from click.shell_completion import CompletionItem
 
     return [*matching(_published(), incomplete), CompletionItem(incomplete, type="file")]
@@ -46,7 +46,7 @@ def _complete_installed(ctx: click.Context, param: click.Parameter, incomplete: 
 def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run: bool) -> None:
     """Install plugins with pip, into the environment that rlhf runs in.
 
-    NAMES are plugins of the project's catalogue (grpo), their distributions (rlhf-plugin-grpo), or paths of folders and
+    NAMES are plugins that rlhf plugins search lists (grpo), their distributions (rlhf-plugin-grpo), or paths of folders and
     wheels. Other names are refused, because a package with that name on a package index may belong to anybody.
     """
     targets = list(dict.fromkeys(_target(name) for name in names))
@@ -90,9 +90,10 @@ def uninstall(names: Sequence[str], yes: bool, dry_run: bool) -> None:
 
 
 def _published() -> dict[str, str]:
-    """Plugin or distribution of the catalogue → its distribution."""
-    names = {name: owner for plugins in CATALOGUE.values() for name, owner in plugins.items()}
-    return names | {owner: owner for owner in names.values()}
+    """Plugin or distribution that is listed → what pip is to install."""
+    offers = {name: offer for plugins in offered().values() for name, offer in plugins.items()}
+    names = {name: offer.wanted for name, offer in offers.items()}
+    return names | {normalised(offer.distribution): offer.wanted for offer in offers.values()}
 
 
 def _target(name: str) -> str:

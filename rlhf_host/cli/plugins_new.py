@@ -17,7 +17,7 @@ import rlhf_host
 from rlhf_host.command import rlhf
 from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
-from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover, normalised
 
 KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime")
@@ -106,10 +106,10 @@ def check_name(kind: str, name: str) -> None:
         rest = re.sub(r"rlhf_(plugin_)?", "", plugin).replace("_", "-") or "my-plugin"
         raise UserError(f"the folder's name begins with 'rlhf-plugin-' by itself: rlhf plugins new {kind} {rest}")
     distribution, group = f"rlhf-plugin-{normalised(name)}", kind.replace("-", "_")
-    owner = CATALOGUE.get(group, {}).get(plugin) or next(
-        (info.distribution for info in discover() if (info.kind, info.name) == (group, plugin)), distribution
-    )
-    if any(distribution in names.values() for names in CATALOGUE.values()):
+    owners = {(info.kind, info.name): info.distribution for info in discover()}
+    listed = {(kind, name): offer.distribution for kind, names in offered().items() for name, offer in names.items()}
+    owner = (owners | listed).get((group, plugin), distribution)
+    if distribution in map(normalised, listed.values()):
         raise UserError(f"{distribution} is published already: choose another name, such as 'my-{name}'")
     if normalised(owner) != distribution:
         raise UserError(f"{kind} {plugin!r} is the name of one from {owner}: choose another name, such as 'my-{name}'")

@@ -21,11 +21,17 @@ from rlhf_host.runs.terminal import age, number
 @click.argument("folder", type=click.Path(path_type=Path), default="runs")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects instead of a table.")
 def runs(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER, the newest last: how far each is, the figure that says most about it, age and size."""
+    """List the runs in FOLDER (default: runs), the newest last: how far each is, its most important figure, age and size."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; rlhf train writes into runs/ unless --run-dir says otherwise")
     places = [path for path in (folder, *sorted(folder.iterdir())) if (path / CONFIG).is_file() and (path / PLUGINS).is_file()]
-    rows = sorted((_row(RunDirectory(path)) for path in places), key=lambda row: row["started"])
+    rows = []
+    for path in places:
+        try:
+            rows.append(_row(RunDirectory(path)))
+        except UserError as error:
+            click.echo(f"left out: {error}", err=True)
+    rows.sort(key=lambda row: row["started"])
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return

@@ -8,15 +8,20 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
-from rlhf_host.cli.eval import model_of
+from rlhf_host.cli.eval import use_model
 from rlhf_host.config.choices import complete
+from rlhf_host.config.run_dir import CONFIG
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
+from rlhf_host.runs.models import run_of
 
-CONTROL = ("config", "preset", "host", "port", "name", "key-file", "disable", "help")
+CHECKPOINT = "of a run: best, last or a step (default: the final model; of a run that has not finished, the newest)"
+
+CONTROL = ("config", "preset", "checkpoint", "host", "port", "name", "key-file", "disable", "help")
 
 START = {
+    "checkpoint": CHECKPOINT,
     "host": "the address to listen on; one that others reach needs --key-file (default 127.0.0.1)",
     "port": "0: any free one (int, default 8000)",
     "name": "what clients call the model (default: policy)",
@@ -30,8 +35,12 @@ START = {
 
 SECTIONS = {"rollout": "Rollouts", "roles": "Models"}
 
+OF_RUN = ("seed", "roles", "data", "rollout")
+"""Sections of a run's settings that say how its model is asked."""
+
 ABOUT = """Serve a model, or the model of a run, with the API that programs see in training: chat and text completions, responses,
-tools, token ids and log-probabilities. It needs rlhf-host[serve]. Ctrl-C ends it."""
+tools, token ids and log-probabilities. A run's model gets the run's settings for prompts and sampling. It needs
+rlhf-host[serve]. Ctrl-C ends it."""
 
 
 @click.command(
@@ -68,13 +77,24 @@ def serve(ctx: click.Context, line: CommandLine) -> None:
 
 
 def config_of(line: CommandLine, command: str) -> RunConfig:
-    """The configuration with MODEL as the actor's. Raises ``UserError`` where none is given."""
-    loaded = line.read(line.value("config"), quickstart=False)
+    """The configuration with MODEL as the actor's; of a run, with its own settings for prompts and sampling. Raises ``UserError``
+    where no model is given."""
+    path, checkpoint = Path(line.file or ""), line.value("checkpoint")
+    run = run_of(path) if line.file is not None and path.is_dir() else None
+    if checkpoint is not None and run is None:
+        raise UserError(f"--checkpoint {checkpoint}: chooses one of a run: rlhf {command} RUN_DIR --checkpoint {checkpoint}")
+    if run is None:
+        loaded = line.read(line.value("config"), quickstart=False)
+    else:
+        line.refuse_settings(f"{line.file} is a run's model, and uses the run's own settings")
+        loaded = line.read(str(run / CONFIG), quickstart=False, sections=OF_RUN)
+        loaded.config.data.sources = []
     config = complete(loaded.config, loaded.origins, "rollout")
     actor = config.roles["actor"]
-    if line.file is not None:
-        path = Path(line.file)
-        actor.model = str(model_of(path)) if path.is_dir() else line.file
+    if line.file is not None and path.is_dir():
+        use_model(actor, path, checkpoint)
+    elif line.file is not None:
+        actor.model = line.file
     if not actor.model:
         raise UserError(f"no model is given: rlhf {command} MODEL")
     return config

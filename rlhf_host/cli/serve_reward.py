@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from rlhf_host.cli.configured import CommandLine, RawCommand
-from rlhf_host.cli.serve import address_of, config_of
+from rlhf_host.cli.serve import CHECKPOINT, address_of, config_of
 from rlhf_host.phases import phase
 
-CONTROL = ("config", "preset", "host", "port", "name", "key-file", "disable", "help")
+CONTROL = ("config", "preset", "checkpoint", "host", "port", "name", "key-file", "disable", "help")
 
 START = {
+    "checkpoint": CHECKPOINT,
     "host": "the address to listen on; one that others reach needs --key-file (default 127.0.0.1)",
     "port": "0: any free one (int, default 5000)",
     "name": "what answers call the model (default: MODEL)",

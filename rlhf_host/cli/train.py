@@ -13,6 +13,7 @@ from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.load import QUICKSTART
+from rlhf_host.config.recipes import require_models
 from rlhf_host.config.resumed import check_resume, require_plugins
 from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
 from rlhf_host.config.schema import RunConfig
@@ -22,7 +23,7 @@ from rlhf_host.plugins.manager import Loaded
 from rlhf_host.plugins.selection import written_short
 from rlhf_host.records.needs import Needs, Outcome
 
-CONTROL = ("config", "preset", "environment", "resume", "force", "dry-run", "print-config", "disable", "help")
+CONTROL = ("config", "recipe", "preset", "environment", "resume", "force", "dry-run", "print-config", "disable", "help")
 
 START = {
     "algo": "NAME: the algorithm",
@@ -31,6 +32,7 @@ START = {
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable; replaces the data of the file",
     "eval.data": "PATH[@WEIGHT]: the same, for evaluation",
     "config": "FILE.yaml: settings; flags override them",
+    "recipe": "NAME: an example that runs as it stands, with its data; flags override it; an unknown name lists all",
     "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
     "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
@@ -74,9 +76,12 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         require_plugins(resume, loaded.config)
     config = complete(loaded.config, loaded.origins)
     changes = check_resume(resume, config, force="force" in line.own) if resume else []
+    recipe = line.value("recipe")
     if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
         return
+    if recipe is not None:
+        require_models(recipe, config)
     with closing(build_plugins(config)) as manager:
         needs = merge_needs(manager)
         for warning in [*changes, *check(config, manager, needs)]:
@@ -161,7 +166,7 @@ def _resumed(line: CommandLine) -> Path | None:
         if "force" in line.own:
             raise UserError("--force goes with --resume")
         return None
-    clash = next((flag for flag in ("config", "preset", "environment") if flag in line.own), None)
+    clash = next((flag for flag in ("config", "recipe", "preset", "environment") if flag in line.own), None)
     if clash or any(flag.parts == ["run_dir"] for flag in line.flags):
         raise UserError(f"--resume uses the run's own directory and settings: leave --{clash or 'run-dir'} out")
     require_run(Path(run_dir))

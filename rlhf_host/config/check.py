@@ -200,9 +200,10 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
         yield f"{rule}, and engine {config.engine.name} sleeps while the trainer works: leave one of the two out"
     for key in manager.names("draw_tasks"):
         yield f"{rule}, and {key} chooses tasks by what was trained before: leave --async-depth out"
+    safe = {key for key, own in manager.each("needs") if own.overlap_safe}
     for key in manager.names("state_dict"):
         hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
-        if hooks and key not in manager.names("draw_tasks"):
+        if hooks and key not in manager.names("draw_tasks") and not (hooks == ["score"] and key in safe):
             yield f"{rule}, and {key} has a state that its {hooks[0]} changes beside the steps: leave --async-depth out"
 
 

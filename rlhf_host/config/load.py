@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
 
@@ -45,13 +45,14 @@ def load_config(path: str | FilePath | None = None, flags: Sequence[str] = (), p
 
 
 def read_config(
-    path: str | FilePath | None = None,
+    path: str | FilePath | Located | None = None,
     flags: Sequence[Flag] = (),
     presets: Sequence[str] = (),
     control: Collection[str] = (),
     *,
     settings: Located | None = None,
     quickstart: bool = True,
+    sections: Collection[str] = (),
 ) -> Loaded:
     """As ``load_config``, keeping the places.
 
@@ -61,9 +62,10 @@ def read_config(
         control: the command's own flags, for near matches.
         settings: from Python, in the form of a file; they override all others.
         quickstart: whether a run without model and data gets the preset.
+        sections: all that is taken of the file; default: everything.
     """
     errors: list[str] = []
-    tree, notices = assemble(path, flags, presets, errors, control, settings, quickstart)
+    tree, notices = assemble(path, flags, presets, errors, control, settings, quickstart, sections)
     values, origins = unwrap(tree)
     config = RunConfig()
     try:
@@ -75,19 +77,23 @@ def read_config(
 
 
 def assemble(
-    path: str | FilePath | None,
+    path: str | FilePath | Located | None,
     flags: Sequence[Flag],
     presets: Sequence[str],
     errors: list[str],
     control: Collection[str] = (),
     settings: Located | None = None,
     quickstart: bool = True,
+    sections: Collection[str] = (),
 ) -> tuple[Located, tuple[str, ...]]:
     """All layers as one, and notices. Mistakes are appended to ``errors``."""
     names = Names()
     layers = [layer(_preset(preset), names, errors) for preset in presets]
     if path is not None:
-        layers.append(layer(read_yaml(path), names, errors))
+        file = path if isinstance(path, Located) else read_yaml(path)
+        if sections:
+            file = replace(file, value={key: value for key, value in file.value.items() if key in sections})
+        layers.append(layer(file, names, errors))
     layers.append(from_flags(flags, names, errors, control))
     if settings is not None:
         layers.append(layer(settings, names, errors))

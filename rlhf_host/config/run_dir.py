@@ -1,4 +1,5 @@
-"""Run directories: where a new run goes, who is writing there, its ``config.yaml``, and whether an old directory is a run's."""
+"""Run directories: where a new run goes, who is writing there, its ``config.yaml`` and checkpoints, and whether an old directory
+is a run's."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ BEST, LAST = "checkpoints/best", "checkpoints/last"
 PLUGINS = "plugins.json"
 RUN = "run.json"
 LOCK, HOLDER = ".lock", ".lock-holder"
+_STEP = re.compile(r"step-(\d{6,})")
 _MADE: set[Path] = set()
 """By this process."""
 
@@ -76,10 +78,17 @@ def in_use(run_dir: Path) -> bool:
 def about_run(run_dir: Path) -> dict[str, Any]:
     """What ``run.json`` says; nothing where there is none that can be read."""
     try:
-        about: dict[str, Any] = json.loads((run_dir / RUN).read_text("utf-8"))
+        about: Any = json.loads((run_dir / RUN).read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
-    return about
+    known: dict[str, Any] = about if isinstance(about, dict) else {}
+    return {name: value for name, value in known.items() if name not in ("started", "ended") or isinstance(value, int | float)}
+
+
+def checkpoint_dirs(run_dir: Path) -> list[tuple[int, Path]]:
+    """``(step, path)`` of the whole checkpoints of a run, oldest first."""
+    root = run_dir / "checkpoints"
+    return sorted((int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
 
 
 def _written(run_dir: Path) -> bool:
@@ -129,7 +138,8 @@ def require_run(path: Path) -> Path:
     """The run's ``config.yaml``. Raises ``UserError`` when ``path`` is no run directory."""
     if not path.is_dir():
         siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such run directory{near_matches(str(path), siblings)}")
+        near = near_matches(str(path), siblings) or " (a run that has just begun has none yet)"
+        raise UserError(f"{path}: no such run directory{near}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} has no {CONFIG}: a run directory is what rlhf train writes, such as runs/<time>-<name>")
     return path / CONFIG

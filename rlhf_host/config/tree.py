@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from rlhf_host.config.schema import DataConfig, DataSource, LoraOptions, RunConfig
 from rlhf_host.config.yaml_file import Located, located, plain
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.selection import parse_choice, written_out
 
@@ -62,10 +62,10 @@ class Names:
 
     @cached_property
     def plugins(self) -> Mapping[str, str]:
-        """Extensions and runtimes by name → their kind. With those the project publishes, so that choosing one says
+        """Extensions and runtimes by name → their kind. With those of the lists that come with the host, so that choosing one says
         what to install."""
         kinds = {info.name: info.kind for info in discover(disabled=True) if info.kind in ("extension", "runtime")}
-        return dict.fromkeys(CATALOGUE["extension"], "extension") | kinds
+        return dict.fromkeys(offered()["extension"], "extension") | kinds
 
     def place(self, key: str) -> tuple[Path, str | None]:
         """Where the key's settings belong, and the plugin that they choose."""

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.directories import write_directory
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.adapter_files import is_adapter, is_scalar, refuse_other_base
 from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, weight_files
 from rlhf_host.models.modes import evaluation
@@ -20,6 +19,8 @@ from rlhf_host.models.trial import random_text
 
 PROBE = (2, 64)
 """Rows and tokens."""
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 1e-2}
+"""Largest gap of logits, relative to the largest logit; 16-bit types round the merged weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,18 @@ class Merged:
     size: float
     """The largest logit."""
 
+    def __str__(self) -> str:
+        compared = f"logits differ by at most {self.gap:.1e} from those of the base with its adapter (largest: {self.size:.3g})"
+        return f"{self.dtype}, {compared}"
+
+    def check(self, output: Path) -> None:
+        """Raises ``RunError`` where the written model computes something else."""
+        if not self.gap <= TOLERANCE[self.dtype] * self.size:
+            raise RunError(f"{output} does not compute what its adapter does: {self}")
+
 
 def merge(directory: Path, base: str | None, output: Path, dtype: str | None) -> Merged:
-    """Write the merged model with its tokenizer to ``output``, and read it again.
+    """Fill the directory ``output`` with the merged model and its tokenizer, and read it again.
 
     Args:
         base: the model that the adapter was trained on; default: what the adapter names.
@@ -51,14 +61,9 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
     refuse_other_base(directory, str(role.model), weight_files(role))
     head: Any = "scalar" if is_scalar(directory) else "lm"
     model = load_model(role, head=head)
-    tokenizer = load_tokenizer(role)
-
-    def write(path: Path) -> None:
-        with quiet_transformers():
-            model.save_pretrained(path)
-            tokenizer.save_pretrained(path)
-
-    write_directory(output, write)
+    with quiet_transformers():
+        model.save_pretrained(output)
+        load_tokenizer(role).save_pretrained(output)
     written = str(next(model.parameters()).dtype).removeprefix("torch.")
     exact = {"dtype": "float32", "device": "cpu"}
     merged = _logits(load_model(RoleConfig(model=str(output), **exact), head=head))

@@ -23,6 +23,8 @@ class Name(NamedTuple):
     """What it is, where there is none."""
     remark: str
     """The last column: how the two differ."""
+    now: str
+    """What the newest version calls it, where that is known."""
 
     @property
     def words(self) -> tuple[str, str]:
@@ -83,23 +85,25 @@ def names() -> list[Name]:
 
 def _read(page: str) -> Iterator[Name]:
     """Columns before ``here`` have names, as many as there are flags, or all for all of them. A table without that column has
-    what is not here."""
-    project, columns = "", 1
+    what is not here, or not needed."""
+    project, columns, suffix = "", 1, ""
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if line.startswith("## "):
             project = line.removeprefix("## ")
         elif "here" in cells:
             columns = cells.index("here")
-        elif cells and cells[-1].startswith("not here"):
-            columns = 0
+        elif cells and cells[-1].startswith("not "):
+            columns, suffix = 0, ": not implemented yet" if cells[-1] == "not here" else ""
         elif any(cell.startswith("`") for cell in cells[:2]):
             flags = [] if not columns else _code(cells[columns])
+            newest = _code(cells[0])
             for cell in cells[:columns] or cells[:1]:
                 texts, remark = _code(cell), _plain(cells[-1]) if columns else ""
                 here = flags if len(texts) == len(flags) else [" and ".join(flags)] * len(texts)
-                for text, own in zip(texts, here, strict=True):
-                    yield Name(project, text, own, "" if columns else f"{cells[1]}: not implemented yet", remark)
+                now = newest if len(texts) == len(newest) else texts
+                for text, own, new in zip(texts, here, now, strict=True):
+                    yield Name(project, text, own, "" if columns else cells[1] + suffix, remark, new)
 
 
 def _code(cell: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, near_matches
-from rlhf_host.plugins.catalogue import CATALOGUE, PIP
+from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
 from rlhf_host.plugins.elsewhere import of_choice
 
@@ -121,7 +121,7 @@ def find_all(spec: str, plugins: Sequence[PluginInfo]) -> list[PluginInfo]:
     if chosen:
         return chosen
     _, name = _split(spec)
-    kind = next((kind for kind, names in CATALOGUE.items() if name in names), "")
+    kind = next((kind for kind, names in offered().items() if name in names), "")
     raise PluginError(_not_found(kind, name, plugins, any_kind=True))
 
 
@@ -202,23 +202,23 @@ def _cause(error: BaseException) -> str:
 
 
 def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool = False) -> str:
-    """One line: near matches among the installed and the catalogue, the same name in another kind, an install line."""
+    """One line: near matches among the installed and the listed, the same name in another kind, an install line."""
     installed = [info.name for info in known if any_kind or info.kind == kind]
-    offered = CATALOGUE.get(kind, {})
+    offers = offered().get(kind, {})
     message = (
         f"no {kind if kind and not any_kind else 'plugin'} named {name!r} {'are' if kind == 'kernels' else 'is'} installed"
     )
-    distribution = offered.get(name)
+    offer = offers.get(name)
     off = [info for info in discover(disabled=True) if info.status == "disabled" and info.name == name]
     if any(any_kind or info.kind == kind for info in off):
         return f"{off[0].kind if any_kind else kind} {name!r} is disabled: {off[0].problem}"
-    if distribution is not None:
-        if all(normalised(info.distribution) != distribution for info in known):
-            return f"{message}; {PIP} {distribution}"
-        return f"{message}, though {distribution} is: upgrade it"
+    if offer is not None:
+        if all(normalised(info.distribution) != normalised(offer.distribution) for info in known):
+            return f"{message}; {offer.line}"
+        return f"{message}, though {offer.distribution} is: upgrade it"
     others = sorted({info.kind for info in known if info.name == name}, key=list(GROUPS).index)
     if others:
         kinds = " and ".join(f"{'an' if other[0] in 'aeiou' else 'a'} {other}" for other in others)
         return f"{message}; {name!r} is the name of {kinds}"
-    near = of_choice(name) or near_matches(name, sorted({*installed, *(offered if not any_kind else ())}))
+    near = of_choice(name) or near_matches(name, sorted({*installed, *(offers if not any_kind else ())}))
     return message + (near or "; rlhf plugins lists what is installed")

@@ -162,6 +162,9 @@ class Trajectory:
     """Set by the host in an episode's first row: its calls of the policy where there were several, and what its agent noted."""
     advantages: Sequence[float] | None = field(default=None, repr=False, compare=False)
     """Set by the host where they differ between the tokens in the loss: ``[T]``, of all completion tokens."""
+    trainer_logprobs: Sequence[float] | None = field(default=None, repr=False, compare=False)
+    """Set by the host where the trainer computes log-probabilities before the update: ``[T]``, of all completion tokens. What they
+    differ by from those of the segments is the mismatch with the sampler, and how old the tokens are."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:

@@ -105,6 +105,9 @@ class Needs:
     """For an agent: so many of its episodes are played side by side, for each split. Their deadlines begin with them."""
     separator: str | None = None
     """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
+    overlap_safe: bool = False
+    """For a reward with a state. True: with ``async_depth`` it may score beside the steps. The state in a checkpoint has then
+    counted just the groups that are not scored again after a resume; scoring stands still while it is noted."""
 
     @property
     def samples(self) -> bool:

@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +18,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
+from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
 from rlhf_host.rollouts.watch import watched
 
@@ -117,6 +119,8 @@ class Collector:
     n: int
     seed: int
     split: Literal["train", "eval"]
+    scoring: Barrier | None = None
+    """Which groups pass when they are over."""
 
     def __post_init__(self) -> None:
         self.open: dict[str, tuple[float, str]] = {}
@@ -190,7 +194,8 @@ class Collector:
             episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
             trajectories = [trajectory for rows in episodes for trajectory in rows]
             self.open[group_id] = time.monotonic(), "is scored"
-            await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
+            async with self.scoring.passing() if self.scoring is not None else nullcontext():
+                await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         finally:
             del self.open[group_id]
         self.over += 1

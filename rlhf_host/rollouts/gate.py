@@ -1,40 +1,43 @@
-"""Between episodes and their engine: closed while weights change."""
+"""What work on the event loop passes through, and waits at while it is closed: requests while weights change, scoring while states
+are noted."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
-@dataclass
-class Gate:
-    """Requests of episodes on their way to an engine. Episodes go on while it is closed; their next request waits."""
+class Barrier:
+    """Work passes until it is closed."""
 
-    engine: Generator
-    closed: bool = False
-    in_flight: int = 0
-    expected: dict[int, int] = field(default_factory=dict)
-    """Who asks → how many requests may come."""
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.closed, self.in_flight = False, 0
         self._opened, self._idle = asyncio.Event(), asyncio.Event()
 
-    def client(self) -> GatedEngine:
-        """The engine for one split: what several expect adds up."""
-        return GatedEngine(self, len(self.expected))
+    @asynccontextmanager
+    async def passing(self) -> AsyncIterator[None]:
+        """Work that is waited for when it closes."""
+        while self.closed:
+            await self._opened.wait()
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
 
     def close(self) -> None:
-        """Let no new request through."""
+        """Let nothing new through."""
         self.closed = True
         self._opened.clear()
-        self.engine.expect(0)  # those who wait at the gate will not come
 
     async def hold(self) -> None:
-        """Close, and wait until the requests under way are answered."""
+        """Close, and wait until what is under way is over."""
         self.close()
         while self.in_flight:
             self._idle.clear()
@@ -42,8 +45,30 @@ class Gate:
 
     def release(self) -> None:
         self.closed = False
-        self.tell()
         self._opened.set()
+
+
+class Gate(Barrier):
+    """Requests of episodes on their way to an engine. Episodes go on while it is closed; their next request waits."""
+
+    def __init__(self, engine: Generator):
+        super().__init__()
+        self.engine = engine
+        self.expected: dict[int, int] = {}
+        """Who asks → how many requests may come."""
+
+    def client(self) -> GatedEngine:
+        """The engine for one split: what several expect adds up."""
+        return GatedEngine(self, len(self.expected))
+
+    def close(self) -> None:
+        super().close()
+        self.engine.expect(0)  # those who wait at the gate will not come
+
+    def release(self) -> None:
+        self.closed = False
+        self.tell()
+        super().release()
 
     def tell(self) -> None:
         """Tell the engine how many requests may come."""
@@ -51,15 +76,8 @@ class Gate:
             self.engine.expect(sum(self.expected.values()))
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        while self.closed:
-            await self._opened.wait()
-        self.in_flight += 1
-        try:
+        async with self.passing():
             return await self.engine.generate(token_ids, sampling, key)
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self._idle.set()
 
 
 class GatedEngine:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.run_dir import CONFIG, PLUGINS, about_run, in_use, require_run
+from rlhf_host.config.tree import SHORTHANDS
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.runs.signs import Signs
@@ -56,16 +58,25 @@ class RunDirectory:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """``config.yaml``, as plain values."""
-        settings: dict[str, Any] = plain(read_yaml(self.path / CONFIG))
-        return settings
+        """``config.yaml``, as plain values. Raises ``UserError`` when it is not that of a run."""
+        settings: Any = plain(read_yaml(self.path / CONFIG))
+        for section, name in (("train", "steps"), ("checkpoint", ""), ("roles", "actor"), ("data", "sources")):
+            inside = settings.get(section) if isinstance(settings, dict) else None
+            if not isinstance(inside, dict) or (name and name not in inside):
+                raise UserError(f"{self.path / CONFIG} has no {section}.{name}".rstrip(".") + ": rlhf train writes it whole")
+        known: dict[str, Any] = settings
+        return known
 
     @cached_property
     def plugins(self) -> list[dict[str, Any]]:
         """Kind, alias, name, distribution and version of each."""
         path = self.path / PLUGINS
-        found: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.exists() else []
-        return found
+        try:
+            found: Any = json.loads(path.read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            return []
+        rows = found if isinstance(found, list) else []
+        return [row for row in rows if isinstance(row, dict) and {"kind", "alias", "name"} <= row.keys()]
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -92,7 +103,7 @@ class RunDirectory:
         found: dict[str, tuple[list[int], list[float]]] = {}
         for row in self.metrics:
             for name, value in row.items():
-                if name not in ("step", "time/wall") and isinstance(value, int | float) and math.isfinite(value):
+                if name not in ("step", "time/wall") and _finite(value):
                     steps, values = found.setdefault(name, ([], []))
                     steps.append(row["step"])
                     values.append(float(value))
@@ -126,7 +137,8 @@ class RunDirectory:
         """What was told of its metrics while it ran."""
         signs = Signs()
         rows = [row for row in self.metrics if row["step"]]
-        return [f"step {row['step']}: {report}" for row in rows for report in signs.look(row)]
+        looks = ({name: value for name, value in row.items() if _finite(value)} for row in rows)
+        return [f"step {row['step']}: {report}" for row in looks for report in signs.look(row)]
 
     @cached_property
     def trajectories(self) -> dict[tuple[str, int], Path]:
@@ -134,7 +146,7 @@ class RunDirectory:
         found = {}
         for path in sorted((self.path / "trajectories").glob("*-step-*.jsonl")):
             split, _, step = path.stem.partition("-step-")
-            if step.isdigit():
+            if step.isascii() and step.isdecimal():
                 found[split, int(step)] = path
         return dict(sorted(found.items(), key=lambda item: item[0][1]))
 
@@ -147,29 +159,43 @@ class RunDirectory:
         """What became of the tasks that were drawn, by ``ledger.jsonl``: outcome → how many."""
         counts: dict[str, int] = {}
         for row in _rows(self.path / "ledger.jsonl"):
-            for *_, outcome in row["draws"]:
-                counts[outcome] = counts.get(outcome, 0) + 1
+            with suppress(KeyError, TypeError, ValueError):
+                for *_, outcome in row["draws"]:
+                    counts[outcome] = counts.get(outcome, 0) + 1
         return counts
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A tree of settings as dotted names."""
+    """A tree of settings as dotted names, those of roles as files and flags spell them."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
+            found |= flat(
+                value,
+                {f"roles.{role}.": f"{short}." for short, role in SHORTHANDS.items()}.get(
+                    f"{prefix}{name}.", f"{prefix}{name}."
+                ),
+            )
         else:
             found[prefix + name] = value
     return found
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ."""
+    """The shortest ends of the paths that differ. Raises ``UserError`` for a directory that is given twice."""
+    whole = [path.resolve() for path in paths]
+    if twice := next((path for path, place in zip(paths, whole, strict=True) if whole.count(place) > 1), None):
+        raise UserError(f"{twice} is given twice")
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-count:]) for path in paths]
         if len({*names}) == len(names):
             return names
-    raise UserError(f"{paths[0]} is given twice")
+    return [str(path) for path in paths]
+
+
+def _finite(value: Any) -> bool:
+    """Whether it is a number that a plot can show; JSON has larger ones."""
+    return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -178,7 +204,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         for line in path.read_bytes().splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 yield row

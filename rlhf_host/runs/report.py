@@ -6,30 +6,104 @@ import base64
 import gzip
 import html
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.defaults import KINDS
-from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
-from rlhf_host.plugins.selection import find, load, options_model
 from rlhf_host.runs.directory import TELLING, RunDirectory, flat
+from rlhf_host.runs.usual import usual_settings
 
 MOST = 14_000_000
 """Characters of saved answers in a page, compressed; the newest steps come first."""
 Decode = Callable[[int], str]
 
 
+class Shown:
+    """What the page shows of a run, in pieces.
+
+    Args:
+        name: another one for each run of a page.
+    """
+
+    def __init__(self, run: RunDirectory, name: str):
+        self.run, self.name = run, name
+
+    def head(self) -> dict[str, Any]:
+        """All but the answers. ``places`` are the steps whose answers are saved."""
+        run, settings, usual = self.run, flat(self.run.settings), self._usual
+        return {
+            "name": self.name,
+            "path": str(run.path),
+            "status": run.status,
+            "step": run.step,
+            "steps": run.steps,
+            "headline": run.headline,
+            "about": {**run.about, "status": run.status},
+            "draws": run.draws,
+            "warnings": run.warnings,
+            "plugins": run.plugins,
+            "requirements": _text(run.path / "requirements.txt"),
+            "settings": settings,
+            "changed": [
+                key for key, value in settings.items() if usual.get(key, ...) != value and key not in ("name", "run_dir")
+            ],
+            "curves": run.curves,
+            "times": {row["step"]: row.get("time/wall") for row in run.metrics},
+            "places": [list(place) for place in run.trajectories],
+            "left_out": [],
+        }
+
+    def answers(self, split: str, step: int) -> list[dict[str, Any]]:
+        """The groups of a step."""
+        return list(_groups(self.run.rows(split, step), self._decode))
+
+    @cached_property
+    def _decode(self) -> Decode | None:
+        return _decoder(self.run)
+
+    @cached_property
+    def _usual(self) -> dict[str, Any]:
+        return usual_settings(self.run)
+
+
 def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[str]]:
-    """The page, and what is not on it.
+    """The page with all that it shows, and what is not on it.
 
     Args:
         names: of the runs, each another.
+
+    Raises:
+        UserError: plotly is not installed.
+    """
+    notices: list[str] = []
+    chunks: dict[str, bytes] = {}
+    heads = []
+    room = MOST // len(runs)
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        shown, steps, left_out, used = Shown(run, name), [], [], 0
+        for split, step in reversed(run.trajectories):
+            packed = pack(shown.answers(split, step))
+            if used + (size := len(packed) * 4 // 3) > room:
+                left_out.append(f"{split} {step}")
+                continue
+            used += size
+            chunks[f"run{number}-{split}-{step}"] = packed
+            steps.append([split, step])
+        if left_out:
+            notices.append(f"{name}: the answers of {len(left_out)} steps are left out, as the page would be too large")
+        heads.append(shown.head() | {"places": steps[::-1], "left_out": left_out[::-1]})
+    chunks["head"] = pack(heads)
+    return document(names, chunks), notices
+
+
+def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> str:
+    """The page with these pieces, of ``pack``. It asks its server for those that it does not have, and again for ``head``, if
+    that is one of them.
 
     Raises:
         UserError: plotly is not installed.
@@ -38,71 +112,32 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError("the page's plots need plotly: pip install 'rlhf-host[report]'") from None
-    notices: list[str] = []
-    chunks: dict[str, str] = {}
-    heads = []
-    room = MOST // len(runs)
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        steps, left_out, used = [], [], 0
-        decode = _decoder(run)
-        for split, step in reversed(run.trajectories):
-            packed = _packed(list(_groups(run.rows(split, step), decode)))
-            if used + len(packed) > room:
-                left_out.append(f"{split} {step}")
-                continue
-            used += len(packed)
-            chunks[f"run{number}-{split}-{step}"] = packed
-            steps.append([split, step])
-        if left_out:
-            notices.append(f"{name}: the answers of {len(left_out)} steps are left out, as the page would be too large")
-        heads.append(_head(run, name) | {"places": steps[::-1], "left_out": left_out[::-1]})
-    chunks["head"], chunks["telling"] = _packed(heads), _packed(TELLING)
     parts = {part: files(__package__).joinpath("page", f"page.{part}").read_text("utf-8") for part in ("html", "css", "js")}
     parts["title"] = html.escape(", ".join(names))
     parts["plotly"] = get_plotlyjs().replace("</script", "<\\/script")
     parts["chunks"] = "\n".join(
-        f'<script type="text/plain" id="{html.escape(key)}">{text}</script>' for key, text in chunks.items()
+        f'<script type="text/plain" id="{html.escape(key)}">{base64.b64encode(packed).decode()}</script>'
+        for key, packed in {**chunks, "telling": pack(TELLING)}.items()
     )
-    return re.sub(r"\{(title|css|chunks|js|plotly)\}", lambda place: parts[place[1]], parts["html"]), notices
+    return re.sub(r"\{(title|css|chunks|js|plotly)\}", lambda place: parts[place[1]], parts["html"])
 
 
-def _packed(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    return base64.b64encode(gzip.compress(text, 6, mtime=0)).decode()
+def pack(value: Any) -> bytes:
+    """As strict JSON: browsers know no NaN."""
+    write = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        text = write(value)
+    except ValueError:
+        text = write(_strict(value))
+    return gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)
 
 
-def _head(run: RunDirectory, name: str) -> dict[str, Any]:
-    settings, usual = flat(run.settings), _defaults(run)
-    return {
-        "name": name,
-        "path": str(run.path),
-        "status": run.status,
-        "step": run.step,
-        "steps": run.steps,
-        "headline": run.headline,
-        "about": run.about,
-        "draws": run.draws,
-        "warnings": run.warnings,
-        "plugins": run.plugins,
-        "requirements": _text(run.path / "requirements.txt"),
-        "settings": settings,
-        "changed": [key for key, value in settings.items() if usual.get(key, ...) != value and key not in ("name", "run_dir")],
-        "curves": run.curves,
-        "times": {row["step"]: row.get("time/wall") for row in run.metrics},
-    }
-
-
-def _defaults(run: RunDirectory) -> dict[str, Any]:
-    """Of all settings, and of the options of those plugins that are installed."""
-    found = flat(RunConfig().model_dump(mode="json"))
-    sections = {"reward": "reward", "extension": "with", "tracker": "tracker"}
-    for plugin in [*run.plugins, *({"kind": kind, "alias": "", "name": run.settings[kind]["name"]} for kind in KINDS)]:
-        kind, alias = plugin["kind"], plugin["alias"]
-        section = f"{sections[kind]}.{alias}." if kind in sections else f"{kind}."
-        with suppress(UserError):
-            model = options_model(load(find(kind, plugin["name"])), kind)
-            found |= flat(model.model_construct().model_dump(mode="json"), section)
-    return found
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(path: Path) -> str:
@@ -128,21 +163,27 @@ def _groups(rows: Sequence[dict[str, Any]], decode: Decode | None) -> Iterator[d
 def _row(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
     kept = ("episode_id", "sample", "reward", "rewards", "score", "advantage", "finish_reason", "length", "unjudged", "role")
     found = {name: row[name] for name in (*kept, "final", "metrics", "events", "tree") if row.get(name) not in (None, {}, [])}
-    segments = row.get("segments")
-    if not segments:
-        return found | {"text": row.get("full_text") or row.get("text")}
-    found["segments"], behind = [], 0
-    for segment in segments[1:]:
+    text = {"text": row.get("full_text") or row.get("text")}
+    if not row.get("segments"):
+        return found | text
+    try:
+        return found | {"segments": list(_segments(row, decode))} | ({} if decode is not None else text)
+    except (KeyError, TypeError, ValueError, IndexError):  # a damaged file
+        return found | text
+
+
+def _segments(row: dict[str, Any], decode: Decode | None) -> Iterator[dict[str, Any]]:
+    """All but the prompt."""
+    behind = 0
+    for segment in row["segments"][1:]:
         first, behind = behind, behind + len(segment["token_ids"])
         part = {name: segment[name] for name in ("kind", "text") if name in segment}
         if segment["kind"] == "action":
             part |= {"logprobs": [round(value, 3) for value in segment["logprobs"]], "versions": segment["versions"]}
-            if "advantages" in row:
-                part["advantages"] = row["advantages"][first:behind]
+            part |= {name: row[name][first:behind] for name in ("advantages", "trainer_logprobs") if name in row}
         if decode is not None:
             part["tokens"] = [decode(token) for token in segment["token_ids"]]
-        found["segments"].append(part)
-    return found | ({} if decode is not None else {"text": row.get("full_text") or row.get("text")})
+        yield part
 
 
 def _decoder(run: RunDirectory) -> Decode | None:

@@ -105,7 +105,9 @@ async def body_of(request: web.Request) -> dict[str, Any]:
 
 def check_key(request: web.Request, key: str) -> None:
     """Raises ``ApiError`` for another key than this."""
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if "Authorization" not in request.headers:
+        raise ApiError(401, "no API key is given: the header Authorization: Bearer KEY", "invalid_api_key")
+    given = request.headers["Authorization"].removeprefix("Bearer ")
     # Bytes that are no UTF-8 arrive as surrogates.
     if not compare_digest(given.encode(errors="surrogateescape"), key.encode()):
         raise ApiError(401, "a wrong API key", "invalid_api_key")

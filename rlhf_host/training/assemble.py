@@ -29,7 +29,7 @@ from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.serving.endpoints import Endpoints
@@ -264,9 +264,15 @@ def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> Task
     return TaskStream(tasks, config.seed, config.data.shuffle, choose if manager.has("draw_tasks") else None)
 
 
-def collector_of(config: RunConfig, manager: PluginManager, started: Started) -> Collector:
+def scoring_of(config: RunConfig, manager: PluginManager) -> Barrier | None:
+    """Before rewards whose state changes beside the steps, if there are some."""
+    return Barrier() if config.async_depth and {*manager.names("score")} & {*manager.names("state_dict")} else None
+
+
+def collector_of(config: RunConfig, manager: PluginManager, started: Started, scoring: Barrier | None = None) -> Collector:
     episodes = episodes_of(config, manager, started, config.data, config.rollout)
-    return Collector(episodes, manager, config.rollout, n=config.rollout.n, seed=config.seed, split="train")
+    settings = config.rollout
+    return Collector(episodes, manager, settings, n=settings.n, seed=config.seed, split="train", scoring=scoring)
 
 
 def evaluation_of(
@@ -279,7 +285,13 @@ def evaluation_of(
 
 
 def source_of(
-    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, traits: RunTraits
+    config: RunConfig,
+    manager: PluginManager,
+    started: Started,
+    inputs: Inputs,
+    events: EventLoop,
+    traits: RunTraits,
+    scoring: Barrier | None,
 ) -> Source:
     """Where the run's batches come from."""
     if inputs.units is not None:
@@ -287,7 +299,7 @@ def source_of(
     rollouts: Rollouts | None = inputs.saved
     if rollouts is None:
         assert inputs.tasks is not None
-        stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started)
+        stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started, scoring)
         size, depth = config.train.batch_size, config.async_depth
         rollouts = SampledRollouts(stream, collector, size)
         # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.

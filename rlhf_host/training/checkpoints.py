@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from rlhf_host.config.run_dir import checkpoint_dirs
 from rlhf_host.directories import new_directory, remove_directory
 from rlhf_host.errors import DivergedError, RunError, UserError
 from rlhf_host.protocols import Writer
@@ -25,7 +25,6 @@ from rlhf_host.scratch import remove_tree
 
 log = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step-(\d{6,})")
 FORMAT = 4
 MANIFEST = "manifest.sha256"
 """A checkpoint's last file: the hash of every other one, as ``sha256sum`` writes and checks them."""
@@ -54,12 +53,6 @@ class Checkpoint:
 
     def role(self, name: str) -> Path:
         return self.path / "model" if name == "actor" else self.path / "roles" / name
-
-
-def checkpoint_dirs(run_dir: Path) -> list[tuple[int, Path]]:
-    """``(step, path)`` of the whole checkpoints of a run, oldest first."""
-    root = run_dir / "checkpoints"
-    return sorted((int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
 
 
 def save_checkpoint(

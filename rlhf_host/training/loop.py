@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -24,7 +25,7 @@ from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RoleHandle, Stop
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import joined
-from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.runs.signs import Signs
 from rlhf_host.training.checkpoints import (
     Checkpoint,
@@ -67,6 +68,8 @@ class Loop:
     """Steps of the whole run."""
     gate: Gate | None = None
     """Before the engine, where there is one."""
+    scoring: Barrier | None = None
+    """Before rewards whose state changes beside the steps, where there are some."""
     in_flight: bool = False
     """New weights come while requests are answered."""
     tokenizer: Any = None
@@ -141,6 +144,8 @@ class Loop:
 
     def _stand_still(self) -> dict[str, Any]:
         """Note where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
+        if self.scoring is not None:
+            self.loop.run(_held(self.scoring, self.config.rollout.stall_s), interruptible=False)
         plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
         self._position = {
             "stream": self.source.state_dict(),
@@ -148,11 +153,13 @@ class Loop:
             "plugins": plugins,
             "torch_rng": torch.get_rng_state(),
         }
+        if self.scoring is not None:
+            self.loop.run(_release(self.scoring), interruptible=False)
         return self._position
 
     def _add_finished(self, position: dict[str, Any]) -> None:
-        """What is over meanwhile, unless a batch has it. With depth 0 rewards may have a state, which would have counted it."""
-        if self.config.async_depth:
+        """What is over meanwhile, unless a batch has it. Where rewards may have a state, it would have counted that."""
+        if self.config.async_depth and self.scoring is None:
             now, then = self.source.state_dict(), position["stream"]
             if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
                 position["finished"] = self.source.finished()
@@ -452,6 +459,18 @@ class Loop:
         sign = 1.0 if checkpoint.best_mode == "max" else -1.0
         if self.best is None or sign * value > sign * self.best["value"]:
             self.best = {"step": self.step, "value": value}
+
+
+async def _held(barrier: Barrier, within_s: float) -> None:
+    try:
+        await asyncio.wait_for(barrier.hold(), within_s or None)
+    except TimeoutError:
+        rule = f"a reward with a state scores for more than {within_s:g} s (rollout.stall_s)"
+        raise RunError(f"{rule}: its state cannot be noted") from None
+
+
+async def _release(barrier: Barrier) -> None:
+    barrier.release()
 
 
 def _write(write: Callable[[], Path], run_dir: Path, step: int, keep: int, best: int | None, begun: int | None) -> None:

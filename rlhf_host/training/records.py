@@ -75,8 +75,9 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
     }
     if several:
         row["full_text"] = trajectory.full_text
-    if trajectory.advantages is not None:
-        row["advantages"] = [float(f"{value:.5g}") for value in plain(trajectory.advantages)]
+    for name in ("advantages", "trainer_logprobs"):
+        if (values := getattr(trajectory, name)) is not None:
+            row[name] = [float(f"{value:.5g}") for value in plain(values)]
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
     if trajectory.columns:

@@ -114,7 +114,8 @@ class RolloutSource:
                 batch = make(self._chosen(experience, collected.groups), self.rollouts.weights)
                 apply_masks(batch, self.manager)
         with timed(times, "logprobs"):
-            add_outputs(batch, self.trainer, self.needs, self.config.old_logprobs_mode)
+            add_outputs(batch, self.trainer, self.needs, mode := self.config.old_logprobs_mode)
+            _note_logprobs(batch, batch.old_logprobs if mode == "recompute" else batch.logprobs.get("actor"))
         with timed(times, "advantages"):
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
@@ -132,6 +133,13 @@ class RolloutSource:
             add_outputs(experience, self.trainer, self.needs, "fused")
         apply_rewards(experience, self.manager)
         return chosen_rows(groups, experience, self.manager)
+
+
+def _note_logprobs(batch: Experience, logprobs: Tensor | None) -> None:
+    """For those who look at single tokens."""
+    if logprobs is not None:
+        for trajectory, values, length in zip(batch.trajectories, logprobs, batch.lengths.tolist(), strict=True):
+            trajectory.trainer_logprobs = values[:length]  # type: ignore[assignment]
 
 
 def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from rlhf_host.command import rlhf
 from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.defaults import RunTraits
-from rlhf_host.config.run_dir import CONFIG, locked
+from rlhf_host.config.run_dir import CONFIG, checkpoint_dirs, locked
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.data.stream import Draw
@@ -28,7 +28,7 @@ from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, RunCon
 from rlhf_host.rollouts.collect import Collected
 from rlhf_host.training import assemble
 from rlhf_host.training.assemble import Inputs, Started
-from rlhf_host.training.checkpoints import Checkpoint, checkpoint_dirs, load_checkpoint, model_written, save_model
+from rlhf_host.training.checkpoints import Checkpoint, load_checkpoint, model_written, save_model
 from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.precompute import precomputed, without
@@ -252,18 +252,20 @@ def _loop(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> Loop:
     traits = RunTraits.of(config)
+    scoring = assemble.scoring_of(config, manager)
     return Loop(
         config=config,
         manager=manager,
         needs=started.needs,
         runtime=started.runtime,
         handles=started.handles,
-        source=assemble.source_of(config, manager, started, inputs, events, traits),
+        source=assemble.source_of(config, manager, started, inputs, events, traits, scoring),
         evaluate=assemble.evaluate_of(config, manager, started, inputs, events),
         loop=events,
         run_dir=run_dir,
         planned=inputs.steps(config),
         gate=started.gate,
+        scoring=scoring,
         in_flight=traits.in_flight(config),
         tokenizer=inputs.tokenizer,
     )

@@ -6,9 +6,12 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from rlhf_host.command import rlhf
 from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Episode, Message, Task
@@ -19,6 +22,7 @@ from rlhf_host.serving.app import PolicyServer
 from rlhf_host.serving.rewards import RewardServer
 from rlhf_host.training.assemble import episodes_of
 from rlhf_host.training.events import EventLoop
+from rlhf_host.training.export import head_of
 from rlhf_host.training.run import using_roles
 
 
@@ -82,7 +86,10 @@ def talk(config: RunConfig, turns: Callable[[Callable[[list[Message]], Awaitable
 
 @contextmanager
 def _policies(config: RunConfig) -> Iterator[tuple[EventLoop, Callable[[], EpisodePolicy]]]:
-    """An event loop, and what makes policies of the actor for it."""
+    """An event loop, and what makes policies of the actor for it. Raises ``UserError`` for a model that writes no text."""
+    model = config.roles["actor"].model
+    if model and head_of(Path(model).expanduser()) == "scalar":
+        raise UserError(f"{model} has a scalar head and writes no text: {rlhf('serve-reward', model)}")
     tokenizer = load_tokenizer(config.roles["actor"])
     manager, numbers = PluginManager([]), itertools.count()
     with using_roles(config, manager, tokenizer, Needs(roles=(RoleNeed("actor", source=None),))) as (started, events, _):

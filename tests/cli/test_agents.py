@@ -68,5 +68,5 @@ def test_failed_episodes_are_in_the_log_and_nothing_judges_them(rlhf_here, tmp_p
         (True, "failed: no sandbox"),
         (True, "failed: no sandbox"),
     ]
-    shown = rlhf_here("view", saved, "--worst", "--count", "1")
+    shown = rlhf_here("episodes", saved, "--worst", "--count", "1")
     assert "unjudged: failed: no sandbox, 0 tokens, abort" in shown.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,3 +49,49 @@ def test_no_model(rlhf_here, tmp_path, monkeypatch, words, message):
     result = rlhf_here("chat", *words)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_runs_model_is_asked_as_in_training(rlhf, rlhf_here, small_run, tmp_path):
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    settings = ("--rollout.max-new-tokens", "5", "--data.system-prompt", "Count.")
+    rlhf.run(*small_run, *settings, "--train.steps", "2", "--actor.lora.rank", "4", "--checkpoint.every", "1", "--run-dir", run)
+    shutil.copytree(run / "model", copy)
+    asked = [talk(run, ["1+1="]), talk(copy, ["1+1="], *settings), talk(run, ["1+1="], "--checkpoint", "last")]
+    assert [done.returncode for done in asked] == [0, 0, 0], asked[0].stderr
+    assert len({done.stdout for done in asked}) == 1
+    assert talk(copy, ["1+1="], *settings[:2]).stdout != asked[0].stdout, "the system message counts"
+    assert talk(copy, ["1+1="], *settings[2:]).stdout != asked[0].stdout, "so does the length"
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(about | {"status": "interrupted"}))
+    assert f"{run}/checkpoints/step-000002/model: the run has not finished" in talk(run, []).stderr
+    for words, message in (
+        (["--checkpoint", "9"], "has no checkpoint of step 9; it has those of steps 1, 2"),
+        (["--preset", "rloo"], "is a run's model, and uses the run's own settings: leave --preset out"),
+    ):
+        result = rlhf_here("chat", run, *words)
+        assert (result.exit_code, message in result.output) == (2, True), result.output
+    result = rlhf_here("chat", copy, "--checkpoint", "best")
+    assert (result.exit_code, "chooses one of a run: rlhf chat RUN_DIR --checkpoint best" in result.output) == (2, True)
+
+
+def test_a_reward_model_writes_no_text(rlhf, rlhf_here, tiny_model, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "1+1=", "chosen": "2", "rejected": "3"}) + "\n")
+    train = (
+        "train",
+        "--algo",
+        "rm",
+        "--actor.model",
+        tiny_model,
+        "--data",
+        pairs,
+        "--train.batch-size",
+        "1",
+        "--kernels",
+        "none",
+    )
+    rlhf.run(*train, "--run-dir", tmp_path / "run")
+    result = rlhf_here("chat", tmp_path / "run")
+    assert result.exit_code == 2
+    assert f"{tmp_path}/run/model has a scalar head and writes no text" in result.output
+    assert "serve-reward" in result.output

@@ -14,7 +14,7 @@ import zipfile
 import pytest
 
 import rlhf_host
-from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.catalogue import offered
 
 HOST = f"rlhf-host=={rlhf_host.__version__}"
 
@@ -99,9 +99,9 @@ def test_names_of_the_catalogue_become_their_distributions(plugins):
 
 
 def test_every_name_of_the_catalogue_can_be_installed(plugins):
-    for names in CATALOGUE.values():
-        for name, owner in names.items():
-            assert shlex.split(plugins("install", "--dry-run", name).stdout)[4] == owner
+    for names in offered().values():
+        for name, offer in names.items():
+            assert shlex.split(plugins("install", "--dry-run", name).stdout)[4] == offer.distribution
 
 
 def test_folders_and_wheels_are_paths_to_pip_and_never_names(plugins, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,11 +14,11 @@ import pytest
 pytest.importorskip("aiohttp")
 
 
-@pytest.fixture
-def served(tiny_model, tmp_path):
+@contextlib.contextmanager
+def serving(tmp_path, *arguments):
     """The command as a process, and what it printed to reach it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlhf_host.cli.main", "serve", str(tiny_model), "--port", "0", "--rollout.max-new-tokens", "6"],
+        [sys.executable, "-m", "rlhf_host.cli.main", "serve", *map(str, arguments), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -28,6 +29,23 @@ def served(tiny_model, tmp_path):
     yield process, settings
     process.kill()
     process.communicate()
+
+
+@pytest.fixture
+def served(tiny_model, tmp_path):
+    with serving(tmp_path, tiny_model, "--rollout.max-new-tokens", "6") as (process, settings):
+        yield process, settings
+
+
+def test_a_run_is_served_with_its_settings(rlhf, small_run, tmp_path):
+    run = tmp_path / "run"
+    rlhf.run(*small_run, "--train.steps", "2", "--checkpoint.every", "1", "--rollout.max-new-tokens", "3", "--run-dir", run)
+    with serving(tmp_path, run, "--checkpoint", "1") as (process, settings):
+        with openai.OpenAI(base_url=settings["OPENAI_BASE_URL"], api_key=settings["OPENAI_API_KEY"]) as client:
+            assert len(client.completions.create(model="policy", prompt="1+1=", max_tokens=20).choices[0].token_ids) <= 3
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert f"Serving {run}/checkpoints/step-000001/model as policy" in told
 
 
 def test_a_model_is_served_until_ctrl_c(served):

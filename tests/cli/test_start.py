@@ -19,6 +19,10 @@ ELSEWHERE = {
     "show": "cli/test_runs.py",
     "compare": "cli/test_runs.py",
     "report": "runs/test_report.py",
+    "translate": "translate/test_translate.py",
+    "view": "runs/test_view.py",
+    "export": "cli/test_export.py",
+    "push": "cli/test_push.py",
 }
 """Commands that these files start with ``rlhf_process``."""
 
@@ -30,7 +34,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
         "eval": ["--checkpoint", run_dir, "--eval.data", prompts, "--json"],
         "replay": [run_dir, "--reward", "vowels", "--algo", "rloo", "--output", replayed],
         "data": ["show", prompts, "--actor.model", tiny_model],
-        "view": [run_dir, "--count", "2"],
+        "episodes": [run_dir, "--count", "2"],
         "plugins": ["--json"],
         "completion": ["bash"],
     }
@@ -39,7 +43,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
     assert "Traceback" not in "".join(each.stdout + each.stderr for each in done.values())
     assert "eval/pass@1" in json.loads(done["eval"].stdout)
     assert "1: 0+0= — label 0" in done["data"].stdout
-    assert done["view"].stdout.count("answer") == 2
+    assert done["episodes"].stdout.count("answer") == 2
     assert replayed.read_text().count("\n") == 16
     assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
     assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout

@@ -137,10 +137,13 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
             "with:\n  kl: {coef: 1}\nkl: {coef: 2}\n",
             ["run.yaml:3: kl.coef: is set already by run.yaml:2: with.kl.coef: leave one out"],
         ),
-        ("learning_rate: 1\n", ["run.yaml:1: learning_rate: no such key; TRL's learning_rate is --actor.lr here"]),
+        (
+            "learning_rate: 1\n",
+            ["run.yaml:1: learning_rate: no such key; OpenRLHF's and TRL's --learning_rate is --actor.lr here"],
+        ),
         (
             "actor: {learning_rate: 1}\n",
-            ["run.yaml:1: actor.learning_rate: no such key; TRL's learning_rate is --actor.lr here"],
+            ["run.yaml:1: actor.learning_rate: no such key; OpenRLHF's and TRL's --learning_rate is --actor.lr here"],
         ),
         ("lr: 1\n", ["run.yaml:1: lr: no such key; did you mean '--actor.lr' or '--critic.lr'"]),
         (

@@ -169,20 +169,23 @@ def test_eval_rewards_are_their_own():
         (["--with", "sift=none"], "--with: there is no 'sift' to take away"),
         (["--lr", "1"], "--lr: no such flag; did you mean '--actor.lr' or '--critic.lr'"),
         (["--pretrain", "m"], "--pretrain: no such flag; OpenRLHF's --pretrain is --actor.model here"),
-        (["--learning-rate", "1"], "--learning-rate: no such flag; TRL's learning_rate is --actor.lr here"),
+        (["--learning-rate", "1"], "--learning-rate: no such flag; OpenRLHF's and TRL's --learning_rate is --actor.lr here"),
         (
             ["--vllm.num_engines", "2"],
             "--vllm.num_engines: no such flag; OpenRLHF's --vllm.num_engines is --engine vllm --placement rollout=4 here",
         ),
         (["--reward.remote_url", "u"], "--reward.remote_url: no such flag; OpenRLHF's --reward.remote_url is --reward here"),
         (["--train.lr", "1"], "--train.lr: no such flag; did you mean '--actor.lr' or '--critic.lr'"),
-        (["--actor.learning-rate", "1"], "--actor.learning-rate: no such flag; TRL's learning_rate is --actor.lr here"),
+        (
+            ["--actor.learning-rate", "1"],
+            "--actor.learning-rate: no such flag; OpenRLHF's and TRL's --learning_rate is --actor.lr here",
+        ),
         (["--train.step", "8"], "--train.step: no such flag; did you mean '--train.steps'"),
         (["--dynamic-filterin.low", "0"], "--dynamic-filterin.low: no such flag; did you mean '--dynamic-filtering.low'"),
         (
             ["--beta", "0.04"],
-            "--beta: no such flag; TRL's beta is --kl.coef here"
-            " (GRPO: with --kl.place loss --kl.estimator k3; RLOO: --kl.place reward)",
+            "--beta: no such flag; OpenRLHF's --beta is --algo.beta here; TRL's beta is --kl.coef here"
+            " (GRPO: with --kl.place loss --kl.estimator k3; RLOO: --kl.place reward; DPO and KTO: --algo.beta)",
         ),
         (
             ["--save_steps", "9"],

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 
+from rlhf_host.cli.main import main
 from rlhf_host.config.flags import known_flags
 from rlhf_host.config.tree import MANY, SINGLE, Names
 from rlhf_host.plugins.discovery import discover
@@ -17,9 +19,10 @@ from rlhf_host.plugins.elsewhere import names
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import find, load, options_model
 
-from .conftest import DOCS, ROOT
+from .conftest import DOCS, ROOT, blocks
 
 ORACLES = ROOT / ".oracles"
+WITHOUT = ("Not needed here", "Not here yet")
 CONTROL = {"resume", "config", "preset"}
 CHOSEN_BY = {"agents": "agent", "reward": "reward", "with": "extension", "tracker": "tracker"}
 
@@ -40,9 +43,9 @@ def oracle(name):
 
 
 def test_there_is_a_table_for_each():
-    assert list(dict.fromkeys(name.project for name in names())) == ["OpenRLHF", "TRL", "verl", "Not here yet"]
-    assert len(names()) > 400
-    assert all(bool(name.here) == (name.project != "Not here yet") for name in names())
+    assert list(dict.fromkeys(name.project for name in names())) == ["OpenRLHF", "TRL", "verl", *WITHOUT]
+    assert len(names()) > 500
+    assert all(bool(name.here) == (name.project not in WITHOUT) for name in names())
 
 
 def test_every_row_of_the_page_is_read():
@@ -53,8 +56,18 @@ def test_every_row_of_the_page_is_read():
             assert set(re.findall(r"`([^`]+)`", there)) <= read, line
 
 
+def test_the_transcript_is_what_the_command_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script, _, said, written = blocks(DOCS / "coming-from.md")[:4]
+    Path(script.title).write_text(script.body)
+    done = CliRunner().invoke(main, ["translate", script.title, "-o", written.title])
+    assert done.exit_code == 0, done.output
+    assert re.sub(r"\S*rlhf train", "rlhf train", done.output) == said.body
+    assert Path(written.title).read_text() == written.body
+
+
 def test_openrlhf_has_these_arguments():
-    source = (oracle("openrlhf") / "cli/train_ppo_ray.py").read_text()
+    source = "".join(path.read_text() for path in sorted((oracle("openrlhf") / "cli").glob("train_*.py")))
     known = set(re.findall(r"[\"'](--[\w.]+)[\"']", source))
     known |= {
         prefix + rest for rest in re.findall(r"f[\"']--\{prefix\}([\w.]+)[\"']", source) for prefix in ("--actor", "--critic")
@@ -74,7 +87,7 @@ def test_trl_has_these_arguments():
         base,
         "trainer/grpo_config.py",
         "trainer/rloo_config.py",
-        "trainer/model_config.py",
+        *(f"trainer/{name}_config.py" for name in ("base", "dpo", "kto", "model", "reward", "sft")),
         "scripts/utils.py",
         "scripts/grpo.py",
     ):

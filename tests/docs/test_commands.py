@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 
-from rlhf_host.plugins.catalogue import CATALOGUE
+from rlhf_host.plugins.catalogue import offered
 
 from .conftest import DOCS, PAGES, ROOT, blocks, commands
 
@@ -30,7 +30,7 @@ JUST_WRITTEN = {
 }
 """A plugin that the reader has just written → one that the test can use instead."""
 FAKE_VERIFIERS = ROOT / "plugins/builtin_agents/rlhf-plugin-verifiers/tests/fake_python.py"
-DISTRIBUTIONS = {name for names in CATALOGUE.values() for name in names.values()} | {"rlhf-host"}
+DISTRIBUTIONS = {offer.distribution for names in offered().values() for offer in names.values()} | {"rlhf-host"}
 
 
 LISTED = [

@@ -197,6 +197,15 @@ def test_grpo_is_that_of_trl_verl_and_openrlhf_but_for_epsilon(with_kl, trl, ver
     close(ours(GRPO, case, std_eps=1e-9), openrlhf.advantages(case, "group_norm")[0] * case.mask)
 
 
+@pytest.mark.parametrize(("plugin", "name", "options"), [(GRPO, "group_norm", {"std_eps": 1e-9}), (DrGRPO, "dr_grpo", {})])
+def test_openrlhf_adds_the_kl_after_the_groups_statistics(with_kl, openrlhf, plugin, name, options):
+    case = with_kl()
+    theirs = openrlhf.advantages(case, name, kl=case.old - case.reference, kl_coef=0.1)[0] * case.mask
+    to_the_end = case.kl.flip(-1).cumsum(-1).flip(-1) * case.mask
+    close(ours(plugin, with_kl(coef=0.0), **options) + to_the_end, theirs)
+    assert (ours(plugin, case, **options) - theirs).abs().max() > 0.01
+
+
 def test_grpo_with_unequal_groups_and_kl_in_the_reward_is_verls(with_kl, verl):
     case = with_kl(**RAGGED)
     close(ours(GRPO, case), verls(verl.core.compute_grpo_outcome_advantage, case))

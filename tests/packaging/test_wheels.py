@@ -62,6 +62,10 @@ def test_every_plugin_is_listed_as_ok(clean):
     assert {plugin["distribution"] for plugin in listed} == {"rlhf-host", *NAMES}
 
 
+def test_the_lists_of_plugins_travel_with_the_host(clean):
+    assert "pip install --find-links dist rlhf-plugin-rloo" in clean("rlhf", "plugins", "search", "rloo")
+
+
 def test_nothing_comes_from_the_repository(clean, installed):
     code = """
 import json, rlhf_host, rlhf_plugin_rloo, sys
@@ -139,6 +143,16 @@ def test_the_licence_travels_with_the_host(wheels):
 def test_the_names_of_other_projects_travel_with_the_host(wheels):
     with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
         assert archive.read("rlhf_host/_coming_from.md") == (ROOT / "docs" / "coming-from.md").read_bytes()
+
+
+def test_the_recipes_and_their_data_travel_with_the_host(wheels):
+    folders = [ROOT / "examples" / part for part in ("recipes", "data")]
+    files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
+    with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
+        for path in files:
+            assert archive.read(f"rlhf_host/_examples/{path.parent.name}/{path.name}") == path.read_bytes()
+        inside = {name for name in archive.namelist() if name.startswith("rlhf_host/_examples/")}
+    assert len(inside) == len(files)
 
 
 def test_the_template_of_plugins_travels_with_the_host(wheels):

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 
 from rlhf_host import PluginError
 from rlhf_host.plugins import options, selection
-from rlhf_host.plugins.catalogue import CATALOGUE
 from rlhf_host.plugins.discovery import PluginInfo
 
 
@@ -91,14 +90,13 @@ def test_a_name_of_two_distributions_needs_one_of_them():
         ("algo", "dpo", "no algo named 'dpo' is installed, though rlhf-plugin-dpo is: upgrade it"),
     ],
 )
-def test_an_unknown_name_gets_what_helps(kind, name, message, monkeypatch):
-    monkeypatch.setitem(CATALOGUE["algo"], "dpo", "rlhf-plugin-dpo")
+def test_an_unknown_name_gets_what_helps(kind, name, message):
     plugins = [info(), info(name="mine"), info("preset", "dpo_recipe", "rlhf-plugin-dpo")]
     with refuses(message):
         selection.find(kind, name, plugins)
 
 
-def test_only_names_the_project_publishes_get_an_install_line():
+def test_only_listed_names_get_an_install_line():
     with pytest.raises(PluginError) as error:
         selection.find("algo", "rlo", [])
     assert "rloo" in str(error.value)

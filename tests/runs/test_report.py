@@ -15,8 +15,6 @@ from rlhf_host.runs.directory import RunDirectory, names_of
 from rlhf_host.runs.report import page
 
 pytest.importorskip("plotly")
-CHROMIUM = shutil.which("chromium")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +23,7 @@ def run(rlhf, tiny_model, prompts, tmp_path_factory):
     small = ("--rollout.n", "2", "--rollout.max-new-tokens", "6", "--train.batch-size", "2", "--train.threads", "1")
     model = ("train", "--algo", "ppo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts)
     log = ("--trajectories.tokens", "--eval.data", prompts, "--train.steps", "3", "--run-dir", run)
+    log = (*log, "--train.old-logprobs", "recompute")
     rlhf.run(*model, *small, *log, "--kernels", "none")
     return run
 
@@ -91,6 +90,8 @@ def test_the_page_has_what_the_files_have(run, killed):
         assert part["logprobs"] == pytest.approx(file["segments"][1]["logprobs"], abs=5e-4)
         assert len(part["tokens"]) == file["length"]
         assert part["advantages"] == file["advantages"]
+        assert part["trainer_logprobs"] == file["trainer_logprobs"]
+        assert part["trainer_logprobs"] == pytest.approx(file["segments"][1]["logprobs"], abs=1e-4)
         assert sum(part["advantages"]) / file["length"] == pytest.approx(file["advantage"], rel=1e-3)
     assert any(len({*row["segments"][0]["advantages"]}) > 1 for row in rows), "GAE differs between tokens"
 
@@ -125,17 +126,6 @@ def test_the_command(rlhf_process, rlhf_here, run, killed, tmp_path):
     assert result.exit_code == 2
     assert "there is no directory" in result.stderr
     assert rlhf_here("report", tmp_path, "-o", tmp_path / "page.html").exit_code == 2
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield opened
-        opened.close()
 
 
 @pytest.mark.parametrize("size", [(1300, 900), (390, 844)], ids=["wide", "phone"])

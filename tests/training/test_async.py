@@ -359,6 +359,63 @@ def test_what_cannot_run_ahead_is_refused(site, tiny_model, prompts, more, reaso
     assert "Traceback" not in done.stderr
 
 
+OVERLAP_SAFE = """
+import asyncio, json, os, pathlib, random
+from pydantic import BaseModel
+from rlhf_host import Needs, hookimpl
+
+class Slow:
+    class Options(BaseModel):
+        pass
+    def __init__(self, options):
+        self.begun, self.scored = [], []
+    @hookimpl
+    def needs(self):
+        return Needs(overlap_safe=True)
+    @hookimpl
+    async def score(self, trajectories):
+        self.begun.append(trajectories[0].group_id)
+        await asyncio.sleep(random.random() / 5)
+        self.scored.append(trajectories[0].group_id)
+        count, number = json.loads(pathlib.Path("end.json").read_text())
+        if len(self.scored) == count:
+            os.kill(os.getpid(), number)
+        return [float(len(trajectory.text)) for trajectory in trajectories]
+    @hookimpl
+    def state_dict(self):
+        return {"begun": self.begun, "scored": self.scored}
+    @hookimpl
+    def load_state_dict(self, state):
+        self.begun, self.scored = list(state["begun"]), list(state["scored"])
+    @hookimpl
+    def run_finished(self, outcome):
+        with open("counted.json", "w") as file:
+            json.dump([self.begun, self.scored], file)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_reward_with_a_state_counts_each_group_once(site, flags, tmp_path, number):
+    """However often the run is ended while groups are being scored."""
+    site.install("slow", {"rlhf.rewards": "slow = slow:Slow"}, {"slow.py": OVERLAP_SAFE})
+    run = tmp_path / "run"
+    flags = ["slow" if flag == "vowels" else flag for flag in flags]
+    first = [*flags, "--run-dir", run, "--async-depth", "2", "--checkpoint.every", "1"]
+    for killed_at in (9, 17, 26, 37):
+        again = ["train", "--resume", run] if run.exists() else first
+        (site.folder / "end.json").write_text(json.dumps([killed_at, int(number)]))
+        done = site.rlhf(*again)
+        assert done.returncode == (130 if number == signal.SIGINT else -number), done.stderr
+    (site.folder / "end.json").write_text("[-1, 0]")
+    done = site.rlhf("train", "--resume", run)
+    assert done.returncode == 0, done.stderr
+    trained = {f"train-{draw[0]}" for draws in ledger_of(run).values() for draw in draws}
+    assert len(trained) == STEPS * 4
+    for counted in json.loads((site.folder / "counted.json").read_text()):
+        assert len(counted) == len({*counted}), "counted twice"
+        assert trained <= {*counted}
+
+
 def test_data_with_answers_is_refused(site, tiny_model, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "completion": "2"}\n')

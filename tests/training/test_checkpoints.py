@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlhf_host.cli.eval import model_of
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.directories import write_directory
 from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.runs.models import run_model
 from rlhf_host.training.checkpoints import (
     MANIFEST,
     checkpoint_dirs,
@@ -276,7 +276,7 @@ def test_a_model_is_found_in_a_run_and_is_refused_once_it_is_damaged(tmp_path, a
         lambda path: None,
         lambda path: None,
     )
-    assert model_of(tmp_path / asked) == path / "model"
+    assert run_model(tmp_path / asked).path == path / "model"
     refuse_damaged(path / "model")
     flip(path / "model/config.json")
     with pytest.raises(UserError, match=r"step-000001 is damaged: model/config.json is not as it was written"):

@@ -1,7 +1,8 @@
 "use strict";
 const COLORS = ["#2f6fde", "#e0713a", "#2c9c6a", "#b4489c", "#8a8f2a", "#5c60c8", "#c2454b", "#3a98a8"];
 const GROUPS_SHOWN = 200;
-let runs = [], telling = [], plots = false, drawn = [];
+const LIVE_MS = 2000;
+let runs = [], telling = [], plots = false, drawn = [], stamp = "", renew = () => {};
 const chosen = { smooth: 0, axis: "step", filter: "", hidden: new Set(), run: 0, place: null, order: "drawn", group: 0, colour: "advantage" };
 
 function element(tag, properties = {}, ...children) {
@@ -13,7 +14,14 @@ function element(tag, properties = {}, ...children) {
 }
 
 async function chunk(id) {
-  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  const here = document.getElementById(id);
+  if (here) return unpack(Uint8Array.from(atob(here.textContent), (letter) => letter.charCodeAt(0)));
+  const answer = await fetch(`chunk/${id}`);
+  if (!answer.ok) throw new Error((await answer.json()).error?.message ?? answer.status);
+  return unpack(await answer.arrayBuffer());
+}
+
+async function unpack(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
@@ -34,26 +42,27 @@ function show(tab) {
     button.setAttribute("aria-selected", String(button.textContent === tab));
   }
   forget();
+  renew = () => {};
   const main = document.getElementById("main");
   main.replaceChildren();
   TABS[tab](main);
 }
 
-function overview(main) {
+function overview(holder) {
   const head = element("tr", {}, ["run", "status", "step", "figure", "began", "draws"].map((name) => element("th", { textContent: name })));
   const rows = runs.map((run, place) => {
-    const values = run.headline ? run.curves[run.headline][1] : [];
-    const figure = run.headline ? `${run.headline} ${number(values[0])} → ${number(values[values.length - 1])}` : "";
+    const [steps, values] = run.headline ? run.curves[run.headline] : [[], []], last = values.length - 1;
+    const figure = last < 0 ? "" : `${run.headline} ${last ? `${number(values[0])} → ` : ""}${number(values[last])} (step ${steps[last]})`;
     const began = run.about.started ? new Date(run.about.started * 1000).toLocaleString() : "";
     const draws = Object.entries(run.draws).map(([outcome, count]) => `${count.toLocaleString("en")} ${outcome}`).join(", ");
     const swatch = element("span", { textContent: "● ", style: `color: ${COLORS[place % COLORS.length]}` });
     const cells = [run.status, `${run.step}${run.steps ? ` of ${run.steps}` : ""}`, figure, began, draws];
     return element("tr", {}, element("td", {}, swatch, run.name), cells.map((text) => element("td", { textContent: text })));
   });
-  main.append(element("div", { className: "wide" }, element("table", { id: "overview" }, head, rows)));
+  holder.replaceChildren(element("div", { className: "wide" }, element("table", { id: "overview" }, head, rows)));
   for (const run of runs) {
     const said = [...(run.about.error ? [run.about.error] : []), ...run.warnings];
-    for (const text of said) main.append(element("p", { className: "warning", textContent: runs.length > 1 ? `${run.name}: ${text}` : text }));
+    for (const text of said) holder.append(element("p", { className: "warning", textContent: runs.length > 1 ? `${run.name}: ${text}` : text }));
   }
 }
 
@@ -77,7 +86,8 @@ function metrics() {
 }
 
 function curves(main) {
-  overview(main);
+  const top = element("div");
+  overview(top);
   const redraw = () => { for (const plot of drawn) draw(plot); };
   const smooth = element("input", { id: "smooth", type: "range", min: 0, max: 0.98, step: 0.02, value: chosen.smooth });
   smooth.oninput = () => { chosen.smooth = Number(smooth.value); redraw(); };
@@ -111,8 +121,14 @@ function curves(main) {
     for (const plot of list.querySelectorAll(".plot")) seen.observe(plot);
   };
   filter.oninput = () => { chosen.filter = filter.value.trim(); fill(); };
-  main.append(bar, list);
+  main.append(top, bar, list);
   fill();
+  let known = JSON.stringify(metrics());
+  renew = () => {
+    overview(top);
+    if (known === (known = JSON.stringify(metrics()))) redraw();
+    else fill();
+  };
 }
 
 const seen = new IntersectionObserver((entries) => {
@@ -135,7 +151,7 @@ function draw(plot) {
   const [text, line] = ["--text", "--line"].map((key) => style.getPropertyValue(key));
   const traces = [];
   runs.forEach((run, place) => {
-    if (!run.curves[name] || chosen.hidden.has(place)) return;
+    if (!Object.hasOwn(run.curves, name) || chosen.hidden.has(place)) return;
     const [steps, values] = run.curves[name], began = run.times[steps[0]];
     const x = chosen.axis === "step" ? steps : steps.map((step) => (run.times[step] - began) / 60);
     const colour = COLORS[place % COLORS.length], mode = steps.length < 40 ? "lines+markers" : "lines";
@@ -162,22 +178,35 @@ async function answers(main) {
   whose.onchange = () => { Object.assign(chosen, { run: Number(whose.value), place: null, group: 0 }); show("Answers"); };
   if (!run.places.length) {
     main.append(element("div", { className: "bar" }, runs.length > 1 ? whose : null), element("p", { className: "dim", textContent: "No answers were saved." }));
+    renew = () => { if (runs[chosen.run].places.length) show("Answers"); };
     return;
   }
   if (chosen.place === null) chosen.place = run.places.length - 1;
   const [split, step] = run.places[chosen.place];
-  const where = element("select", { id: "place" }, run.places.map(([kind, at], place) => element("option", { value: place, textContent: `${kind}, step ${at}`, selected: place === chosen.place })));
+  const where = element("select", { id: "place" });
+  const places = () => where.replaceChildren(...runs[chosen.run].places.map(([kind, at], place) => element("option", { value: place, textContent: `${kind}, step ${at}`, selected: place === chosen.place })));
+  places();
+  renew = () => {
+    chosen.place = runs[chosen.run].places.findIndex(([kind, at]) => kind === split && at === step);
+    places();
+  };
   where.onchange = () => { Object.assign(chosen, { place: Number(where.value), group: 0 }); show("Answers"); };
   const ORDERS = { drawn: () => 0, "highest reward": (a, b) => mean(b) - mean(a), "lowest reward": (a, b) => mean(a) - mean(b), "largest spread": (a, b) => spread(b) - spread(a) };
   const order = element("select", { id: "order" }, Object.keys(ORDERS).map((name) => element("option", { textContent: name, selected: name === chosen.order })));
   order.onchange = () => { Object.assign(chosen, { order: order.value, group: 0 }); show("Answers"); };
   const find = element("input", { id: "find", type: "search", placeholder: "text" });
-  const colour = element("select", { id: "colour" }, ["advantage", "log-probability", "version", "nothing"].map((name) => element("option", { textContent: name, selected: name === chosen.colour })));
+  const colour = element("select", { id: "colour" }, ["advantage", "log-probability", "mismatch", "version", "nothing"].map((name) => element("option", { textContent: name, selected: name === chosen.colour })));
   main.append(element("div", { className: "bar" }, runs.length > 1 ? whose : null, where, element("label", {}, "order", order), find, element("label", {}, "colour", colour)));
   if (run.left_out.length) main.append(element("p", { className: "dim", textContent: `Left out, as the page would be too large: ${run.left_out.join(", ")}` }));
   const list = element("div", { className: "list", id: "groups" }), detail = element("div", { id: "group" });
   main.append(element("div", { className: "browser" }, list, detail));
-  const groups = (await chunk(`run${chosen.run}-${split}-${step}`)).sort(ORDERS[chosen.order]);
+  let groups;
+  try {
+    groups = (await chunk(`run${chosen.run}-${split}-${step}`)).sort(ORDERS[chosen.order]);
+  } catch (error) {
+    detail.append(element("p", { className: "warning", textContent: error.message }));
+    return;
+  }
   let most = GROUPS_SHOWN;
   const open = (place) => {
     chosen.group = place;
@@ -244,8 +273,9 @@ function answer(row, scale) {
 function mark(token, part, place, row, scale) {
   const advantage = part.advantages ? part.advantages[place] : row.advantage;
   const logprob = part.logprobs[place], version = part.versions[place];
-  const value = { advantage: (advantage || 0) / scale, "log-probability": Math.max(-1, logprob / 4), version: part.versions[0] === version ? 0 : (version - part.versions[0]) / 4, nothing: 0 }[chosen.colour];
-  const title = `log-probability ${number(logprob)}, version ${version}${advantage === undefined ? "" : `, advantage ${number(advantage)}`}`;
+  const gap = part.trainer_logprobs ? part.trainer_logprobs[place] - logprob : undefined;
+  const value = { advantage: (advantage || 0) / scale, "log-probability": Math.max(-1, logprob / 4), mismatch: gap === undefined ? 0 : 10 * gap, version: part.versions[0] === version ? 0 : (version - part.versions[0]) / 4, nothing: 0 }[chosen.colour];
+  const title = `log-probability ${number(logprob)}, version ${version}${advantage === undefined ? "" : `, advantage ${number(advantage)}`}${gap === undefined ? "" : `, trainer ${number(gap)} away`}`;
   return element("mark", { textContent: token, title, style: tint(value) });
 }
 
@@ -288,6 +318,27 @@ function environment(main) {
   }
 }
 
+// Runs that go on
+
+async function follow() {
+  const began = performance.now(), state = document.getElementById("live");
+  if (!document.hidden) {
+    try {
+      const answer = await fetch(`chunk/head?seen=${stamp}`);
+      if (!answer.ok) throw new Error(answer.status);
+      state.textContent = "live";
+      if (answer.status === 200) {
+        const found = await unpack(await answer.arrayBuffer());
+        [runs, stamp] = [found, answer.headers.get("ETag")];
+        renew();
+      }
+    } catch {
+      state.textContent = "rlhf view does not answer";
+    }
+  }
+  setTimeout(follow, Math.max(LIVE_MS, 10 * (performance.now() - began)));
+}
+
 // Start
 
 function theme(name) {
@@ -305,6 +356,7 @@ function plotsReady() {
 
 theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 document.getElementById("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+const live = !document.getElementById("head");
 Promise.all([chunk("head"), chunk("telling")]).then((found) => {
   [runs, telling] = found;
   for (const tab of Object.keys(TABS)) {
@@ -313,4 +365,5 @@ Promise.all([chunk("head"), chunk("telling")]).then((found) => {
     document.getElementById("tabs").append(button);
   }
   show("Curves");
-});
+  if (live) follow();
+}).catch((error) => document.getElementById("main").replaceChildren(element("p", { className: "warning", textContent: error.message })));

@@ -1,4 +1,4 @@
-"""``rlhf view``: saved episodes as trees."""
+"""``rlhf episodes``: saved episodes as trees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def saved(tmp_path):
 
 
 def test_an_episode_is_a_tree_of_its_rows(rlhf_here, saved):
-    result = rlhf_here("view", saved, "--count", "1")
+    result = rlhf_here("episodes", saved, "--count", "1")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[:12] == [
         "e-1  sums:7  label 3",
@@ -60,7 +60,7 @@ def test_what_happened_is_told_in_its_order(rlhf_here, saved):
     lines = [json.loads(line) for line in saved.read_text().splitlines()]
     lines[0]["events"] = [call, tool, after, {"kind": "own", "x": None}]
     saved.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    shown = rlhf_here("view", saved, "--episode", "e-1").stdout
+    shown = rlhf_here("episodes", saved, "--episode", "e-1").stdout
     assert shown.splitlines()[10:15] == [
         "   what happened:",
         "         0.10 s  call-0 (root): 3 → 2 tokens in 0.5 s",
@@ -71,13 +71,13 @@ def test_what_happened_is_told_in_its_order(rlhf_here, saved):
 
 
 def test_which_episodes(rlhf_here, saved):
-    worst = rlhf_here("view", saved, "--worst", "--count", "2").stdout
+    worst = rlhf_here("episodes", saved, "--worst", "--count", "2").stdout
     assert worst.index("e-3") < worst.index("e-2")
     assert "e-1" not in worst
     assert "unjudged: no judge" in worst
     assert "black, reward 0" in worst
-    assert rlhf_here("view", saved, "--episode", "e-2").stdout.startswith("e-2")
-    long = rlhf_here("view", saved, "--episode", "e-1", "--chars", "6").stdout
+    assert rlhf_here("episodes", saved, "--episode", "e-2").stdout.startswith("e-2")
+    long = rlhf_here("episodes", saved, "--episode", "e-1", "--chars", "6").stdout
     assert "add( [... 2 characters ...] 2)" in long
 
 
@@ -89,7 +89,7 @@ def test_which_episodes(rlhf_here, saved):
     ],
 )
 def test_what_is_not_there(rlhf_here, saved, flags, message):
-    result = rlhf_here("view", saved, *flags)
+    result = rlhf_here("episodes", saved, *flags)
     assert result.exit_code == 2
     assert message in result.output
 
@@ -106,5 +106,5 @@ def test_a_file_of_texts_alone(rlhf_here, tmp_path):
         "label": "2",
     }
     (tmp_path / "train-step-000001.jsonl").write_text(json.dumps(line) + "\n")
-    result = rlhf_here("view", tmp_path)
+    result = rlhf_here("episodes", tmp_path)
     assert "     prompt  1+1=\n     answer  2\n" in result.stdout

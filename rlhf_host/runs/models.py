@@ -1,0 +1,131 @@
+"""Which model of a run is meant: the final one, that of a checkpoint, or another role's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs
+from rlhf_host.errors import UserError, near_matches
+
+ACTOR = "actor"
+LINKS = {Path(link).name: link for link in (BEST, LAST)}
+SHOWN = 8
+"""Steps that a message lists at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """The directory of a model, or of an adapter, and where it comes from."""
+
+    path: Path
+    run: Path | None = None
+    """Its run directory; ``None``: it is no run's."""
+    step: int | None = None
+    """After which it was written."""
+    notice: str | None = None
+    """What to tell whoever may have expected another model."""
+
+
+def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> RunModel:
+    """The model that ``path`` means.
+
+    Args:
+        path: a run directory, a checkpoint, or the directory of a model. Of a finished run it is the final model, of any other
+            the newest checkpoint's. Loading looks whether a checkpoint's is as it was written.
+        checkpoint: of a run directory: ``best``, ``last`` or a step.
+        role: whose model; other roles than the actor are in checkpoints alone.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such directory{near_matches(str(path), siblings)}")
+    if (path / CONFIG).is_file() or (path / "checkpoints").is_dir():
+        return _of_run(path, checkpoint, role)
+    if checkpoint is not None:
+        raise UserError(f"--checkpoint {checkpoint}: {path} is no run directory, so it has no checkpoints to choose from")
+    if (path / "state.json").is_file():
+        return _of_checkpoint(path, role)
+    if role != ACTOR:
+        raise UserError(f"--role {role}: {path} is one model: give the run directory or a checkpoint")
+    for model in (path, path / "model"):
+        if _is_model(model):
+            return RunModel(model, run_of(path), _step(path))
+    if any(path.glob("*.gguf")):
+        return RunModel(path)  # loading says to name the file
+    raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")
+
+
+def run_of(path: Path) -> Path | None:
+    """The run directory that ``path`` is, or lies in."""
+    path = path.expanduser()
+    # RUN/checkpoints/step-000001/roles/critic is the deepest.
+    return next((parent for parent in (path, *path.absolute().parents[:4]) if (parent / CONFIG).is_file()), None)
+
+
+def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
+    if checkpoint is not None:
+        return _of_checkpoint(_checkpoint(run, checkpoint), role)
+    about, checkpoints = about_run(run), checkpoint_dirs(run)
+    finished = about.get("status", "finished") == "finished"
+    if role == ACTOR and _is_model(run / "model") and (finished or not checkpoints):
+        return RunModel(run / "model", run_of(run), _step(run / "model"))
+    if not checkpoints:
+        raise UserError(f"{run} has no model yet: it has neither model/ nor a checkpoint (--checkpoint.every)")
+    step, path = checkpoints[-1]
+    why = "the run wrote no final model" if finished else "the run has not finished"
+    notice = f"{why}: this is its newest checkpoint, of step {step}" if role == ACTOR else None
+    if notice and not step:
+        notice += ", the model before training"
+    return _of_checkpoint(path, role, notice)
+
+
+def _checkpoint(run: Path, name: str) -> Path:
+    """The directory of the checkpoint with this name or step."""
+    checkpoints = dict(checkpoint_dirs(run))
+    if name in LINKS:
+        if (run / LINKS[name]).is_dir():
+            return run / "checkpoints" / (run / LINKS[name]).resolve().name
+        if name == Path(LAST).name and checkpoints:  # the file system has no links
+            return checkpoints[max(checkpoints)]
+        raise UserError(f"--checkpoint {name}: {run} has no {LINKS[name]}" + _kept(checkpoints, 0))
+    number = name.removeprefix("step-")
+    if not number.isdecimal():
+        raise UserError(f"--checkpoint {name}: should be best, last or a step{near_matches(name, LINKS)}")
+    if int(number) not in checkpoints:
+        raise UserError(f"--checkpoint {name}: {run} has no checkpoint of step {int(number)}{_kept(checkpoints, int(number))}")
+    return checkpoints[int(number)]
+
+
+def _kept(steps: dict[int, Path], wanted: int) -> str:
+    """The steps that there are, those near to the wanted one where they are many."""
+    near = sorted(sorted(steps, key=lambda step: abs(step - wanted))[:SHOWN])
+    return f"; it has those of {'step' if len(near) == 1 else 'steps'} {', '.join(map(str, near))}" if near else ""
+
+
+def _of_checkpoint(checkpoint: Path, role: str, notice: str | None = None) -> RunModel:
+    models = {ACTOR: checkpoint / "model"} | {path.name: path for path in sorted(checkpoint.glob("roles/*"))}
+    if role not in models:
+        raise UserError(
+            f"--role {role}: {checkpoint} has no such model; it has {', '.join(models)}{near_matches(role, models)}"
+        )
+    if not _is_model(models[role]):
+        raise UserError(f"{checkpoint} is damaged: {models[role]} contains no model; take another checkpoint of the run")
+    return RunModel(models[role], run_of(checkpoint), _step(checkpoint), notice)
+
+
+def _step(path: Path) -> int | None:
+    """Of the checkpoint that ``path`` is, or lies in; of a finished run's final model, the run's."""
+    for parent in (path.absolute(), *path.absolute().parents[:2]):
+        name = parent.resolve().name  # best and last are links
+        if (parent / "state.json").is_file() and (step := name.removeprefix("step-")).isdecimal():
+            return int(step)
+    about = about_run(path.absolute().parent)
+    return about["step"] if path.name == "model" and about.get("status") == "finished" else None
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file() or (path / "adapter_config.json").is_file()

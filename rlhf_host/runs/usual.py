@@ -1,0 +1,26 @@
+"""The defaults of a run's settings."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from rlhf_host.config.defaults import KINDS
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.selection import find, load, options_model
+from rlhf_host.runs.directory import RunDirectory, flat
+
+
+def usual_settings(run: RunDirectory) -> dict[str, Any]:
+    """Of all settings, and of the options of those plugins that are installed."""
+    found = flat(RunConfig().model_dump(mode="json"))
+    sections = {"reward": "reward", "extension": "with", "tracker": "tracker"}
+    kinds = ({"kind": kind, "alias": "", "name": run.settings[kind]["name"]} for kind in KINDS if kind in run.settings)
+    for plugin in (*run.plugins, *kinds):
+        kind, alias = plugin["kind"], plugin["alias"]
+        section = f"{sections[kind]}.{alias}." if kind in sections else f"{kind}."
+        with suppress(UserError):
+            model = options_model(load(find(kind, plugin["name"])), kind)
+            found |= flat(model.model_construct().model_dump(mode="json"), section)
+    return found

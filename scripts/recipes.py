@@ -1,0 +1,274 @@
+"""Run the recipes of ``examples/recipes`` one after the other, and write their figures into the docs.
+
+    python scripts/recipes.py                    # all
+    python scripts/recipes.py --only sft         # one or several; repeatable
+    python scripts/recipes.py --short            # two small steps of each, in a temporary directory: shows only that they run
+    python scripts/recipes.py --pages            # no runs: write docs/recipes.md and docs/results.md from the runs that are there
+
+Runs are in ``runs/recipes``, and those of an earlier time are replaced. A recipe of which something is missing is left out, with a
+line that says what. The command fails if a run fails, or a figure is not as the recipe expects it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from rlhf_host.config.recipes import about, recipes
+from rlhf_host.runs.directory import RunDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = "runs/recipes"
+RESULTS, PAGE = ROOT / "docs/results.md", ROOT / "docs/recipes.md"
+BEGIN, END = "<!-- written by scripts/recipes.py -->\n\n", "<!-- end of what scripts/recipes.py writes -->\n\n"
+SIZES = ("0.5B", "7B", "70B")
+SHORT = ["--train.steps", "2", "--train.batch-size", "4", "--train.threads", "1", "--checkpoint.every", "0"]
+SHORT_SAMPLES = ["--rollout.n", "2", "--rollout.max-new-tokens", "8"]
+PARTS = 4
+"""How many means stand for a curve."""
+PRESENT = {
+    "make smollm2": lambda: (ROOT / "models/SmolLM2-135M-Instruct/config.json").is_file(),
+    "make setup-nemo-gym": lambda: (ROOT / "build/nemo-gym/bin/python").is_file(),
+    "make setup-distributed": lambda: all(map(importlib.util.find_spec, ("ray", "deepspeed", "vllm"))),
+}
+"""What a recipe may need, and whether it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The mean of a metric over some steps."""
+
+    metric: str
+    first: int
+    last: int
+    value: float
+    tolerance: float
+
+    @property
+    def steps(self) -> str:
+        return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
+
+    def measured(self, run: RunDirectory) -> float:
+        steps, values = run.curves.get(self.metric, ([], []))
+        inside = [value for step, value in zip(steps, values, strict=True) if self.first <= step <= self.last]
+        return statistics.fmean(inside) if inside else math.nan
+
+    def holds(self, run: RunDirectory) -> bool:
+        return abs(self.measured(run) - self.value) <= self.tolerance
+
+
+class Recipe:
+    """A file of ``examples/recipes``, and the run of it."""
+
+    def __init__(self, name: str, file: Path):
+        self.name, self.file, self.head = name, file, about(file)
+        self.needs = self.head["needs"][0].split(", ")
+
+    @property
+    def before(self) -> list[str]:
+        """Recipes to run before it."""
+        return [need.rpartition(" ")[2] for need in self.needs if need.startswith("rlhf train --recipe ")]
+
+    @property
+    def more_when_short(self) -> list[str]:
+        text = self.file.read_text(encoding="utf-8")
+        more = SHORT_SAMPLES if "\nrollout:" in text else []
+        # So few answers are all wrong, and a filter would leave none.
+        return [*SHORT, *more, *(["--with", "dynamic_filtering=none"] if "dynamic_filtering:" in text else [])]
+
+    @property
+    def missing(self) -> list[str]:
+        """What it needs and is not there."""
+        return [need for need in self.needs if need in PRESENT and not PRESENT[need]()]
+
+    @cached_property
+    def expected(self) -> list[Expected]:
+        """``METRIC FIRST-LAST VALUE ± TOLERANCE, ...`` of each line."""
+        found = []
+        for line in self.head["expected"]:
+            metric, _, parts = line.partition(" ")
+            for part in parts.split(", "):
+                match = re.fullmatch(r"(\d+)(?:-(\d+))? (-?[\d.]+) ± ([\d.]+)", part)
+                if match is None:
+                    raise SystemExit(f"{self.file}: cannot be read: expected: {part!r}")
+                first, last, value, tolerance = match.groups()
+                found.append(Expected(metric, int(first), int(last or first), float(value), float(tolerance)))
+        return found
+
+    def run(self) -> RunDirectory | None:
+        """The finished run in ``runs/recipes``."""
+        path = ROOT / RUNS / self.name
+        run = RunDirectory(path) if (path / "run.json").is_file() else None
+        return run if run is not None and run.status == "finished" else None
+
+    def as_expected(self) -> bool:
+        """Whether every figure is, or there is no run."""
+        run = self.run()
+        return run is None or all(each.holds(run) for each in self.expected)
+
+
+def in_order() -> list[Recipe]:
+    """By name, each after those that it needs."""
+    known = {name: Recipe(name, file) for name, file in recipes().items()}
+    ordered: dict[str, Recipe] = {}
+
+    def place(name: str) -> None:
+        for earlier in known[name].before:
+            place(earlier)
+        ordered.setdefault(name, known[name])
+
+    for name in known:
+        place(name)
+    return list(ordered.values())
+
+
+def train(recipe: Recipe, folder: Path, more: list[str]) -> int:
+    """The exit code of its run in ``folder``."""
+    shutil.rmtree(folder / RUNS / recipe.name, ignore_errors=True)
+    command = [str(Path(sys.executable).parent / "rlhf"), "train", "--recipe", recipe.name, *more]
+    return subprocess.run(command, cwd=folder, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False).returncode
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def rows(recipe: Recipe) -> list[list[str]]:
+    """A line of the table for each figure that is expected."""
+    run = recipe.run()
+    if run is None:
+        return [[recipe.name, *[""] * 7, "not run here"]]
+    first = [recipe.name, str(run.step), f"{run.about['ended'] - run.about['started']:.0f}"]
+    lines = []
+    for each in recipe.expected:
+        new = not lines or each.metric != recipe.expected[len(lines) - 1].metric
+        shown = [each.metric, curve(run, each.metric)] if new else ["", ""]
+        figures = [each.steps, f"{each.value:g} ± {each.tolerance:g}", f"{each.measured(run):.3g}"]
+        lines.append([*(first if not lines else [""] * 3), *shown, *figures, "ok" if each.holds(run) else "no"])
+    return lines
+
+
+def curve(run: RunDirectory, metric: str) -> str:
+    """Its means over parts of the run, or its few values."""
+    values = run.curves.get(metric, ([], []))[1]
+    count = min(PARTS, len(values))
+    bounds = [round(part * len(values) / count) for part in range(count + 1)]
+    means = [statistics.fmean(values[start:end]) for start, end in pairwise(bounds)]
+    return " → ".join(f"{mean:.3g}" for mean in means)
+
+
+def results(ordered: list[Recipe]) -> str:
+    """The section of ``docs/results.md``."""
+    text = """## Do the recipes learn? { #recipes }
+
+    make recipes          # scripts/recipes.py: every file of examples/recipes, one after the other
+
+[Recipes](recipes.md) says what each of them is. *Expected* is written in the file, with a tolerance; *here* is the run of this
+page. A curve has the metric's means over fourths of the run, or its values where it has few: those of `eval/` are before and after.
+SmolLM2-135M, one seed. The seconds are those of the whole run, beside other work on the machine.
+
+| recipe | steps | seconds | metric | curve | at steps | expected | here | |
+|---|---|---|---|---|---|---|---|---|
+"""
+    for recipe in ordered:
+        for name, steps, seconds, metric, *figures in rows(recipe):
+            linked = f"[`{name}`](recipes.md#{name})" if name else ""
+            text += "| " + " | ".join([linked, steps, seconds, metric and f"`{metric}`", *figures]) + " |\n"
+    return text + "\n"
+
+
+def page(ordered: list[Recipe]) -> str:
+    """``docs/recipes.md``, of the heads of the files alone."""
+    text = """# Recipes
+
+A recipe is a configuration file that runs as it stands. It names a model, data, rewards and an algorithm, and says which curve to
+expect and what to change for larger models. All run on SmolLM2-135M in less than ten minutes on two cores. In a clone:
+
+```sh
+make smollm2
+rlhf train --recipe gsm8k_rloo
+rlhf train --recipe gsm8k_rloo --actor.lr 5e-6 --run-dir runs/slower
+```
+
+`--recipe NAME` is `--config examples/recipes/NAME.yaml`, with one difference: it finds the file and its data from any directory,
+also in an installed package. Flags override the file. `make recipes` runs all of them, and [Results](results.md#recipes) has their
+figures. Only those that others start from write a model; the others do with `--checkpoint.final true`.
+
+A second run of the same recipe needs another `--run-dir`: a directory that has a run is not overwritten.
+
+The flags for larger models are a place to start, on devices of 80 GB. Their names and values are checked, but no recipe was run
+with them: they need GPUs. Every device first loads the whole model, which 70B in 16 bits does not fit, so these train adapters over
+4 bits ([Sizing](sizing.md)).
+
+| recipe | shows |
+|---|---|
+"""
+    text += "".join(f"| [`{recipe.name}`](#{recipe.name}) | {recipe.head['about'][0]} |\n" for recipe in ordered)
+    for recipe in ordered:
+        head = recipe.head
+        text += f"\n## {recipe.name} {{ #{recipe.name} }}\n\n{head['about'][0]}\n\n"
+        text += f"- **Needs** {', '.join(f'`{need}`' for need in recipe.needs)}\n"
+        text += "".join(f"- **{key.capitalize()}** {line}\n" for key in ("data", "reward") for line in head[key])
+        text += "".join(f"- **Expect** `{line.partition(' ')[0]}` {line.partition(' ')[2]}\n" for line in head["expected"])
+        text += "".join(f"- **Note** {line}\n" for line in head.get("note", []))
+        text += "\n| model | what to change |\n|---|---|\n"
+        text += "".join(f"| {size} | `{head[size][0]}` |\n" for size in SIZES)
+    return text
+
+
+def write_pages(ordered: list[Recipe]) -> None:
+    PAGE.write_text(page(ordered), encoding="utf-8")
+    old = RESULTS.read_text(encoding="utf-8")
+    before, mark, rest = old.partition(BEGIN)
+    after = rest.partition(END)[2]
+    if not mark:
+        raise SystemExit(f"{RESULTS} has no line {BEGIN.strip()}")
+    RESULTS.write_text(before + BEGIN + results(ordered) + END + after, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="NAME", choices=recipes(), help="this recipe; repeatable")
+    parser.add_argument("--short", action="store_true", help="two small steps of each")
+    parser.add_argument("--pages", action="store_true", help="only write the pages")
+    options = parser.parse_args()
+    ordered = in_order()
+    chosen = [recipe for recipe in ordered if not options.only or recipe.name in options.only]
+    if options.pages:
+        return write_pages(ordered)
+    failed = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if options.short else ROOT
+        if options.short:
+            for part in ("models", "build"):
+                (folder / part).symlink_to(ROOT / part)
+        for recipe in chosen:
+            print(f"\n=== {recipe.name}", flush=True)
+            if recipe.missing:
+                print(f"Left out: it needs {', '.join(recipe.missing)}", flush=True)
+            elif train(recipe, folder, recipe.more_when_short if options.short else []):
+                failed.append(recipe.name)
+    if not options.short:
+        lines = [row for recipe in chosen for row in rows(recipe)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        print("\n" + "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in lines))
+        failed += [recipe.name for recipe in chosen if not recipe.as_expected()]
+        if not options.only:
+            write_pages(ordered)
+    if failed:
+        raise SystemExit(f"Failed, or not as expected: {', '.join(dict.fromkeys(failed))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""``rlhf train --recipe``: every recipe is whole, is checked with the flags for larger models, and takes two small steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlhf_host.config.check import check
+from rlhf_host.config.choices import build_plugins, complete, merge_needs
+from rlhf_host.config.flags import parse
+from rlhf_host.config.load import read_config
+from rlhf_host.config.recipes import about, recipe_settings, recipes
+from rlhf_host.testing.models import write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+SIZES = ("0.5B", "7B", "70B")
+MODEL = "models/SmolLM2-135M-Instruct"
+CHAT = (
+    "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+TOPICS = {"rloo", "grpo", "dr_grpo", "ppo", "sft", "dpo", "rm", "kto", "distill"}
+OWN_TESTS = {"nemo_gym": "tests/outside/test_nemo_gym.py", "ray_deepspeed_vllm": "tests/runtimes"}
+"""Recipes that start servers or many processes, and where these are tested; here they are only checked."""
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("recipes_script", ROOT / "scripts/recipes.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory where the model of the recipes is a tiny one. Its tokens are characters, so it needs more of them."""
+    folder = tmp_path_factory.mktemp("recipes")
+    config = write_tiny_model(folder / MODEL) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))
+    (folder / MODEL / "chat_template.jinja").write_text(CHAT)
+    return folder
+
+
+def configured(name, flags=()):
+    loaded = read_config(recipe_settings(name), parse(flags))
+    config = complete(loaded.config, loaded.origins)
+    with closing(build_plugins(config)) as manager:
+        return config, list(check(config, manager, merge_needs(manager)))
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_is_whole(name, script):
+    head = about(recipes()[name])
+    text = recipes()[name].read_text()
+    assert len(head["about"][0]) > 30
+    assert head.keys() >= {"needs", "data", "reward", "expected", *SIZES}
+    config, warnings = configured(name)
+    assert not warnings
+    assert config.run_dir == f"runs/recipes/{name}"
+    assert config.roles["actor"].model in {MODEL, *(f"runs/recipes/{before}/model" for before in recipes())}
+    assert (config.train.steps or 0) <= 30
+    expected = script.Recipe(name, recipes()[name]).expected
+    assert expected
+    assert all(0 < each.tolerance < 10 for each in expected)
+    used = set(re.findall(r"runs/recipes/(\w+)/model", text))
+    assert set(script.Recipe(name, recipes()[name]).before) == used
+    assert max(map(len, text.splitlines())) <= 132
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_the_flags_for_larger_models_are_right(name):
+    head = about(recipes()[name])
+    for size in SIZES:
+        (flags,) = head[size]
+        config, _ = configured(name, shlex.split(flags))
+        assert config.roles["actor"].model not in (MODEL, None)
+        assert config.train.autocast == "bfloat16"
+        if size == "7B":
+            assert (config.runtime.name, config.backend.name) == ("ray", "deepspeed")
+            assert config.backend.options["zero_stage"] == 3
+        if size == "70B":  # docs/sizing.md: no device holds it in 16 bits
+            assert (config.runtime.name, config.roles["actor"].quantize) == ("ray", "4bit")
+            assert config.roles["actor"].lora.rank
+
+
+def test_all_that_was_asked_for_is_there():
+    configs = [configured(name)[0] for name in recipes()]
+    assert len(configs) >= 12
+    assert {config.algo.name for config in configs} == TOPICS
+    assert {config.agent.name for config in configs} == {"single_turn", "multi_turn", "nemo_gym"}
+    assert any(config.roles["actor"].lora.rank for config in configs)
+    assert any(config.async_depth for config in configs)
+    assert any("code_exec" in config.reward for config in configs)
+    assert any(
+        (config.runtime.name, config.backend.name, config.engine.name) == ("ray", "deepspeed", "vllm") for config in configs
+    )
+
+
+def test_a_recipe_takes_two_small_steps_after_those_that_it_needs(script, folder, environment, fork):
+    """As ``scripts/recipes.py --short`` does, with a tiny model."""
+    for recipe in script.in_order():
+        if recipe.name in OWN_TESTS:
+            continue
+        longer = ["--data.max-prompt-tokens", "1024"] if "max_prompt_tokens:" in recipe.file.read_text() else []
+        flags = [*recipe.more_when_short, *longer, "--kernels", "none"]
+        process = fork(["train", "--recipe", recipe.name, *flags], environment, folder)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, f"{recipe.name}\n{out}\n{err}"
+        rows = [json.loads(line) for line in (folder / f"runs/recipes/{recipe.name}/metrics.jsonl").read_text().splitlines()]
+        assert rows[-1]["step"] == 2
+        missing = {each.metric for each in recipe.expected} - {key for row in rows for key in row}
+        assert not missing, f"{recipe.name} expects metrics that no run has"
+
+
+@pytest.mark.parametrize("name", OWN_TESTS)
+def test_a_recipe_with_servers_is_checked(name, rlhf_here, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = rlhf_here("train", "--recipe", name, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert f"The run would be written to runs/recipes/{name}." in done.output
+
+
+def test_flags_override_and_the_file_runs_by_its_path_too(rlhf_here, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    recipe = rlhf_here("train", "--recipe", "gsm8k_rloo", "--rollout.n", "3", "--print-config").stdout
+    config = rlhf_here("train", "--config", "examples/recipes/gsm8k_rloo.yaml", "--rollout.n", "3", "--print-config").stdout
+    assert "  n: 3\n" in recipe
+    assert recipe == config.replace("examples/data", f"{ROOT}/examples/data")
+
+
+def test_an_unknown_name_and_two_files_are_refused(rlhf_here):
+    done = rlhf_here("train", "--recipe", "gsm8k_rlo")
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: --recipe gsm8k_rlo: no such recipe; did you mean 'gsm8k_rloo'")
+    assert done.output.rstrip().endswith(", ".join(recipes()))
+    done = rlhf_here("train", "--recipe", "sft", "--config", "run.yaml")
+    assert (done.exit_code, done.output) == (
+        2,
+        "Error: --recipe and --config both choose a file of settings: leave one out\n",
+    )
+    done = rlhf_here("train", "--recipe", "sft", "--resume", "run")
+    assert done.exit_code == 2
+    assert "leave --recipe out" in done.output
+
+
+def test_a_model_that_is_not_there_names_what_makes_it(rlhf_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = rlhf_here("train", "--recipe", "dpo_after_sft")
+    assert (done.exit_code, done.output) == (
+        2,
+        "Error: --recipe dpo_after_sft: there is no runs/recipes/sft/model; before it: rlhf train --recipe sft;"
+        " or give another model: --actor.model DIR\n",
+    )
+    done = rlhf_here("train", "--recipe", "gsm8k_rloo")
+    assert (done.exit_code, done.output) == (
+        2,
+        f"Error: --recipe gsm8k_rloo: there is no {MODEL}; before it: make smollm2; or give another model: --actor.model DIR\n",
+    )
+    assert not any(tmp_path.iterdir())
+
+
+def test_names_are_completed_and_help_knows_the_options_of_its_plugins(site, rlhf_here):
+    line = ["rlhf", "train", "--recipe", "gsm8k_r"]
+    done = site.rlhf(_RLHF_COMPLETE="bash_complete", COMP_WORDS=shlex.join(line), COMP_CWORD="3")
+    assert done.stdout == "plain,gsm8k_rloo\n"
+    text = rlhf_here("train", "--recipe", "code", "--help").output
+    assert "--recipe" in text
+    assert "Options of reward 'code_exec'" in text
+
+
+def test_the_page_says_what_the_files_say(script):
+    assert (ROOT / "docs/recipes.md").read_text() == script.page(script.in_order()), "run: python scripts/recipes.py --pages"

@@ -1,0 +1,162 @@
+"""``rlhf view``: the page of a run that goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from rlhf_host.runs.directory import RunDirectory
+
+pytest.importorskip("plotly")
+pytest.importorskip("aiohttp")
+STEPS = 30
+
+
+@pytest.fixture
+def running(rlhf, tiny_model, prompts, tmp_path):
+    """A run of the real command that waits behind its third step until the file ``go`` is there."""
+    reward = tmp_path / "judge.py"
+    reward.write_text(f"""
+import itertools, pathlib, time
+
+calls = itertools.count()
+
+def judge(text):
+    while next(calls) >= 12 and not pathlib.Path({str(tmp_path / "go")!r}).exists():
+        time.sleep(0.02)
+    return float(sum(letter in "aeiou" for letter in text))
+""")
+    run = tmp_path / "run"
+    small = ("--rollout.n", "2", "--rollout.max-new-tokens", "6", "--train.batch-size", "2", "--train.threads", "1")
+    model = ("train", "--algo", "rloo", "--reward", f"{reward}:judge", "--actor.model", tiny_model, "--data", prompts)
+    process = rlhf.start(*model, *small, "--trajectories.every", "1", "--train.steps", str(STEPS), "--run-dir", run)
+    while not (run / "metrics.jsonl").exists() or RunDirectory(run).step < 3:
+        assert process.poll() is None, process.communicate()
+    yield run, tmp_path / "go"
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def view():
+    """Starts the command; gives its process and address."""
+    begun = []
+
+    def start(*arguments):
+        command = [sys.executable, "-m", "rlhf_host.cli.main", "view", *map(str, arguments), "--no-browser"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+        begun.append(process)
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def get(url, **headers):
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
+        return answer.status, answer.headers, answer.read()
+
+
+def read(packed):
+    return json.loads(gzip.decompress(packed))
+
+
+def test_pieces_are_what_the_files_have_and_only_for_those_with_the_address(running, view):
+    run, go = running
+    process, url = view(run)
+    assert url.startswith("http://127.0.0.1:")
+    status, headers, packed = get(f"{url}chunk/head")
+    [head] = read(packed)
+    assert (status, head["status"], head["step"], head["steps"]) == (200, "running", 3, STEPS)
+    assert head["curves"] == {name: [*map(list, curve)] for name, curve in RunDirectory(run).curves.items()}
+    assert get(f"{url}chunk/head?seen={headers['ETag']}")[0] == 204
+    split, step = head["places"][-1]
+    rows = [row for group in read(get(f"{url}chunk/run0-{split}-{step}")[2]) for row in group["rows"]]
+    assert [row["reward"] for row in rows] == [row["reward"] for row in RunDirectory(run).rows(split, step)]
+    root = url.rsplit("/", 2)[0]
+    for wrong in (
+        f"{root}/",
+        f"{root}/chunk/head",
+        f"{url[:-2]}x/",
+        f"{url}chunk/run0-train-99",
+        f"{url}chunk/run1-train-1",
+        f"{url}chunk/%2e%2e",
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(wrong)
+        assert refused.value.code == 404, wrong
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(url, Host="elsewhere.example")
+    assert refused.value.code == 403
+    go.touch()
+    while (answer := get(f"{url}chunk/head?seen={headers['ETag']}"))[0] == 204 or read(answer[2])[0]["status"] == "running":
+        pass
+    [head] = read(answer[2])
+    assert (head["status"], head["step"]) == ("finished", STEPS)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 0
+    assert process.stderr.read().endswith("Ended.\n")
+
+
+def test_a_browser_follows_a_run(running, view, browser):
+    run, go = running
+    _, url = view(run)
+    tab = browser.new_page()
+    tab.set_default_timeout(120_000)
+    said: list[str] = []
+    tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.goto(url)
+    tab.wait_for_selector("#live >> text=live")
+    tab.wait_for_selector(f"#overview td >> text=3 of {STEPS}")
+    plot = '.plot[data-metric="reward/mean"]'
+    tab.wait_for_selector(f"{plot} .main-svg")
+    assert tab.eval_on_selector(plot, "plot => plot.data[0].y.length") == 3
+    tab.click("nav button:text('Answers')")
+    tab.wait_for_selector("#group .row")
+    shown = tab.inner_text("#group")
+    places = tab.locator("#place option").count()
+    go.touch()
+    tab.wait_for_function(f"document.querySelectorAll('#place option').length > {places}")
+    assert tab.inner_text("#group") == shown, "what is read does not move"
+    tab.click("nav button:text('Curves')")
+    tab.wait_for_selector("#overview td >> text=finished")
+    tab.wait_for_selector(f"{plot} .main-svg")
+    values = RunDirectory(run).curve("reward/mean")[1]
+    assert tab.eval_on_selector(plot, "plot => Array.from(plot.data[0].y)") == values
+    assert not said
+    tab.close()
+
+
+def test_what_is_no_run_is_refused(rlhf_here, tmp_path):
+    result = rlhf_here("view", tmp_path, "--no-browser")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_that_is_removed_stops_no_other(view, tmp_path):
+    for name in ("gone", "kept"):
+        (tmp_path / name).mkdir()
+        settings = {"train": {"steps": 9}, "checkpoint": {}, "roles": {"actor": {"model": "m"}}, "data": {"sources": []}}
+        (tmp_path / name / "config.yaml").write_text(json.dumps(settings))
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    _, url = view(tmp_path / "gone", tmp_path / "kept")
+    assert [head["step"] for head in read(get(f"{url}chunk/head")[2])] == [1, 1]
+    (tmp_path / "gone").rename(tmp_path / "elsewhere")
+    with (tmp_path / "kept/metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "loss": 1.0}\n')
+    gone, kept = read(get(f"{url}chunk/head")[2])
+    assert (gone["status"], gone["step"], kept["step"]) == ("removed", 1, 2)
+    assert "no such run directory" in gone["warnings"][0]
