@@ -89,10 +89,12 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def head_of(directory: Path) -> Literal["lm", "scalar"]:
-    """``scalar`` for reward and value models."""
+    """``scalar`` for reward and value models; ``lm`` too for what is no directory of a model here."""
     if is_adapter(directory):
         return "scalar" if is_scalar(directory) else "lm"
     config = directory / "config.json"
+    if not config.is_file():
+        return "lm"
     try:
         names = json.loads(config.read_text("utf-8")).get("architectures") or [""]
     except (ValueError, AttributeError) as error:
