@@ -84,7 +84,7 @@ def test_the_actor_may_be_a_checkpoint_or_run_directory(rlhf, evaluated):
         (["--eval.data", "sums", "--actor.model", "m"], "nothing judges the answers: give --reward NAME"),
         (["--actor.model", "m", "--reward", "length"], "no evaluation data: give --eval.data PATH or --data PATH"),
         (["--data", "sums", "--reward", "length"], "no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR"),
-        (["--checkpoint", "gone"], "gone: no such run directory"),
+        (["--checkpoint", "gone"], "gone: no such run directory (a run that has just begun has none yet)"),
         (
             ["--checkpoint", "gone", "--actor.model", "m"],
             "--checkpoint uses the run's own model and settings: leave --actor.model out",
