@@ -185,7 +185,8 @@ def test_eval_rewards_are_their_own():
         (
             ["--beta", "0.04"],
             "--beta: no such flag; OpenRLHF's --beta is --algo.beta here; TRL's beta is --kl.coef here"
-            " (GRPO: with --kl.place loss --kl.estimator k3; RLOO: --kl.place reward; DPO and KTO: --algo.beta)",
+            " (GRPO: with --kl.place loss, --kl.estimator unbiased (k3 without use_bias_correction_kl) and the aggregation of the"
+            " policy loss; RLOO: --kl.place reward; DPO and KTO: --algo.beta)",
         ),
         (
             ["--save_steps", "9"],
