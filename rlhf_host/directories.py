@@ -25,6 +25,13 @@ TOO_LARGE = os.strerror(errno.EFBIG)
 NO_RIGHTS = [*map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM))]
 
 
+def packaged(inside: str, in_clone: str) -> Path:
+    """What a wheel has in the package under the name ``inside``, and a clone of the repository under another."""
+    package = Path(__file__).parent
+    path = package / inside
+    return path if path.exists() else package.parent / in_clone
+
+
 def cache_directory() -> Path:
     """What can be made again: ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``."""
     return Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,14 @@ def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
         table.add_column(visible(name), overflow="fold")
     table.add_row("status", *(f"{run.status} at step {run.step}" for run in runs))
     each = [{name: value for name, value in flat(run.settings).items() if value != {}} for run in runs]
-    usual = [usual_settings(run) for run in runs]
+    usual = cache(usual_settings)  # which loads plugins
     for name in dict.fromkeys(name for settings in each for name in settings):
         values = [settings.get(name) for settings in each]
         plugin = f"{name.rpartition('.')[0]}.name"
         of_some = name != plugin and 0 < sum(plugin in settings for settings in each) < len(each)
-        told = not of_some or any(value not in (None, own.get(name)) for value, own in zip(values, usual, strict=True))
+        told = not of_some or any(
+            value is not None and value != usual(run).get(name) for value, run in zip(values, runs, strict=True)
+        )
         if name not in ("run_dir", "name") and told and any(value != values[0] for value in values):
             table.add_row(name, *(visible(_written(value)) for value in values))
     return table

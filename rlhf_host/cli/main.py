@@ -63,9 +63,7 @@ class Main(LazyGroup):
         except OSError as error:
             if error.filename is None and error.errno not in FULL:
                 raise
-            if error.filename is None:
-                raise Failure(f"the output cannot be written: {error.strerror}", 1) from error
-            raise Failure(f"{error.filename}: {error.strerror}", 1) from error
+            raise Failure(f"{error.filename or 'the output cannot be written'}: {error.strerror}", 1) from error
         except KeyboardInterrupt as interrupt:
             click.echo(str(interrupt) or "Interrupted.", err=True)
             ctx.exit(130)

@@ -13,9 +13,8 @@ from typing import Any
 
 import click
 
-import rlhf_host
 from rlhf_host.command import rlhf
-from rlhf_host.directories import write_file
+from rlhf_host.directories import packaged, write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover, normalised
@@ -150,10 +149,9 @@ def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> 
 
 def template_folder() -> Path:
     """The template: inside the installed package, or beside it in a checkout. Raises ``UserError`` where it is neither."""
-    package = Path(rlhf_host.__file__).parent
-    for folder in (package / "_plugin_template", package.parent / "plugin_template"):
-        if (folder / "cookiecutter.json").is_file():
-            return folder
+    folder = packaged("_plugin_template", "plugin_template")
+    if (folder / "cookiecutter.json").is_file():
+        return folder
     raise UserError("this installation of rlhf-host has no plugin template: reinstall rlhf-host")
 
 

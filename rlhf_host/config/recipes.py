@@ -8,6 +8,7 @@ from pathlib import Path
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.tree import role_flag
 from rlhf_host.config.yaml_file import Located, read_yaml
+from rlhf_host.directories import packaged
 from rlhf_host.errors import UserError, near_matches
 
 EXAMPLES = "examples/"
@@ -61,9 +62,7 @@ def about(file: Path) -> dict[str, list[str]]:
 
 
 def _examples() -> Path:
-    package = Path(__file__).parents[1]
-    inside = package / "_examples"
-    return inside if inside.is_dir() else package.parent / "examples"
+    return packaged("_examples", "examples")
 
 
 def _found(tree: Located) -> Located:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
+
+from rlhf_host.directories import packaged
 
 _SHOWN = 3
 
@@ -28,22 +29,22 @@ class Name(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """The name as ``_key`` makes it, and its value."""
+        """The name as ``key_of`` makes it, and its value."""
         name, _, value = self.text.partition(" ")
-        return _key(name), value
+        return key_of(name), value
 
 
 def of_flag(name: str, value: object = None) -> str:
     """``; OpenRLHF's --pretrain is --actor.model here`` for a flag or key of another project, else nothing."""
-    same = [known for known in names() if known.words[0] == _key(name)]
+    same = [known for known in names() if known.words[0] == key_of(name)]
     with_value = [known for known in same if known.words[1] == str(value)]
     return _hint(with_value or same)
 
 
 def of_section(name: str) -> str:
     """The same for a section of a file, whose keys may all be another project's."""
-    inside = [known for known in names() if known.here and known.words[0].startswith(f"{_key(name)}.")]
-    return f"; docs/coming-from.md says what {inside[0].project}'s {_key(name)}.* are here" if inside else ""
+    inside = [known for known in names() if known.here and known.words[0].startswith(f"{key_of(name)}.")]
+    return f"; docs/coming-from.md says what {inside[0].project}'s {key_of(name)}.* are here" if inside else ""
 
 
 def of_place(place: str, value: object) -> str:
@@ -71,16 +72,15 @@ def _hint(known: list[Name]) -> str:
     return "".join(f"; {text}" for text in texts)
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
+    """A name as the tables are searched for it."""
     return name.lstrip("-+").replace("-", "_")
 
 
 @cache
 def names() -> list[Name]:
-    package = Path(__file__).parents[1]
-    pages = (package / "_coming_from.md", package.parent / "docs" / "coming-from.md")
-    page = next((path for path in pages if path.is_file()), None)
-    return list(_read(page.read_text(encoding="utf-8"))) if page else []
+    page = packaged("_coming_from.md", "docs/coming-from.md")
+    return list(_read(page.read_text(encoding="utf-8"))) if page.is_file() else []
 
 
 def _read(page: str) -> Iterator[Name]:

@@ -45,6 +45,9 @@ TELLING = (
 """Metrics to look at first."""
 
 
+_SHORT = {f"roles.{role}.": f"{short}." for short, role in SHORTHANDS.items()}
+
+
 class RunDirectory:
     """Reads when asked, and forgives what a killed run leaves half-written.
 
@@ -170,12 +173,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(
-                value,
-                {f"roles.{role}.": f"{short}." for short, role in SHORTHANDS.items()}.get(
-                    f"{prefix}{name}.", f"{prefix}{name}."
-                ),
-            )
+            found |= flat(value, _SHORT.get(f"{prefix}{name}.", f"{prefix}{name}."))
         else:
             found[prefix + name] = value
     return found

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_host.config.run_dir import in_use
 from rlhf_host.errors import UserError
 from rlhf_host.runs.directory import RunDirectory
 from rlhf_host.runs.report import Shown, document, pack
@@ -28,11 +29,12 @@ class RunsServer:
 
     def __init__(self, runs: Sequence[RunDirectory], names: Sequence[str]):
         self._shown = [Shown(run, name) for run, name in zip(runs, names, strict=True)]
+        stamp = self._stamp()
         self._heads = [shown.head() for shown in self._shown]
+        self._head = stamp, pack(self._heads)
         self._page = document(names, {})
         self._token = new_token()
         self._http = HttpServer("rlhf view", 1024)
-        self._head: tuple[str, bytes] = "", b""
         self._reading = asyncio.Lock()
 
     async def start(self, port: int) -> str:
@@ -57,7 +59,7 @@ class RunsServer:
         return _response(body=packed, headers={"ETag": stamp})
 
     def _read(self) -> tuple[str, bytes]:
-        stamp = hashlib.sha256(repr([_state(shown.run) for shown in self._shown]).encode()).hexdigest()
+        stamp = self._stamp()
         if stamp == self._head[0]:
             return self._head
         for place, shown in enumerate(self._shown):
@@ -67,6 +69,10 @@ class RunsServer:
             except UserError as error:  # it was removed, or is no run any more
                 self._heads[place] |= {"status": "removed", "warnings": [str(error)]}
         return stamp, pack(self._heads)
+
+    def _stamp(self) -> str:
+        """Another one when there is something new."""
+        return hashlib.sha256(repr([_state(shown.run.path) for shown in self._shown]).encode()).hexdigest()
 
     async def _send_answers(self, request: web.Request) -> web.Response:
         (number, _, place), step = request.match_info["name"].partition("-"), 0
@@ -85,17 +91,13 @@ def _response(headers: dict[str, str] | None = None, **what: object) -> web.Resp
     return web.Response(headers=HEADERS | (headers or {}), **what)  # type: ignore[arg-type]
 
 
-def _state(run: RunDirectory) -> list[object]:
-    """Another one when there is something new."""
-    state: list[object] = []
-    for path in (Path(run.path, name) for name in FILES):
+def _state(run: Path) -> list[object]:
+    state: list[object] = [in_use(run)]
+    for path in (run / name for name in FILES):
         try:
             found = path.stat()
         except OSError:
             state.append(None)
         else:
             state.append((found.st_mtime_ns, found.st_size))
-    try:
-        return [*state, RunDirectory(run.path).status]
-    except UserError:  # it was removed
-        return state
+    return state

@@ -6,16 +6,11 @@ import re
 from typing import Any
 
 from rlhf_host.config.tree import MANY, SINGLE
-from rlhf_host.plugins.elsewhere import Name, names
+from rlhf_host.plugins.elsewhere import Name, key_of, names
 from rlhf_host.translate.options import Option, Outcome, lost, same, to
 
 NEEDLESS, MISSING = "Not needed here", "Not here yet"
 """Tables of names without a flag."""
-
-
-def key_of(name: str) -> str:
-    """A name as the tables are searched for it."""
-    return name.lstrip("-+").replace("-", "_")
 
 
 def newest(title: str, name: str) -> str:

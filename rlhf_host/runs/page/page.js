@@ -18,6 +18,7 @@ async function chunk(id) {
   if (here) return unpack(Uint8Array.from(atob(here.textContent), (letter) => letter.charCodeAt(0)));
   const answer = await fetch(`chunk/${id}`);
   if (!answer.ok) throw new Error((await answer.json()).error?.message ?? answer.status);
+  stamp = answer.headers.get("ETag") ?? stamp;
   return unpack(await answer.arrayBuffer());
 }
 
