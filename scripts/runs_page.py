@@ -73,6 +73,8 @@ with a token. On a machine without a browser, `rlhf view RUN --no-browser --port
 Of long runs, the newest answers come first, and the page says which are left out. By default a run saves some answers of
 every step: `--trajectories.every` and `--trajectories.max-per-step` say how many.
 
+What to do with the model of a run: [After the run](after-the-run.md).
+
 ## From Python
 
 ```python

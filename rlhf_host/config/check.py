@@ -40,6 +40,7 @@ def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
         *unfit,
         *_forbidden(config, manager),
         *(_async_refusals(config, manager, needs, traits) if config.async_depth else ()),
+        *_switch_refusals(config, manager),
         *_overtaking_refusals(config),
         *_in_flight_refusals(config, traits),
     ]
@@ -205,6 +206,17 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
         hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
         if hooks and key not in manager.names("draw_tasks") and not (hooks == ["score"] and key in safe):
             yield f"{rule}, and {key} has a state that its {hooks[0]} changes beside the steps: leave --async-depth out"
+
+
+def _switch_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:
+    """What keeps answers from waiting for new weights."""
+    if (tokens := config.pipeline.switch_tokens) is None:
+        return
+    rule = f"pipeline.switch_tokens is {tokens}"
+    if not config.async_depth or config.pipeline.schedule != "fixed":
+        yield f"{rule}, and answers wait for new weights only with --async-depth 1 or more and --pipeline.schedule fixed"
+    for key in (key for key, own in manager.each("needs") if own.episodes_at_once):
+        yield f"{rule}, and {key} plays few episodes at once: those that wait would keep others from beginning; leave it out"
 
 
 def _overtaking_refusals(config: RunConfig) -> Iterator[str]:

@@ -296,6 +296,12 @@ class PipelineConfig(Section):
         description="free: new weights come while episodes play; fixed: episodes are over before new weights come, so that a run"
         " gives the same values again",
     )
+    switch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="with the schedule fixed: after so many tokens an answer waits for new weights and goes on under them, unless"
+        " the batch waits for it; default: it ends under those with which it began",
+    )
     max_staleness: int | None = Field(
         None,
         ge=1,

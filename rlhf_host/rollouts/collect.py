@@ -109,6 +109,14 @@ class Played:
             row.task, row.decode = task, decode
 
 
+@dataclass(slots=True)
+class _Playing:
+    episodes: int
+    """So many are not over."""
+    since: float
+    what: str = "plays"
+
+
 @dataclass
 class Collector:
     """Turns draws into scored groups for one split."""
@@ -123,7 +131,7 @@ class Collector:
     """Which groups pass when they are over."""
 
     def __post_init__(self) -> None:
-        self.open: dict[str, tuple[float, str]] = {}
+        self.open: dict[str, _Playing] = {}
         """Group → since when it plays, or is scored."""
         self.over = 0
         """Episodes that were played and groups that were scored."""
@@ -187,13 +195,14 @@ class Collector:
                 return []
             finally:
                 self.over += 1
+                group.episodes -= 1
                 self.episodes.expect(-1)
 
-        self.open[group_id] = time.monotonic(), "plays"
+        group = self.open[group_id] = _Playing(self.n, time.monotonic())
         try:
             episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
             trajectories = [trajectory for rows in episodes for trajectory in rows]
-            self.open[group_id] = time.monotonic(), "is scored"
+            group.since, group.what = time.monotonic(), "is scored"
             async with self.scoring.passing() if self.scoring is not None else nullcontext():
                 await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         finally:
@@ -207,8 +216,8 @@ class Collector:
 
         def waiting() -> str:
             now = time.monotonic()
-            oldest = sorted(self.open.items(), key=lambda item: item[1])[:SHOWN]
-            groups = ", ".join(f"{group} {what} for {now - since:.0f} s" for group, (since, what) in oldest)
+            oldest = sorted(self.open.items(), key=lambda item: item[1].since)[:SHOWN]
+            groups = ", ".join(f"{group} {one.what} for {now - one.since:.0f} s" for group, one in oldest)
             more = len(self.open) - len(oldest)
             asked = self.episodes.asked - self.episodes.answered
             return f"{groups}{f' and {more} more' if more else ''}; {asked} requests are with {self.episodes.engine_name}"

@@ -18,7 +18,6 @@ from rlhf_host.data.chat import for_chat
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import RunError, UserError, told_of
 from rlhf_host.plugins.manager import HookFailed, PluginManager
-from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import (
     FAILED,
     Action,
@@ -37,7 +36,7 @@ from rlhf_host.records.episodes import (
 )
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.conversation import Plan
-from rlhf_host.rollouts.gate import GatedEngine
+from rlhf_host.rollouts.gate import Answering
 from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, Endpoints, EpisodePolicy, Expected
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class Episodes:
     """Runs episodes of one split against one engine."""
 
     manager: PluginManager
-    engine: Generator | GatedEngine
+    engine: Answering
     tokenizer: Any
     data: DataConfig
     sampling: Sampling
@@ -194,16 +193,25 @@ class Episodes:
     ) -> list[Trajectory]:
         try:
             with contextlib.closing(self.policy(episode, expected)) as policy:
-                return await play(key, episode, policy)
-        finally:
-            timeout_s = self.settings.step_timeout_s
-            closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", within_s=timeout_s, episode=episode))
+                rows = await play(key, episode, policy)
+        except BaseException:
             try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError:
-                with contextlib.suppress(TimeoutError):
-                    await closing  # interrupted or not, what the episode holds is released before the run goes on
-                raise
+                await self._close(key, episode)
+            except (HookFailed, TimeoutError) as error:
+                log.info("%s; its episode had failed before", error)
+            raise
+        await self._close(key, episode)
+        return rows
+
+    async def _close(self, key: str, episode: Episode) -> None:
+        timeout_s = self.settings.step_timeout_s
+        closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", within_s=timeout_s, episode=episode))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError):
+                await closing  # interrupted or not, what the episode holds is released before the run goes on
+            raise
 
     def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
         """The policy for one attempt at an episode."""

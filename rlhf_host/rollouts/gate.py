@@ -6,9 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+
+
+class Answering(Protocol):
+    """What episodes need of an engine: methods as of ``Generator``."""
+
+    def expect(self, count: int) -> None: ...
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation: ...
 
 
 class Barrier:

@@ -13,6 +13,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.admission import Admission
 from rlhf_host.rollouts.collect import Collected, Collector, Played, refuse_empty
+from rlhf_host.rollouts.switch import Switch
 
 BEFORE = -1
 """A version of before the run was resumed."""
@@ -27,10 +28,10 @@ class _Open:
     place: dict[str, Any]
     """Where the stream was before it."""
     epoch: int
-    version: int
-    """Under which it was admitted."""
     task: asyncio.Task[None] | None = None
     played: Played | None = None
+    over: int = BEFORE
+    """The version under which it was."""
     collected: Collected | None = None
     """What its verdict added."""
 
@@ -46,6 +47,7 @@ class Pipeline:
         context: of the rewards; its step is that of the admission.
         fixed: what is begun under a version is over before the next one, and is begun at once; so with an engine whose batches do
             not depend on time, a run gives the same values again.
+        switch: with ``fixed``: what waits there counts as over, and goes on when a batch waits for it.
     """
 
     steps = None
@@ -53,9 +55,19 @@ class Pipeline:
     takes_finished = True
 
     def __init__(
-        self, stream: TaskStream, collector: Collector, admission: Admission, context: ScoreContext, *, fixed: bool = False
+        self,
+        stream: TaskStream,
+        collector: Collector,
+        admission: Admission,
+        context: ScoreContext,
+        *,
+        fixed: bool = False,
+        switch: Switch | None = None,
     ):
-        self.stream, self.collector, self.admission, self.context, self.fixed = stream, collector, admission, context, fixed
+        self.stream, self.collector, self.admission, self.context = stream, collector, admission, context
+        self.fixed, self.switch = fixed, switch
+        if switch is not None:
+            switch.look = self._look
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
         self._open: dict[int, _Open] = {}
         self._restored: dict[int, Played] = {}
@@ -91,22 +103,45 @@ class Pipeline:
         if self._error is not None:
             raise self._error
         while (taken := self.admission.take()) is None:
+            if self.switch is not None and self._still:
+                self.switch.release()  # the next weights come after this batch
             await self._wait()
         return taken
 
     async def published(self, version: int) -> None:
         """The engines have the weights of ``version``: more draws may begin."""
         self.admission.publish(version)
+        if self.switch is not None:
+            self.switch.renew()
         if self.admission.depth:
             self._admit()
+        if self.switch is not None:
+            self.switch.release()
 
     async def meet(self) -> None:
         """With ``fixed``: wait until all that was begun is over."""
         await self.collector.watched(self._rest())
 
     async def _rest(self) -> None:
-        while self.fixed and self._playing:
+        while self.fixed and not self._still:
             await self._wait()
+
+    @property
+    def _still(self) -> bool:
+        """Whether what was begun is over, or waits."""
+        if not self._playing or self.switch is None:
+            return not self._playing
+        begun = not self.switch.asking and len(self.collector.open) == self._playing
+        return begun and sum(one.episodes or 1 for one in self.collector.open.values()) == self.switch.waiting
+
+    def _look(self) -> None:
+        if self._playing and self._still and not self._closed:
+            try:
+                if self._settle():
+                    self._admit()
+            except Exception as error:
+                self._fail(error)
+            self._news.set()
 
     async def close(self) -> None:
         """Cancel what is open."""
@@ -121,7 +156,9 @@ class Pipeline:
         those that a batch has."""
         first = self._open.get(self.admission.taken)
         place = first.place if first is not None else self.stream.state_dict()
-        return {**place, "ordinal": self.admission.taken, "passed": sorted(self.admission.passed), "max_age": self.max_age}
+        answers = {} if self.switch is None else {"answers": self.switch.state_dict()}
+        place = {**place, "ordinal": self.admission.taken, "passed": sorted(self.admission.passed)}
+        return {**place, "max_age": self.max_age, **answers}
 
     def finished(self) -> dict[int, Played]:
         """Ordinal → group that is over and in no batch. A resumed run does not play it again."""
@@ -129,7 +166,7 @@ class Pipeline:
         return {
             ordinal: one.played
             for ordinal, one in list(self._open.items())
-            if one.played is not None and not (self.fixed and one.version == version)  # those are begun together
+            if one.played is not None and not (self.fixed and one.over == version)  # those go on together
         } | self._restored
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
@@ -141,21 +178,24 @@ class Pipeline:
         self.stream.load_state_dict(state)
         self.admission.begin_at(state.get("ordinal", 0), state.get("passed", ()))
         self._restored = dict(finished)
+        if self.switch is not None:
+            self.switch.load_state_dict(state.get("answers", ()))
         if finished:
             self.max_age = max(self.max_age, state["max_age"])
 
     def _admit(self) -> None:
         """Begin what there is room for, after what was restored."""
-        if self._closed or self._error is not None or (self.fixed and self._playing):
+        if self._closed or self._error is not None or (self.fixed and not self._still):
             return
-        try:
-            # What was restored and given back waits for the next batch.
-            while self.admission.room or (self.admission.depth and self.admission.admitted in self._restored):
-                self._begin()
-        except Exception as error:
-            self._fail(error)
-            return
-        self._settle()
+        while True:
+            try:
+                # What was restored and given back waits for the next batch.
+                while self.admission.room or (self.admission.depth and self.admission.admitted in self._restored):
+                    self._begin()
+            except Exception as error:
+                return self._fail(error)
+            if not self._settle():  # what was restored may leave room
+                return
 
     def _begin(self) -> None:
         """The next draw."""
@@ -166,10 +206,10 @@ class Pipeline:
             return
         episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         ordinal = self.admission.admit()
-        one = self._open[ordinal] = _Open(place, self.stream.epoch, self.admission.version)
+        one = self._open[ordinal] = _Open(place, self.stream.epoch)
         if (played := self._restored.pop(ordinal, None)) is not None and played.is_of(draw.task):
             played.belong_to(draw.task, episodes.decode)
-            one.played, one.version = played, BEFORE
+            one.played = played
             self.admission.over(ordinal)
             return
         self._playing += 1
@@ -179,18 +219,21 @@ class Pipeline:
         task.add_done_callback(self._over)
 
     async def _play(self, ordinal: int, draw: Draw, context: ScoreContext) -> None:
-        played = self._open[ordinal].played = await self.collector.play(f"train-{ordinal}", draw, context)
+        one = self._open[ordinal]
+        one.played = await self.collector.play(f"train-{ordinal}", draw, context)
+        one.over = self.admission.version
         self._playing -= 1
-        if self.fixed and self._playing:
+        if self.fixed and not self._still:
             return
         if not (self.fixed or self.collector.in_order):
-            self.admission.verdict(ordinal, kept=self.collector.ask(played))
+            self.admission.verdict(ordinal, kept=self.collector.ask(one.played))
             self._admit()
         self.admission.over(ordinal)
-        self._settle()
+        if self._settle():
+            self._admit()
 
-    def _settle(self) -> None:
-        """Make batches of what is over, as its turn comes."""
+    def _settle(self) -> bool:
+        """Make batches of what is over, as its turn comes; whether there was something."""
         settled = self.admission.unsettled
         while (one := self._open.get(ordinal := self.admission.unsettled)) is not None and one.played is not None:
             one.collected = Collected(drawn=1)
@@ -201,9 +244,10 @@ class Pipeline:
             if not self.admission.filling:
                 self._filled = Collected()
                 self._give_back(self.admission.surplus())
-        if self.admission.unsettled != settled:
-            self._admit()
-            self._news.set()
+        if self.admission.unsettled == settled:
+            return False
+        self._news.set()
+        return True
 
     def _give_back(self, surplus: Iterable[int]) -> None:
         """End draws as if they had never begun."""
@@ -211,7 +255,7 @@ class Pipeline:
         for ordinal in surplus:
             one = self._open.pop(ordinal)
             first = first or one
-            if one.version == BEFORE and one.played is not None:
+            if one.played is not None and one.over == BEFORE:
                 self._restored[ordinal] = one.played
             elif one.task is not None and not one.task.done():
                 self._playing -= one.played is None

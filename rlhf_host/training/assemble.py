@@ -32,6 +32,7 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
+from rlhf_host.rollouts.switch import Switch
 from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.training.batching import refuse_large_units
 from rlhf_host.training.checkpoints import refuse_damaged
@@ -308,7 +309,11 @@ def source_of(
             most, rule = config.pipeline.max_staleness, Admission if depth or not stream.goes_back else InAdvance
             admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
             context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
-            rollouts = Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")
+            switch, tokens = None, config.pipeline.switch_tokens
+            if tokens is not None:
+                switch = collector.episodes.engine = Switch(collector.episodes.engine, tokens)
+            fixed = config.pipeline.schedule == "fixed"
+            rollouts = Pipeline(stream, collector, admission, context, fixed=fixed, switch=switch)
     return RolloutSource(
         rollouts, config, manager, started.needs, started.runtime.trainer, started.handles, events, inputs.tokenizer
     )

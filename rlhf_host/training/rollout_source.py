@@ -81,7 +81,7 @@ class RolloutSource:
             why = f"{' and '.join(changed)} changed" if changed else "async_depth is 0, and they are of older weights"
             log.warning("%d finished groups of the checkpoint are sampled again: %s", len(finished), why)
             finished = {}
-        self.rollouts.load_state_dict(state, finished)
+        self.rollouts.load_state_dict({**state, "answers": ()} if changed else state, finished)
 
     def finished(self) -> Mapping[int, Played]:
         return self.rollouts.finished()

@@ -114,9 +114,22 @@ class Hangs(Guess):
 @pytest.mark.parametrize("hook", ["agent_reset", "agent_step", "agent_close"])
 def test_an_agent_that_is_late_has_failed(collect, hook, thread):
     agent = Hangs(hook, thread=thread)
-    with pytest.raises(RunError, match=f"agent:single_turn: no answer of {hook} in 0.05 s"):
-        collect(load(Length(), agent=agent), groups=1, n=2, settings=RolloutConfig(step_timeout_s=0.05))
+    with pytest.raises(RunError, match=f"agent:single_turn: no answer of {hook} in 0.2 s"):
+        collect(load(Length(), agent=agent), groups=1, n=2, settings=RolloutConfig(step_timeout_s=0.2))
     agent.released.set()
+
+
+@pytest.mark.parametrize("wrong", [RuntimeError("closed twice"), None])
+def test_what_failed_first_is_said(collect, wrong):
+    class Late(Hangs):
+        @hookimpl
+        def agent_close(self, episode):
+            if wrong is not None:
+                raise wrong
+            return asyncio.sleep(20)
+
+    with pytest.raises(RunError, match=r"agent:single_turn: no answer of agent_step in 0\.2 s"):
+        collect(load(Length(), agent=Late("agent_step", thread=False)), groups=1, settings=RolloutConfig(step_timeout_s=0.2))
 
 
 def test_an_agent_with_its_own_loop_has_a_deadline_for_the_episode(collect):
