@@ -111,12 +111,10 @@ class Pipeline:
     async def published(self, version: int) -> None:
         """The engines have the weights of ``version``: more draws may begin."""
         self.admission.publish(version)
-        if self.switch is not None:
-            self.switch.renew()
         if self.admission.depth:
             self._admit()
         if self.switch is not None:
-            self.switch.release()
+            self.switch.renew()
 
     async def meet(self) -> None:
         """With ``fixed``: wait until all that was begun is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,8 +28,10 @@ class Switch:
         self.asking = 0
         """Requests that are with the engine."""
         self._expected = 0
-        self._waiting: dict[tuple[int, int], list[asyncio.Future[None]]] = {}
-        """Seed and sample of an episode → its answers that wait."""
+        self._waiting = Counter[tuple[int, int]]()
+        """Seed and sample of an episode → how many of its answers wait."""
+        self._opened = asyncio.Event()
+        """Set, and replaced, when they go on."""
         self._said: Answers = {}
         self._begun: Answers = {}
         """As they were when the weights changed: what a resumed run goes on from."""
@@ -47,15 +50,13 @@ class Switch:
         self.engine.expect(self._expected - self.waiting)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        part = self._begun.get(key[0], {}).get(key)
-        if known := part is not None:
-            self._said.setdefault(key[0], {})[key] = part
-        else:
-            part = await self._part(token_ids, sampling, key)
+        known = self._begun.get(key[0], {}).get(key)
+        part = known if known is not None else await self._part(token_ids, sampling, key)
+        self._said.setdefault(key[0], {})[key] = part
         left = sampling.max_new_tokens - len(part.token_ids)
         if part.finish_reason != "length" or not left:
             return part
-        if not known:
+        if known is None:
             await self._wait((key[0], key[1]))
         more = replace(sampling, max_new_tokens=left)
         rest = await self.generate([*token_ids, *part.token_ids], more, (*key, len(part.token_ids)))
@@ -71,39 +72,34 @@ class Switch:
             sampling = replace(sampling, max_new_tokens=min(self.tokens, sampling.max_new_tokens))
         self.asking += 1
         try:
-            part = await self.engine.generate(token_ids, sampling, key)
+            return await self.engine.generate(token_ids, sampling, key)
         finally:
             self.asking -= 1
-        self._said.setdefault(key[0], {})[key] = part
-        return part
 
     async def _wait(self, episode: tuple[int, int]) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(episode, []).append(turn)
+        opened = self._opened
+        self._waiting[episode] += 1
         self._tell()
         self.look()
         try:
-            await turn
+            await opened.wait()
         finally:
-            turns = self._waiting.get(episode, [])
-            if turn in turns:  # it was cancelled
-                turns.remove(turn)
-                if not turns:
-                    del self._waiting[episode]
+            if not opened.is_set():  # it was cancelled
+                self._waiting -= Counter([episode])
 
     def release(self) -> None:
         """Those who wait go on."""
-        waiting, self._waiting = self._waiting, {}
-        for turn in (turn for turns in waiting.values() for turn in turns):
-            if not turn.done():
-                turn.set_result(None)
+        self._waiting.clear()
+        self._opened.set()
+        self._opened = asyncio.Event()
         self._tell()
 
     def renew(self) -> None:
-        """The weights have changed, with nothing under way: note what the draws that wait were answered."""
+        """The weights have changed, with nothing under way: note what the draws that wait were answered, and go on."""
         if self._said:  # a run that was resumed goes on from what it has noted
             self._said = {seed: self._said[seed] for seed, _ in self._waiting}
             self._begun = {seed: dict(parts) for seed, parts in self._said.items()}
+        self.release()
 
     def state_dict(self) -> list[list[Any]]:
         """The noted answers."""
