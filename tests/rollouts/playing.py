@@ -1,9 +1,10 @@
 """Plugins that play and judge, and a manager of them, for the tests of rollouts."""
 
-from rlhf_host import EpisodeFailed, Reward, Step, hookimpl
+from rlhf_host import EpisodeFailed, Reward, Step, Trajectory, hookimpl
 from rlhf_host.extensions.single_turn import SingleTurn
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.records.episodes import Segment
 
 INFO = PluginInfo("reward", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
 
@@ -42,6 +43,25 @@ class Guess:
     @hookimpl
     def agent_step(self, episode, action):
         return Step("try again ", reward=0.25) if episode.turn < 2 else Step(reward=1.0, done=True, score=1.0)
+
+    @hookimpl
+    def agent_close(self, episode):
+        self.closed.append(episode.episode_id)
+
+
+class Own:
+    """One answer to the prompt ``5, 6``, sampled as ``asked`` of the run's settings."""
+
+    def __init__(self, asked=lambda sampling: None, prompt=(5, 6), more=()):
+        self.asked, self.prompt, self.more = asked, list(prompt), list(more)
+        self.closed = []
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        answer = await policy.generate(self.prompt, self.asked(policy.sampling))
+        segments = [Segment("prompt", self.prompt), Segment("action", answer.token_ids, answer.logprobs, answer.versions)]
+        segments += [Segment("observation", self.more)] if self.more else []
+        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, agent_rewards=[1.0])]
 
     @hookimpl
     def agent_close(self, episode):

@@ -1,4 +1,4 @@
-"""Agents: how their policy samples, how long they may take, and what they say that nothing can make of."""
+"""Agents: how their policy samples, and what becomes of their rows."""
 
 from __future__ import annotations
 
@@ -6,41 +6,21 @@ import asyncio
 import dataclasses
 import json
 import re
-import threading
 from itertools import pairwise
 
 import pytest
 
-from rlhf_host import Needs, Reward, RunError, Step, Trajectory, UserError, hookimpl
-from rlhf_host.config.schema import EvalConfig, RolloutConfig
+from rlhf_host import Reward, RunError, Step, Trajectory, hookimpl
+from rlhf_host.config.schema import EvalConfig
 from rlhf_host.functional import leave_one_out
 from rlhf_host.records.episodes import Sampling, Segment
 from rlhf_host.rollouts.experience import make_experience, reward_metrics
 from rlhf_host.training.evaluate import summary
 from rlhf_host.training.records import json_line, record
 
-from .playing import Guess, Length, load
+from .playing import Guess, Own, load
 
 RUN = Sampling(max_new_tokens=8, temperature=0.7, stop=("x",))
-
-
-class Own:
-    """One answer to the prompt ``5, 6``, sampled as ``asked`` of the run's settings."""
-
-    def __init__(self, asked=lambda sampling: None, prompt=(5, 6), more=()):
-        self.asked, self.prompt, self.more = asked, list(prompt), list(more)
-        self.closed = []
-
-    @hookimpl
-    async def agent_run(self, episode, policy):
-        answer = await policy.generate(self.prompt, self.asked(policy.sampling))
-        segments = [Segment("prompt", self.prompt), Segment("action", answer.token_ids, answer.logprobs, answer.versions)]
-        segments += [Segment("observation", self.more)] if self.more else []
-        return [Trajectory(episode.episode_id, episode.group_id, episode.task, segments, agent_rewards=[1.0])]
-
-    @hookimpl
-    def agent_close(self, episode):
-        self.closed.append(episode.episode_id)
 
 
 @pytest.mark.parametrize(
@@ -82,171 +62,7 @@ def test_an_agent_with_its_own_loop_keeps_within_max_tokens(collect):
             collect(load(agent=agent), groups=1, n=1, max_tokens=16, script=lambda ids, key: [8])
 
 
-class Hangs(Guess):
-    """Takes for ever in one hook."""
-
-    def __init__(self, hook, *, thread):
-        super().__init__()
-        self.hook, self.thread, self.released = hook, thread, threading.Event()
-
-    def take(self, hook, answer):
-        if hook != self.hook:
-            return answer
-        if self.thread:
-            self.released.wait(20)
-            return answer
-        return asyncio.sleep(20)
-
-    @hookimpl
-    def agent_reset(self, episode):
-        return self.take("agent_reset", Step("go:"))
-
-    @hookimpl
-    def agent_step(self, episode, action):
-        return self.take("agent_step", Step(reward=1.0, done=True))
-
-    @hookimpl
-    def agent_close(self, episode):
-        return self.take("agent_close", None)
-
-
-@pytest.mark.parametrize("thread", [True, False])
-@pytest.mark.parametrize("hook", ["agent_reset", "agent_step", "agent_close"])
-def test_an_agent_that_is_late_has_failed(collect, hook, thread):
-    agent = Hangs(hook, thread=thread)
-    with pytest.raises(RunError, match=f"agent:single_turn: no answer of {hook} in 0.2 s"):
-        collect(load(Length(), agent=agent), groups=1, n=2, settings=RolloutConfig(step_timeout_s=0.2))
-    agent.released.set()
-
-
-@pytest.mark.parametrize("wrong", [RuntimeError("closed twice"), None])
-def test_what_failed_first_is_said(collect, wrong):
-    class Late(Hangs):
-        @hookimpl
-        def agent_close(self, episode):
-            if wrong is not None:
-                raise wrong
-            return asyncio.sleep(20)
-
-    with pytest.raises(RunError, match=r"agent:single_turn: no answer of agent_step in 0\.2 s"):
-        collect(load(Length(), agent=Late("agent_step", thread=False)), groups=1, settings=RolloutConfig(step_timeout_s=0.2))
-
-
-def test_an_agent_with_its_own_loop_has_a_deadline_for_the_episode(collect):
-    class Never(Own):
-        @hookimpl
-        async def agent_run(self, episode, policy):
-            await asyncio.sleep(20)
-
-    agent = Never()
-    with pytest.raises(RunError, match=r"agent:single_turn: no answer of agent_run in 0\.05 s"):
-        collect(load(agent=agent), groups=1, n=2, settings=RolloutConfig(episode_timeout_s=0.05))
-    assert len(agent.closed) == 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, "agent:single_turn gave a NoneType from agent_run, expected Iterable"),
-        (lambda episode: ["text"], "agent:single_turn gave a str from agent_run, expected Trajectory"),
-    ],
-)
-def test_wrong_rows_name_the_agent(collect, answer, message):
-    class Wrong:
-        @hookimpl
-        async def agent_run(self, episode, policy):
-            return answer and answer(episode)
-
-    with pytest.raises(RunError, match=message):
-        collect(load(agent=Wrong()), groups=1)
-
-
-@pytest.mark.parametrize("hook", ["agent_reset", "agent_step"])
-def test_an_answer_that_is_no_step_names_the_agent(collect, hook):
-    agent = Guess()
-    wrong = type("Wrong", (Guess,), {hook: hookimpl(lambda self, episode: "again")})
-    wrong.__dict__[hook].__name__ = hook
-    assert agent.closed == []
-    with pytest.raises(RunError, match=f"agent:single_turn gave a str from {hook}, expected Step"):
-        collect(load(agent=wrong()), groups=1)
-
-
-def test_an_observation_that_no_token_stands_for_fails_the_episode(collect):
-    class Foreign(Guess):
-        @hookimpl
-        def agent_step(self, episode, action):
-            return Step("漢字")
-
-    with pytest.raises(RunError, match=r"could not be judged.*no tokens for the observation '漢字'"):
-        collect(load(agent=Foreign()), groups=1)
-
-
 # --- what fails one episode, and what the run ---------------------------------------------------
-
-
-class Troubled(Guess):
-    """Sample 0 of each task does ``trouble`` in one hook, the others play."""
-
-    def __init__(self, hook, trouble):
-        super().__init__()
-        self.hook, self.trouble = hook, trouble
-
-    def at(self, hook, episode, answer):
-        return self.trouble() if hook == self.hook and episode.sample == 0 else answer
-
-    @hookimpl
-    async def agent_reset(self, episode):
-        return self.at("agent_reset", episode, Step("go:"))
-
-    @hookimpl
-    async def agent_step(self, episode, action):
-        return self.at("agent_step", episode, Step(reward=1.0, done=True))
-
-    @hookimpl
-    def agent_close(self, episode):
-        super().agent_close(episode)
-        return self.at("agent_close", episode, None)
-
-
-def breaks():
-    raise OSError("the sandbox is gone")
-
-
-@pytest.mark.parametrize("hook", ["agent_reset", "agent_step", "agent_close"])
-def test_an_exception_of_an_agent_fails_its_episode_alone(collect, hook, caplog):
-    agent = Troubled(hook, breaks)
-    found, _ = collect(load(agent=agent), groups=3, n=4)
-    assert [len(group.trajectories) for group in found.groups] == [3, 3, 3]
-    metrics = found.metrics()
-    assert (metrics["rollout/finished"], metrics["rollout/truncated"], metrics["rollout/failed"]) == (9, 0, 3)
-    assert metrics["rollout/failed/single_turn:OSError"] == 3
-    [said] = [record for record in caplog.records if "the sandbox is gone" in record.message]
-    assert "breaks" in (said.exc_text or ""), "the first of a kind, with its traceback"
-    assert len(agent.closed) == 12
-
-
-@pytest.mark.parametrize(("hook", "answer"), [("agent_reset", "text"), ("agent_step", {"done": True}), ("agent_step", Step())])
-def test_an_answer_that_nobody_can_use_fails_its_episode_alone(collect, hook, answer):
-    found, _ = collect(load(agent=Troubled(hook, lambda: answer)), groups=2, n=4)
-    assert found.metrics()["rollout/failed/single_turn:TypeError"] == 2
-    assert found.trajectories == 6
-
-
-def test_too_many_failures_end_the_run(collect):
-    with pytest.raises(
-        RunError, match=r"2 of 2 trajectories could not .* failed in agent_step: OSError: the sandbox is gone \(2"
-    ):
-        collect(load(agent=Troubled("agent_step", breaks)), groups=2, n=1)
-
-
-def test_the_user_s_and_the_host_s_own_errors_end_the_run(collect):
-    for error in (UserError("wrong"), RunError("lost")):
-
-        def stops(error=error):
-            raise error
-
-        with pytest.raises(type(error), match=str(error)):
-            collect(load(agent=Troubled("agent_step", stops)), groups=1, n=4)
 
 
 # --- rows of several roles, and rows without the answer ------------------------------------------
@@ -412,30 +228,6 @@ def test_engines_do_not_wait_for_hooks_that_wait_for_something_else(collect):
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (Step({"role": "user", "content": "x"}), "gave an observation of the type dict; it is a text, messages or token ids"),
-        (Step(5), "gave an observation of the type int"),
-        (Step([10**12]), "messages with a role each, or token ids"),
-        (Step(["a", "b"]), "messages with a role each, or token ids"),
-        (Step("x", metrics=None), "gave metrics of the type NoneType"),
-        (Step(done=True, score="good"), "gave the score 'good'"),
-        (Step(done=True, reward=[1.0]), r"gave \[1.0\] as a reward"),
-    ],
-    ids=str,
-)
-def test_a_step_that_no_one_can_use_fails_its_episode_by_name(step, message, collect):
-    class Odd(Guess):
-        @hookimpl
-        def agent_step(self, episode, action):
-            return dataclasses.replace(step) if episode.sample == 0 else Step(done=True, reward=1.0)
-
-    found, _ = collect(load(agent=Odd()), groups=1, n=2)
-    assert found.states["failed"] == 1
-    assert re.search("agent:single_turn .*" + message, found.unjudged_rows[0].unjudged_reason)
-
-
-@pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda rows: rows + rows, "gave one trajectory twice"),
@@ -459,30 +251,6 @@ def test_rows_that_would_train_wrongly_are_refused(spoil, message, collect):
     found, _ = collect(load(agent=Odd()), groups=1, n=2, script=lambda ids, key: [8])
     assert found.states["failed"] == 1
     assert re.search(message, found.unjudged_rows[0].unjudged_reason)
-
-
-def test_a_deadline_begins_when_an_episode_does(collect):
-    class One:
-        most = 0
-
-        @hookimpl
-        def needs(self):
-            return Needs(rewards=False, episodes_at_once=1)
-
-        @hookimpl
-        async def agent_run(self, episode, policy):
-            One.most += 1
-            assert One.most == 1
-            await policy.generate([5, 6])
-            await asyncio.sleep(0.2)
-            One.most -= 1
-            rows = policy.trajectories()
-            rows[0].agent_rewards = [1.0]
-            return rows
-
-    settings = RolloutConfig(episode_timeout_s=0.6)
-    found, _ = collect(load(agent=One()), groups=1, n=6, script=lambda ids, key: [8], settings=settings)
-    assert found.states == {"finished": 6}
 
 
 def test_what_an_agent_notes_is_in_the_log_of_its_episode(collect):
@@ -554,25 +322,6 @@ def test_where_forks_alone_answer_each_has_a_final_row(collect, tokenizer):
     found, _ = collect(load(agent=Plays()), groups=1, n=1, script=lambda ids, key: [digit])
     rows = found.groups[0].trajectories
     assert [(row.role, row.final) for row in rows] == [("black", False), ("black", True), ("white", False), ("white", True)]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"metrics": {"x": "abc"}}, "gave 'abc' as the metric 'x'; a metric is a number"),
-        ({"reward": "abc"}, "gave 'abc' as a reward"),
-        ({"score": 7.0}, r"gave the score 7.0; a score lies in \[0, 1\]"),
-    ],
-)
-def test_what_is_no_number_fails_its_episode(given, message, collect):
-    class Odd(Guess):
-        @hookimpl
-        def agent_step(self, episode, action):
-            return Step(**{"reward": 1.0, "done": True, **(given if episode.sample == 0 else {})})
-
-    found, _ = collect(load(agent=Odd()), groups=1, n=2)
-    assert found.states["failed"] == 1
-    assert re.search(message, found.unjudged_rows[0].unjudged_reason)
 
 
 def test_what_an_agent_gives_as_true_is_a_number(collect):
