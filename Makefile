@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -48,11 +48,18 @@ $(DISTRIBUTED_STAMP): $(STAMP)
 quickstart: setup ## train a tiny model from nothing, on the CPU
 	$(VENV)/bin/rlhf train --algo rloo --reward math_verifier
 
-test: setup-distributed ## check everything: linters, types, import floors, and the tests of the host and all plugins
+PYTEST := HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+
+test: setup-distributed ## check a change: linters, types, import floors, and the tests of the host and all plugins but the slow ones
 	@$(MAKE) --no-print-directory --jobs=2 tests-alone lint-report
 
 tests-alone:
-	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-slow: setup-distributed ## run the tests that make test leaves out; tests/tiers.py says which and why
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## run all tests
 
 # While the tests run: one block of text, not lines among theirs. A failure fails `make test` too.
 lint-report:
@@ -136,7 +143,7 @@ smollm2: setup ## make models/SmolLM2-135M-Instruct, a real pretrained model, fr
 
 oracles: setup ## compare every formula with the published code of trl, verl and openrlhf, fetched into .oracles
 	$(VENV)/bin/python scripts/fetch_oracles.py
-	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/oracles tests/docs/test_coming_from.py
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/oracles tests/docs/test_coming_from.py plugins/builtin_commands/rlhf-translate -rs
 
 chaos: setup-distributed ## kill runs at random moments and damage their checkpoints: an hour
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python scripts/chaos.py

@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoint.py [--steps 6] [--every 1] [--model DIR]
 
-A run in this process writes a checkpoint after every step. Measured is how long the controller is in ``Loop.save``: copying, and
-waiting for the checkpoint before where that is not written yet. The last one is left out: the end of a run waits for it. Then the
-time of a step, beside the writing of a checkpoint.
+A run in this process writes a checkpoint after every step. Measured is how long the controller is in
+``CheckpointKeeper.save``: copying, and waiting for the checkpoint before where that is not written yet. The last one is left
+out: the end of a run waits for it. Then the time of a step, beside the writing of a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import rlhf_host
 from rlhf_host.testing.models import write_tiny_model
-from rlhf_host.training.loop import Loop
+from rlhf_host.training.keeper import CheckpointKeeper
 
 
 def length(text: str) -> float:
@@ -33,14 +33,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     options = parser.parse_args()
     seconds: list[float] = []
-    save = Loop.save
+    save = CheckpointKeeper.save
 
-    def timed(loop: Loop, **arguments: Any) -> None:
+    def timed(keeper: CheckpointKeeper, **arguments: Any) -> None:
         started = time.perf_counter()
-        save(loop, **arguments)
+        save(keeper, **arguments)
         seconds.append(time.perf_counter() - started)
 
-    Loop.save = timed  # type: ignore[method-assign]
+    CheckpointKeeper.save = timed  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or write_tiny_model(Path(folder, "model"), hidden=1024, layers=12, heads=8)
         run = rlhf_host.train(

@@ -11,17 +11,16 @@ import resource
 import subprocess
 import time
 
-from rlhf_plugin_code_exec import CodeExec, attacks
-from rlhf_plugin_code_exec.tasks import Calls
+from rlhf_plugin_code_exec import CodeExec, attacks, trials
+from rlhf_plugin_code_exec.suites import suite_of
 
-HONEST = Calls("", "\n".join(f"assert add({n}, 1) == {n + 1}" for n in range(20)), ["add"])
-PLACES = {"{place!r}": "'/var/written'", "{port}": "9", "{daemon!r}": "'/var/daemon'"}
+HONEST = suite_of("", "\n".join(f"assert add({n}, 1) == {n + 1}" for n in range(20)))
 HARMFUL = ("forks without end", "fills memory", "leaves a daemon", "ends itself early", "fills the disk", "says that it passed")
 
 
 def left() -> str:
     processes = subprocess.run(["ps", "-eo", "uid"], capture_output=True, text=True, check=True).stdout.split()
-    contained = sum(one.isdigit() and 61000 <= int(one) < 65000 + 61000 and int(one) != 65534 for one in processes)
+    contained = sum(one.isdigit() and 61000 <= int(one) < 65000 for one in processes)
     folders = sum(name.startswith("rlhf-code-") for name in os.listdir("/tmp"))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return f"{contained} processes, {folders} folders, {resident:.0f} MiB resident"
@@ -30,25 +29,39 @@ def left() -> str:
 async def main() -> None:
     agent = CodeExec(CodeExec.Options(timeout_s=2.0, cpus=os.cpu_count() or 1))
     print("level of this machine:", await agent.check())
-    with attacks._decoy() as decoy:
-        places = {**PLACES, "{pid}": str(decoy.pid)}
-        for level in ("A", "B"):
-            agent.runner.level = level  # type: ignore[assignment]
-            for name, code in attacks.ATTACKS.items():
-                _, seconds, out = await attacks.attempt(agent.runner, name, attacks._filled(code, places))
-                print(f"{level}  {name:36} {seconds:5.2f} s  {'GOT OUT' if out else 'contained'}")
     for level in ("A", "B"):
         agent.runner.level = level  # type: ignore[assignment]
-        before, started = left(), time.monotonic()
-        for number in range(500):
-            code = attacks._filled(attacks.ATTACKS[HARMFUL[number % len(HARMFUL)]], {**PLACES, "{pid}": "1"})
-            await agent.runner.tests(code, Calls("", "f()", ["f"]))
-        print(f"{level}  500 hostile programs in a row: {time.monotonic() - started:.1f} s; before: {before}; after: {left()}")
-        started = time.monotonic()
-        await asyncio.gather(*(agent.runner.tests("def add(a, b): return a + b", HONEST) for _ in range(200)))
-        rate = 200 / (time.monotonic() - started)
-        cores = os.cpu_count() or 1
-        print(f"{level}  honest programs: {rate:.0f} per second on {cores} cores, {rate / cores:.0f} per core")
+        with trials.outside() as place:
+            before = place.state()
+            tries = attacks.trying(place.filled(attacks.TRIES | attacks.QUIET))
+            programs = {f"{attacks.COUNT - len(attacks.ATTACKS)} tries in one": tries, **place.filled(attacks.ATTACKS)}
+            for name, code in programs.items():
+                _, seconds, out = await trials.attempt(agent.runner, name, code)
+                print(f"{level}  {name:50} {seconds:5.2f} s  {'GOT OUT' if out else 'contained'}")
+            print(f"{level}  changed outside: {[each for each in place.state() if each not in before] or 'nothing'}")
+    for level in ("A", "B"):
+        agent.runner.level = level  # type: ignore[assignment]
+        with trials.outside() as place:
+            harmful = list(place.filled({name: attacks.ATTACKS[name] for name in HARMFUL}).values())
+            before_it, started = left(), time.monotonic()
+            for number in range(500):
+                await agent.runner.tests(harmful[number % len(harmful)], trials.WANTED)
+            print(
+                f"{level}  500 hostile programs in a row: {time.monotonic() - started:.1f} s; before: {before_it}; after: {left()}"
+            )
+        print(f"{level}  honest programs: {await rate(agent)}")
+
+
+async def rate(agent: CodeExec) -> str:
+    """Honest programs per second and core: by the clock, and by the processor time that they took."""
+    started, used = time.monotonic(), spent()
+    await asyncio.gather(*(agent.runner.tests("def add(a, b): return a + b", HONEST) for _ in range(200)))
+    by_clock = 200 / (time.monotonic() - started) / (os.cpu_count() or 1)
+    return f"{by_clock:.1f} per second and core, {200 / (spent() - used):.1f} per second of processor time"
+
+
+def spent() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 if __name__ == "__main__":

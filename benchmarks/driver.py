@@ -24,12 +24,13 @@ from typing import Any
 import torch
 
 from rlhf_host.config.choices import build_plugins
-from rlhf_host.config.schema import DataConfig, PluginChoice, RolloutConfig, RunConfig
+from rlhf_host.config.schema import PluginChoice, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
 from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling, Task
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.testing.engines import ScriptedEngine
@@ -59,8 +60,12 @@ def main() -> None:
     ]
     answers = {task.prompt_ids: [*tokenizer(task.ground_truth)["input_ids"], tokenizer.eos_token_id] for task in tasks}
     with local(answers) if options.runtime == "local" else on_ray(answers, options.engines) as (engine, update):
-        episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(8), 64)
-        collector = Collector(episodes, manager, RolloutConfig(), n=SAMPLES, seed=0, split="train")
+        episodes = Episodes(
+            manager,
+            SampledModel(engine=engine, tokenizer=tokenizer),
+            EpisodeSettings(sampling=Sampling(8), max_tokens=64),
+        )
+        collector = Collector(episodes, n=SAMPLES, seed=0, split="train")
         events = EventLoop()
 
         def step(size: int) -> dict[str, float]:

@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 
 import aiohttp
+from rlhf_server.app import PolicyServer
 
-from rlhf_host import Episode, Generation, Sampling, Task
-from rlhf_host.data.codec import ChatCodec
-from rlhf_host.rollouts.policy import EpisodePolicy
-from rlhf_host.serving.app import PolicyServer
+from rlhf_host import Episode, Sampling, Task
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
+from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.testing.models import tiny_tokenizer
 
-RUN = Sampling(max_new_tokens=64)
 CHAT = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 
 
@@ -29,13 +30,8 @@ def resident_mb() -> float:
     return pages * 4096 / 2**20
 
 
-async def play(server: PolicyServer, codec: ChatCodec, number: int, calls: int, http: aiohttp.ClientSession) -> None:
-    answer = codec.tokenizer.encode("12+34=46", add_special_tokens=False)
-
-    async def ask(token_ids, sampling, key):
-        return Generation(answer, [-0.5] * len(answer), [0] * len(answer), "stop")
-
-    policy = EpisodePolicy(Episode(f"e{number}", "g", Task("q"), seed=number), RUN, 4096, codec, ask, lambda length: RUN)
+async def play(server: PolicyServer, episodes: Episodes, number: int, calls: int, http: aiohttp.ClientSession) -> None:
+    policy = episodes.policy(Episode(f"e{number}", "g", Task("q"), seed=number))
     session = server.open(policy)
     messages = [{"role": "user", "content": "12+34="}]
     for _ in range(calls):
@@ -51,12 +47,15 @@ async def play(server: PolicyServer, codec: ChatCodec, number: int, calls: int, 
 async def measure(episodes: int, calls: int) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT.replace("<s>", tokenizer.bos_token).replace("</s>", tokenizer.eos_token)
-    codec = ChatCodec(tokenizer)
+    answer = tokenizer.encode("12+34=46", add_special_tokens=False)
+    model = SampledModel(engine=ScriptedEngine(lambda ids, key: answer), tokenizer=tokenizer)
+    settings = EpisodeSettings(sampling=Sampling(max_new_tokens=64), max_tokens=4096)
+    played = Episodes(PluginManager([]), model, settings)
     server = await PolicyServer.start()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         for number in range(3):
             started = time.perf_counter()
-            await asyncio.gather(*(play(server, codec, one, calls, http) for one in range(episodes)))
+            await asyncio.gather(*(play(server, played, one, calls, http) for one in range(episodes)))
             took = time.perf_counter() - started
             print(f"round {number + 1}: {episodes * calls / took:.0f} requests/s, {resident_mb():.0f} MiB resident")
     await server.close()

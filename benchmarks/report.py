@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
+from rlhf_runs.report import page
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.yaml_file import write_yaml
 from rlhf_host.runs.directory import RunDirectory
-from rlhf_host.runs.report import page
 
 STEPS, GROUPS, N, WORDS = 10, 125, 8, 150
 METRICS = 80

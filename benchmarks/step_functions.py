@@ -18,7 +18,7 @@ from typing import Any
 
 import rlhf_host
 from rlhf_host.cli.main import main as command_line
-from rlhf_host.models import passes
+from rlhf_host.models import output_heads
 from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.training.loop import Loop
 
@@ -30,7 +30,7 @@ def main() -> None:
     executed: set[tuple[str, str]] = set()
     deepest = 0
     tracing = False
-    take_step, token_logprobs = Loop._take_step, passes.token_logprobs
+    take_step, token_logprobs = Loop._take_step, output_heads.token_logprobs
 
     def note(frame: Any, event: str, argument: Any) -> None:
         if tracing and event == "call" and frame.f_code.co_filename.startswith(HOST):
@@ -53,7 +53,7 @@ def main() -> None:
         deepest = max(deepest, sum(_host_frames(frames[ident]) for ident in stacks if ident is not None))
         return token_logprobs(*arguments, **options)
 
-    Loop._take_step, passes.token_logprobs = traced, measured  # type: ignore[method-assign]
+    Loop._take_step, output_heads.token_logprobs = traced, measured  # type: ignore[method-assign]
     threading.setprofile(note)
     sys.setprofile(note)
     with tempfile.TemporaryDirectory() as folder:

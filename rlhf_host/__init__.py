@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.hookspecs import hookimpl
+from rlhf_host.lazily import lazily
 from rlhf_host.plugins.python_files import import_file
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.episodes import (
@@ -28,7 +28,7 @@ from rlhf_host.records.episodes import (
     Unjudged,
 )
 from rlhf_host.records.messages import Reply, ToolCall
-from rlhf_host.records.needs import Adjust, Forbid, Needs, Outcome, Output, RoleNeed, RunContext, ScoreContext, Stop
+from rlhf_host.records.needs import Adjust, Forbid, Needs, Outcome, Output, RoleHandle, RoleNeed, RunContext, ScoreContext, Stop
 from rlhf_host.records.tensors import (
     ACTION,
     COMPLETION,
@@ -47,13 +47,21 @@ from rlhf_host.records.tensors import (
     Metric,
     Outputs,
 )
+from rlhf_host.scratch import Scratch
 
 if TYPE_CHECKING:
-    from rlhf_host.api import Run, evaluate, load_run, replay, rollout, train
+    from rlhf_host.api import Run, evaluate, load_run, replay, rollout, session, train
+    from rlhf_host.runs.directory import RunDirectory
+    from rlhf_host.training.session import Session
 
 __version__ = "0.9.0"
 
-_FROM_API = ("Run", "evaluate", "load_run", "replay", "rollout", "train")
+_LATER = {
+    **dict.fromkeys(("Run", "evaluate", "load_run", "replay", "rollout", "session", "train"), "rlhf_host.api"),
+    "RunDirectory": "rlhf_host.runs.directory",
+    "Session": "rlhf_host.training.session",
+}
+"""Name → its module, imported when the name is first asked for: plugins import this package, and must stay light."""
 
 __all__ = [
     "ACTION",
@@ -89,13 +97,17 @@ __all__ = [
     "Policy",
     "Reply",
     "Reward",
+    "RoleHandle",
     "RoleNeed",
     "Run",
     "RunContext",
+    "RunDirectory",
     "RunError",
     "Sampling",
     "ScoreContext",
+    "Scratch",
     "Segment",
+    "Session",
     "Step",
     "Stop",
     "SyncTarget",
@@ -110,12 +122,9 @@ __all__ = [
     "load_run",
     "replay",
     "rollout",
+    "session",
     "train",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Runs from Python, imported when they are first asked for: plugins import this package, and must stay light."""
-    if name in _FROM_API:
-        return getattr(importlib.import_module("rlhf_host.api"), name)
-    raise AttributeError(f"module 'rlhf_host' has no attribute {name!r}")
+__getattr__ = lazily(__name__, _LATER)

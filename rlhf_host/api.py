@@ -7,8 +7,8 @@ setting is a keyword, as a section, ``train={"steps": 10}``, or dotted, ``**{"tr
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,13 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling, Trajectory
-from rlhf_host.records.needs import Outcome
+from rlhf_host.records.needs import Needs, Outcome
 from rlhf_host.runs.directory import RunDirectory
 from rlhf_host.runs.models import run_model, run_of
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Replay
+    from rlhf_host.training.session import Session
 
 Plugin = Any
 """A name (``[ALIAS=]NAME``), a mapping of ``name`` and its options, or a class or instance with hooks; a reward may be a
@@ -93,9 +94,10 @@ class Run:
             temperature: default: as in training; 0: greedy.
             seed: fixes the samples.
         """
-        from rlhf_host.data.chat import for_chat, render_prompts
+        from rlhf_host.data.chat import render_prompts
+        from rlhf_host.data.templates import for_chat
         from rlhf_host.models.loading import load_tokenizer
-        from rlhf_host.training.run import generate_only
+        from rlhf_host.training.session import session
 
         if isinstance(prompts, str):
             raise UserError("generate takes a list of prompts: generate([prompt])")
@@ -109,7 +111,8 @@ class Run:
         )
         prompt_ids = render_prompts(prompts, for_chat(tokenizer, data), data.system_prompt, data.template)
         config = self.config.model_copy(update={"roles": {"actor": role}})
-        answers = generate_only(config, tokenizer, prompt_ids, sampling, n=n, seed=seed)
+        with session(config, tokenizer=tokenizer) as running:
+            answers = running.generate(prompt_ids, sampling, n=n, seed=seed)
         return [
             [str(tokenizer.decode(list(row.token_ids), skip_special_tokens=True)) for row in samples] for samples in answers
         ]
@@ -147,7 +150,7 @@ def train(
         preset: presets, which everything else overrides.
         config: a YAML file; all other arguments override it.
         resume: the run directory to go on in; objects given to the run must be given again.
-        force: with ``resume``, let the algorithm, seed or models change too.
+        force: with ``resume``, let the algorithm, seed, order of the data or models change too.
         **settings: all else that a configuration has, ``run_dir`` and ``debug`` among them.
 
     Raises:
@@ -229,7 +232,7 @@ def evaluate(
     ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
     with closing(manager):
         check_evaluation(ready, manager)
-        from rlhf_host.training.run import evaluate_only
+        from rlhf_host.training.answering import evaluate_only
 
         return evaluate_only(ready, manager, None if output is None else Path(output), rows=asked.rows)
 
@@ -273,8 +276,8 @@ def rollout(
     with closing(manager):
         check_rollout(ready, manager)
         from rlhf_host.training import saved_rows
+        from rlhf_host.training.answering import rollout_only
         from rlhf_host.training.records import provenance
-        from rlhf_host.training.run import rollout_only
 
         if output is not None:
             saved_rows.check_output(Path(output))
@@ -335,6 +338,49 @@ def replay(
         else:
             raise UserError("there are no trajectories to replay")
         return run(ready, manager, steps)
+
+
+@contextmanager
+def session(
+    config: RunConfig | str | Path | None = None,
+    *,
+    model: str | Path | None = None,
+    data: Data | None = None,
+    rewards: Plugins | None = None,
+    extensions: Plugins | None = None,
+    agent: Plugin | None = None,
+    needs: Needs | None = None,
+    preset: str | Sequence[str] = (),
+    **settings: Any,
+) -> Iterator[Session]:
+    """Start a runtime with a model and ask it for samples, conversations or log-probabilities, by plain calls; ends with the block.
+
+    Args:
+        config: a YAML file, or a complete configuration as commands have it, which leaves no room for other arguments.
+        model: the actor.
+        data: what ``collector`` and ``evaluation`` draw from.
+        rewards: what judges there.
+        extensions: filters of groups.
+        agent: how an episode is played.
+        needs: the roles to load; default: the actor, and frozen roles that plugins ask for.
+        preset: presets, which everything else overrides.
+        **settings: all else that a configuration has.
+
+    Raises:
+        UserError: for settings or a model that cannot be used.
+    """
+    from rlhf_host.training.session import session as run
+
+    if isinstance(config, RunConfig):
+        if settings or preset or any(value is not None for value in (model, data, rewards, extensions, agent)):
+            raise UserError("session has a whole configuration: leave its other arguments out")
+        with run(config, needs=needs) as running:
+            yield running
+        return
+    plugins = {"reward": rewards, "with": extensions, "agent": agent}
+    ready, manager = _assemble(Arguments({**plugins, "actor.model": model, "data": data}, settings), "rollout", config, preset)
+    with closing(manager), run(ready, manager, needs=needs) as running:
+        yield running
 
 
 def _assemble(

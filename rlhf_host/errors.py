@@ -28,15 +28,38 @@ class LostError(RunError):
     """A process or machine of the run is gone, and what it held with it: the run can go on from its last checkpoint."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return the error's type and message without its line breaks."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def asks_to_stop(error: BaseException) -> bool:
+    """Tell whether it is meant for whoever runs the code: an interrupt, or the end of a task or generator.
+
+    All else that a plugin raises is its failure: ``sys.exit``, and an exception of its own that is no ``Exception``.
+    """
+    from asyncio import CancelledError  # most that import this module need no event loop
+
+    return isinstance(error, KeyboardInterrupt | GeneratorExit | CancelledError)
+
+
+def first_line(error: object) -> str:
+    """Return the first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 @contextlib.contextmanager
-def told_of(plugin: str, what: str) -> Iterator[None]:
+def blaming(plugin: str, what: str) -> Iterator[None]:
     """What a plugin raises in ``what`` becomes a ``RunError`` with its name; the project's own errors pass."""
     try:
         yield
     except (UserError, RunError):
         raise
-    except Exception as error:
-        raise RunError(f"{plugin} failed in {what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
+        raise RunError(f"{plugin} failed in {what}: {in_one_line(error)}") from error
 
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -58,3 +81,8 @@ def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:
     """``; did you mean 'a' or 'b'?``, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?" if close else ""
+
+
+def a(noun: str) -> str:
+    """The noun behind its article."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

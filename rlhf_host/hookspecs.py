@@ -16,7 +16,7 @@ import pluggy
 from rlhf_host.protocols import SyncTarget, WeightSource
 from rlhf_host.records.episodes import Action, Drop, Episode, Group, Policy, Reward, Step, Task, Trajectory, Unjudged
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RunContext, ScoreContext, Stop
-from rlhf_host.records.tensors import Advantages, Batch, Experience, LossItems, Metric, Outputs
+from rlhf_host.records.tensors import Advantages, Batch, Experience, LossItems, LossTerm, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,20 @@ _mark = pluggy.HookspecMarker(PROJECT)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 Calls: TypeAlias = Literal["one", "each", "all", "chained", "summed", "and", "multiplied"]
+
+
+class Items:
+    """A list, or another iterable that has an order: of these types, or of what is checked where it is used.
+
+    Args:
+        named: how messages call them.
+    """
+
+    def __init__(self, named: str, *types: type):
+        self.named, self.types = named, types
+
+    def __str__(self) -> str:
+        return f"a list of {self.named}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +59,18 @@ class HookRule:
     """It may be a coroutine, or give another awaitable; so may threaded ones."""
     ahead: bool = False
     """With ``async_depth`` it is called for later batches, beside the steps; so plugins with a state are refused there."""
-    gives: tuple[type | str | None, ...] = ()
-    """What an answer may be: types, ``None``, and tensors over the hook's batch, by shape. Empty: anything."""
+    gives: tuple[type | str | Items | None, ...] = ()
+    """What an answer may be: types, ``None``, items, and tensors over the hook's batch, by shape. Empty: anything."""
+
+    @property
+    def reads(self) -> bool:
+        """An answer that comes one by one must be read to be checked."""
+        return any(isinstance(kind, Items) and kind.types for kind in self.gives)
 
     def __call__(self, function: _Function) -> _Function:
         """Mark a function as the specification of a hook with this rule, ``function.rule``."""
         function.rule = RULES[function.__name__] = self  # type: ignore[attr-defined]
         return _mark(function)
-
-    def misfit(self, answer: Any, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-        """What an answer to a call with ``arguments`` is, and what it should be; ``None`` if it is one of ``gives``."""
-        types = tuple(kind for kind in self.gives if isinstance(kind, type))
-        if not self.gives or isinstance(answer, types) or (answer is None and None in self.gives):
-            return None
-        shapes = [kind for kind in self.gives if isinstance(kind, str)]
-        if not shapes:
-            return f"a {type(answer).__name__}", " or ".join(getattr(kind, "__name__", "None") for kind in self.gives)
-        from torch import Tensor
-
-        mask = arguments["experience"].action_mask if "experience" in arguments else arguments["mask"]
-        whole, boolean = [list(mask.shape[: 1 + ("T" in shape)]) for shape in shapes], "bool" in shapes[0]
-        expected = "a tensor " + " or ".join(map(str, whole)) + " of bool" * boolean
-        if not isinstance(answer, Tensor):
-            return type(answer).__name__, expected
-        if list(answer.shape) not in whole:
-            return str(list(answer.shape)), expected
-        return None if not boolean or answer.dtype == mask.dtype else (f"{list(answer.shape)} of {answer.dtype}", expected)
 
 
 hookspec = HookRule
@@ -86,6 +86,12 @@ def needs() -> Needs:
     """What the plugin needs. Depends only on its options; called before any model or file is touched."""
 
 
+@hookspec(calls="all")
+def check_run(config: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` for a run that the plugin cannot take part in, as far as settings and tokenizers say. Called before data
+    is read and models are loaded, also by ``--dry-run``. A role's tokenizer is loaded when it is asked for."""
+
+
 @hookspec(calls="all", awaited=True)
 def run_started(context: RunContext) -> Awaitable[None] | None:
     """Called when the run's roles exist, before anything is sampled."""
@@ -96,7 +102,7 @@ def run_finished(outcome: Outcome) -> Awaitable[None] | None:
     """Called when the run ends, also after a failure."""
 
 
-@hookspec(calls="each", ahead=True)
+@hookspec(calls="each", ahead=True, gives=(Items("tasks"), None))
 def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
     """For task sources (``--data NAME``): return the tasks of a split. A mapping has ``prompt`` and ``label``. Called once for each
     source of that name.
@@ -107,7 +113,16 @@ def load_tasks(split: str, seed: int) -> Iterable[Task | Mapping[str, Any]]:
     """
 
 
-@hookspec(calls="one", ahead=True, gives=(Iterable,))
+@hookspec(calls="each", gives=(Mapping, None))
+def check_labels(tasks: Sequence[Task]) -> Mapping[int, str] | None:
+    """For rewards and agents that read labels: return what is wrong with tasks that they cannot judge, by place in ``tasks``.
+
+    Called for each source of tasks that are read as a whole, before anything is sampled. Such a task is a bad row
+    (``data.on_bad_row``). Rewards of weight 0 are not asked.
+    """
+
+
+@hookspec(calls="one", ahead=True, gives=(Items("tasks or their numbers"),))
 def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
     """Choose the next tasks, instead of the seed's order: return ``count`` indices into ``tasks``, or the plugin's own tasks.
 
@@ -136,7 +151,7 @@ def agent_close(episode: Episode) -> Awaitable[None] | None:
     interrupt perhaps while a late call still runs in its thread."""
 
 
-@hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Iterable,))
+@hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Items("trajectories"),))
 def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory]]:
     """Run one episode. For agents that run their own loop, instead of reset and step. It has ``rollout.episode_timeout_s``.
 
@@ -211,7 +226,7 @@ def importance_weights(
     """
 
 
-@hookspec(calls="one")
+@hookspec(calls="one", gives=(Items("trajectories", Trajectory),))
 def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
     """Return the rows to train on: each belongs to one of the groups.
 
@@ -222,12 +237,12 @@ def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
     """
 
 
-@hookspec(calls="each", where="worker", gives=(Iterable, None))
+@hookspec(calls="each", where="worker", gives=(Items("Metric", Metric), None))
 def batch_statistics(role: str, outputs: Outputs, batch: Batch) -> Iterable[Metric]:
     """Return metrics of a pass without gradient over the optimizer batch. They are reduced over all ranks into ``batch.stats``."""
 
 
-@hookspec(calls="each", where="worker", gives=(Iterable, None))
+@hookspec(calls="each", where="worker", gives=(Items("LossTerm or Metric", LossTerm, Metric), None))
 def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
     """Return unreduced loss terms and metrics of a micro-batch. Called for every trainable role."""
 
@@ -275,7 +290,7 @@ def log_trajectories(step: int, split: str, trajectories: Sequence[Trajectory]) 
     """Write a step's trajectories."""
 
 
-@hookspec(calls="each")
+@hookspec(calls="each", gives=(Mapping, None))
 def state_dict() -> Mapping[str, Any]:
     """Return the state to save in a checkpoint: plain values, lists, dicts and tensors.
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
 
+LONG_S = 10.0
+
 
 def phase(text: str) -> None:
     print(f"{text} ...", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def slow_phase(text: str) -> Iterator[None]:
+    """The line, where what is inside takes long."""
+    timer = threading.Timer(LONG_S, phase, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def counted(items: Iterable[T], line: str, size: Callable[[T], int]) -> Iterator[T]:

@@ -26,11 +26,11 @@ class Scratch:
     def __init__(self, prefix: str, root: str | Path):
         for left in Path(root).glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > YOUNG_S and (lock := _lock(left)) is not None:
+                if time.time() - left.stat().st_mtime > YOUNG_S and (held := lock(left)) is not None:
                     remove_tree(left)
-                    os.close(lock)
+                    os.close(held)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        self._lock = _lock(self.path)
+        self._lock = lock(self.path)
 
     def close(self) -> None:
         """Remove it; any number of times."""
@@ -55,7 +55,7 @@ def remove_tree(path: Path) -> None:
             subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
 
 
-def _lock(directory: Path) -> int | None:
+def lock(directory: Path) -> int | None:
     """The open directory, locked; ``None`` where another process has the lock."""
     opened = os.open(directory, os.O_RDONLY)
     try:

@@ -20,14 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import rlhf_host
-from rlhf_host import functional, hookspecs, testing
-from rlhf_host.plugins.discovery import GROUPS
-from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
-from rlhf_host.records import endpoints, episodes, messages, needs, tensors
+from rlhf_host import commands, functional, hookspecs, models, rollouts, runs, settings, testing
+from rlhf_host.plugins.discovery import GROUPS, HINTS
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
+from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
+from rlhf_host.runtimes import building
 
 SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
-MODULES = (episodes, messages, endpoints, needs, tensors, common, engines, syncs, backends, runtimes, kernels)
+MODULES = (
+    *(episodes, generations, messages, endpoints, needs, tensors),
+    *(common, engines, syncs, backends, runtimes, kernels, servers),
+)
 
 HOST_MADE = frozenset(
     {
@@ -47,6 +51,12 @@ def describe() -> dict[str, Any]:
             "rlhf_host": sorted(rlhf_host.__all__),
             "rlhf_host.functional": sorted(functional.__all__),
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
+            "rlhf_host.commands": sorted(commands.__all__),
+            "rlhf_host.models": sorted(models.__all__),
+            "rlhf_host.rollouts": sorted(rollouts.__all__),
+            "rlhf_host.runs": sorted(runs.__all__),
+            "rlhf_host.runtimes.building": sorted(building.__all__),
+            "rlhf_host.settings": sorted(settings.__all__),
             "rlhf_host.testing": sorted(getattr(testing, "__all__", ())),
         },
         "functions": {
@@ -54,7 +64,7 @@ def describe() -> dict[str, Any]:
             for name in sorted(functional.__all__)
             if inspect.isfunction(getattr(functional, name))
         },
-        "entry_points": sorted(GROUPS.values()),
+        "entry_points": sorted([*GROUPS.values(), *HINTS.values()]),
     }
 
 

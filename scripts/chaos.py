@@ -35,7 +35,6 @@ MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mf
 KINDS = {
     "sync": [],
     "fixed": ["--async-depth", "2", "--pipeline.schedule", "fixed"],
-    "switch": ["--async-depth", "2", "--pipeline.schedule", "fixed", "--pipeline.switch-tokens", "7"],
     "free": ["--async-depth", "2"],
     "passed": ["--async-depth", "1", "--pipeline.max-staleness", "3"],
 }
@@ -143,7 +142,7 @@ class Runs:
             return sorted(chain(*self.ledger(name))) == sorted(chain(*self.ledger("whole")))
         if self.ledger(name) != self.ledger("whole"):
             return False
-        if kind in ("sync", "fixed", "switch"):
+        if kind in ("sync", "fixed"):
             return self.metrics(name) == self.metrics("whole")
         return self.tasks(name) == self.tasks("whole") and len(self.metrics(name)) == len(self.metrics("whole"))
 

@@ -2,8 +2,8 @@
 
     python scripts/fetch_oracles.py [directory]
 
-Wheels only, each without its dependencies and outside the environment: the project needs none of them. Does nothing when the
-directory holds just these versions; it appears whole or not at all.
+Wheels, and two source distributions for their examples, each without its dependencies and outside the environment: the
+project needs none of them. Does nothing when the directory holds just these versions; it appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -12,11 +12,28 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
 ORACLES = {"openrlhf": "openrlhf==0.11.2", "trl": "trl==1.16.0", "trl-1.9.2": "trl==1.9.2", "verl": "verl==0.9.1"}
 """Folder → wheel. TRL 1.9.2 is the last with process reward models."""
+PUBLISHED = (
+    *("openrlhf==0.8.5", "openrlhf==0.9.3", "openrlhf==0.9.10", "openrlhf==0.10.2", "openrlhf==0.11.1"),
+    *(
+        "trl==0.16.1",
+        "trl==0.19.1",
+        "trl==0.29.1",
+        "trl==1.5.1",
+        "verl==0.2.0.post2",
+        "verl==0.4.1",
+        "verl==0.6.1",
+        "verl==0.7.0",
+    ),
+)
+"""Wheels whose scripts and configurations the tests of ``rlhf-translate`` translate, beside those of the oracles."""
+SOURCES = ("axolotl==0.19.0", "llamafactory==0.9.5")
+"""Source distributions with the configurations of projects that are not translated."""
 # What verl imports on the way to its formulas. Newer antlr runtimes cannot read the grammars omegaconf was built with.
 BESIDE_VERL = (
     "antlr4-python3-runtime==4.9.3",
@@ -40,9 +57,23 @@ def install(requirements: tuple[str, ...], target: Path, *options: str) -> None:
         sys.exit("Error: pip could not fetch the oracles: is there a package index to reach?")
 
 
+def download(requirement: str, target: Path) -> None:
+    """A source distribution, unpacked: its examples are in no wheel."""
+    print(f"fetching {requirement}", flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([*command, "--no-build-isolation", "--no-binary=:all:", "-d", folder, requirement])
+        archives = list(Path(folder).glob("*.tar.gz"))
+        if done.returncode or not archives:
+            print(f"{requirement}: pip could not fetch its sources; tests leave it out")
+            return
+        with tarfile.open(archives[0]) as archive:
+            archive.extractall(target, filter="data")
+
+
 def main() -> None:
     target = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else TARGET
-    wanted = "\n".join((*ORACLES.values(), *BESIDE_VERL)) + "\n"
+    wanted = "\n".join((*ORACLES.values(), *BESIDE_VERL, *PUBLISHED, *SOURCES)) + "\n"
     stamp = target / STAMP
     if stamp.is_file() and stamp.read_text() == wanted:
         print(f"{target} is there")
@@ -52,6 +83,10 @@ def main() -> None:
         for folder, oracle in ORACLES.items():
             install((oracle,), aside / folder, "--only-binary=:all:")
         install(BESIDE_VERL, aside / "beside", "--no-build-isolation")
+        for wheel in PUBLISHED:
+            install((wheel,), aside / "published" / wheel.replace("==", "-"), "--only-binary=:all:")
+        for source in SOURCES:
+            download(source, aside / "sources")
         (aside / STAMP).write_text(wanted)
         if target.exists():
             shutil.rmtree(target)

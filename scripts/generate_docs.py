@@ -31,12 +31,12 @@ from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, default
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.catalogue import OTHERS, OURS
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, HOST, PluginInfo, discover, normalised
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, HOST, WITHOUT_OPTIONS, PluginInfo, discover, normalised
 from rlhf_host.plugins.index import Index, read_index
 from rlhf_host.plugins.options import describe_options, options_model, type_name
 from rlhf_host.plugins.selection import load
-from rlhf_host.protocols import backends, common, engines, kernels, runtimes, syncs
-from rlhf_host.records import endpoints, episodes, messages, needs, tensors
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
+from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 from rlhf_host.testing.contracts import subject as contracts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,8 +56,10 @@ FLAGS = {
     "backend": "--backend",
     "runtime": "--runtime",
     "kernels": "--kernels",
+    "server": "",
+    "command": "rlhf",
 }
-"""Kind → the flag that selects it."""
+"""Kind → what is typed before its name."""
 
 KINDS = {
     "algo": "Algorithms",
@@ -72,6 +74,8 @@ KINDS = {
     "backend": "Backends",
     "runtime": "Runtimes",
     "kernels": "Kernels",
+    "server": "Servers",
+    "command": "Commands",
 }
 
 CALLS = {
@@ -85,7 +89,7 @@ CALLS = {
 }
 """A rule of ``hookspecs`` in words."""
 
-PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels)
+PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels, servers)
 
 
 def pages() -> dict[str, str]:
@@ -187,7 +191,7 @@ def records_page() -> str:
         " plain values.",
     ]
     aliases: list[tuple[str, str, str]] = []
-    for module in (episodes, messages, endpoints, needs, tensors):
+    for module in (episodes, generations, messages, endpoints, needs, tensors):
         parts += _classes(module, "##", aliases)
     parts += ["## Aliases", table(("name", "is", ""), aliases)]
     return "\n\n".join(parts)
@@ -290,7 +294,7 @@ def functional_page() -> str:
 
 def python_page() -> str:
     parts = ["# Python", prose(inspect.getdoc(api) or ""), "[A page with examples](../python.md) comes first."]
-    for name in ("train", "evaluate", "rollout", "replay"):
+    for name in ("train", "evaluate", "rollout", "replay", "session"):
         parts += _function(name, getattr(api, name))
     nodes = {node.name: node for node in ast.parse(inspect.getsource(api)).body if isinstance(node, ast.ClassDef)}
     return "\n\n".join([*parts, "## `Run` { #Run }", *_record(nodes["Run"])])
@@ -532,7 +536,7 @@ def catalogue_page() -> str:
                 "These are the options of the policy loss. An algorithm has them if its table below says so:",
                 options_table(shared),
             ]
-        if kind != "preset":
+        if kind not in WITHOUT_OPTIONS:
             parts += [part for row in rows for part in _options(kind, row)]
     return "\n\n".join(parts)
 
@@ -555,9 +559,10 @@ def published() -> Iterator[PluginInfo]:
 
 def our_index() -> Index:
     """What the project publishes, as ``rlhf plugins search`` reads it."""
-    plugins: dict[str, list[dict[str, str]]] = {}
+    plugins: dict[str, list[dict[str, Any]]] = {}
     for info in published():
-        plugins.setdefault(info.distribution, []).append({"kind": info.kind, "name": info.name, "about": about(info)})
+        said = {"spellings": dict(info.spellings) or None, "recommended": list(info.recommended) or None}
+        plugins.setdefault(info.distribution, []).append({"kind": info.kind, "name": info.name, "about": about(info), **said})
     entries = []
     for project in projects():
         name, host = project["name"], project["name"] == HOST
@@ -590,10 +595,15 @@ def _to_install(index: Index) -> str:
     return table(("distribution", "version", "for rlhf-host", "plugins", "install"), rows)
 
 
+def typed(info: PluginInfo) -> str:
+    """Returns what chooses the plugin, ``--algo rloo``, or runs the command."""
+    return f"{FLAGS[info.kind]} {info.name.replace('.', ' ') if info.kind == 'command' else info.name}".strip()
+
+
 def _listed(kind: str, rows: Sequence[PluginInfo]) -> Iterator[tuple[str, str, str]]:
     for info in rows:
         summary = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", about(info))
-        yield code(f"{FLAGS[kind]} {info.name}"), code(info.distribution), summary
+        yield code(typed(info)), code(info.distribution), summary
 
 
 def _options(kind: str, info: PluginInfo) -> Iterator[str]:

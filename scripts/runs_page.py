@@ -21,8 +21,9 @@ TRAIN = "rlhf train --algo rloo --reward math_verifier --train.steps 80"
 HEAD = """# Looking at runs
 
 `rlhf runs`, `rlhf show` and `rlhf compare` read run directories in the terminal. `rlhf report` writes a page for the
-browser, `rlhf view` opens one that follows a run. All work on runs that are under way, finished or killed, and need neither
-the model nor a GPU. `python scripts/runs_page.py` ran the commands on this page in a terminal of 80 columns, after two short
+browser, `rlhf view` opens one that follows a run. They are commands of the package `rlhf-runs` (`pip install --find-links
+dist rlhf-runs`; `make setup` installs it). All work on runs that are under way, finished or killed, and need neither the
+model nor a GPU. `python scripts/runs_page.py` ran the commands on this page in a terminal of 80 columns, after two short
 runs of the quickstart task:
 
 ```sh
@@ -49,7 +50,7 @@ there was one.
 ## In the browser
 
 ```sh
-pip install --find-links dist 'rlhf-host[report]'
+pip install --find-links dist 'rlhf-runs[report]'
 rlhf report runs/usual runs/slow -o report.html
 ```
 
@@ -68,7 +69,7 @@ has
 
 `rlhf view runs/usual` opens the same page on a run that goes on, and follows it. Only this machine reaches it, by an address
 with a token. On a machine without a browser, `rlhf view RUN --no-browser --port 8100` prints the address, and `ssh -L
-8100:127.0.0.1:8100 MACHINE` brings it to yours. It needs `rlhf-host[report,serve]`.
+8100:127.0.0.1:8100 MACHINE` brings it to yours. It needs `rlhf-runs[view]`.
 
 Of long runs, the newest answers come first, and the page says which are left out. By default a run saves some answers of
 every step: `--trajectories.every` and `--trajectories.max-per-step` say how many.
@@ -87,7 +88,7 @@ print(run.generate(["12+34="], n=2))
 ```
 
 `load_run` gives the object that `rlhf_host.train` gives. `run.files` has what the directory has: `settings`, `metrics`,
-`curves`, `trajectories`, `draws`.
+`curves`, `trajectories`, `checkpoints`, `draws`. Both are part of the host and need no other package.
 """
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from .tiers import mark_slow
+
 TOGETHER = {
     "Ray": (  # one cluster at a time
         "tests/backends/test_ray_autotp.py",
@@ -35,6 +37,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(file_of(item.nodeid), len(places)))
 

@@ -1,6 +1,7 @@
 """Runs from Python: as easy as the command line, with functions and objects where it has names."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 
 import rlhf_host
 from rlhf_host import Advantages, Drop, LossTerm, Needs, PluginError, Reward, RoleNeed, RunError, UserError, hookimpl
+from rlhf_host.records.metric_names import MOST
 
 SMALL = {"rollout": {"n": 4, "max_new_tokens": 8}, "train": {"steps": 2, "batch_size": 2, "threads": 1}}
 ROWS = [{"prompt": f"{i}+{i}=", "label": str(2 * i)} for i in range(8)]
@@ -98,6 +100,22 @@ def test_several_rewards_with_weights(small):
     (row,) = run.metrics
     assert row["reward/mean"] == pytest.approx(row["reward/vowels"] + 0.5 * row["reward/long"] + row["reward/reward"], abs=1e-6)
     assert row["own_tokens"] > 0
+
+
+def test_metrics_with_names_of_the_run_or_of_no_form_end_no_run(small, caplog):
+    names = itertools.count()
+
+    def judge(trajectory):
+        own = dict.fromkeys(("reward/max", "version", "time/step", "loss", "step", "samples", "eval/reward/mean"), 77.0)
+        return Reward(1.0, metrics=own | {f"task-{next(names)}": 1.0 for _ in range(50)})
+
+    run = rlhf_host.train(algo="rloo", rewards=judge, eval_data=ROWS[:2], **small | {"eval.n": 2})
+    row = run.metrics[-1]
+    assert (row["step"], row["reward/max"], row["version"]) == (2, 1.0, 2.0)
+    assert {row[f"plugin/{name}"] for name in ("reward/max", "version", "time/step", "step", "eval/reward/mean")} == {77.0}
+    assert (row["eval/samples"], row["eval/plugin/samples"], row["eval/reward/mean"]) == (4.0, 77.0, 1.0)
+    assert len({name for one in run.metrics for name in one if name.startswith("task-")}) < 2 * MOST
+    assert sum("are left out" in message for message in caplog.messages) == 2, "once in training, once in evaluation"
 
 
 def test_an_algorithm_is_an_instance_or_a_class(small):

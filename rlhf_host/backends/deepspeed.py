@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.protocols import Backend, BackendStart, BackendTraits
+from rlhf_host.errors import UserError
+from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RuntimeStart
 
 OWNED = (
     "train_batch_size",
@@ -88,7 +90,32 @@ class DeepSpeed:
             libraries=("deepspeed",), debug=False, parts=self.options.autotp_size, even_passes=True, sharded=split
         )
 
+    def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
+        for name, role in start.roles.items():
+            if any(need.name == name and need.trainable for need in start.needs.roles):
+                adapts, quantized = bool(role.adapter or role.lora.rank), bool(role.quantize)
+                self.refuse(devices.get(name), 1 if name in devices else None, adapts=adapts, quantized=quantized)
+
+    def refuse(self, device: str | None, ranks: int | None, *, adapts: bool, quantized: bool) -> None:
+        """Raises ``UserError`` for a role that cannot be trained so. ``None``: it is not known."""
+        options = self.options
+        if ranks is not None and ranks % options.zero_hpz_partition_size:
+            raise UserError(
+                f"zero_hpz_partition_size {options.zero_hpz_partition_size} does not divide the {ranks} ranks of the role's group"
+            )
+        if options.autotp_size > 1 and adapts:
+            raise UserError("AutoTP does not split layers that have adapters: leave autotp_size out, or train all weights")
+        if quantized:
+            raise UserError(
+                "backend deepspeed cannot train over weights in 4 bits: choose --backend torch, or leave quantize out"
+            )
+        if device == "cpu" and options.precision == "fp16":
+            raise UserError("precision fp16 needs a GPU: use bf16 or fp32")
+        for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+            if device == "cpu" and getattr(options, name):
+                raise UserError(f"{name} needs GPUs, because DeepSpeed quantizes by CUDA kernels: leave it off on CPUs")
+
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 
-        return DeepSpeedBackend(self.options, start)
+        return DeepSpeedBackend(self, start)

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
-from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, refuse
+from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, refuse_parts
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
 from rlhf_host.backends.weights import in_buckets, named_weights, pieces
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, in_one_line
 from rlhf_host.models.adapters import adapter_layers, has_adapters, merged_weights
 from rlhf_host.models.loading import copy_model
 from rlhf_host.models.quantized import is_quantized
 from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors, Writer
+from rlhf_host.records.torch_files import OTHER, more_than_data
 
 
 class DeepSpeedBackend:
@@ -36,20 +37,17 @@ class DeepSpeedBackend:
     afterwards. torch's default process group has to be that of ``start.ranks``.
     """
 
-    def __init__(self, options: DeepSpeed.Options, start: BackendStart):
+    def __init__(self, plugin: DeepSpeed, start: BackendStart):
+        options = plugin.options
         self.options, self.ranks, self.model, self.role = options, start.ranks, start.model, start.role
         self.total_updates = start.total_updates
         self.updates = 0
         self.lr = start.role.peak_lr
         self.exact = options.precision == "fp32"
         self.device = next(self.model.parameters()).device
-        refuse(options, self.device, self.ranks)
-        if options.autotp_size > 1 and has_adapters(self.model):
-            raise UserError("AutoTP does not split layers that have adapters: leave autotp_size out, or train all weights")
-        if is_quantized(self.model):
-            raise UserError(
-                "backend deepspeed cannot train over weights in 4 bits: choose --backend torch, or leave quantize out"
-            )
+        adapts, quantized = has_adapters(self.model), is_quantized(self.model)
+        plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)
+        refuse_parts(options, self.ranks)
         deepspeed = library(self.device)
         enter_group(self.ranks, self.device)
         passes = _Passes(start.compute)
@@ -151,7 +149,11 @@ class DeepSpeedBackend:
                 else:
                     path, state = self._load_converted(directory)
         except pickle.UnpicklingError as error:
-            raise UserError(f"{directory} holds more than data, and running code from a checkpoint is refused") from error
+            raise more_than_data(directory) from error
+        except (UserError, RunError):
+            raise
+        except Exception as error:
+            raise RunError(f"DeepSpeed cannot read {directory}: {in_one_line(error)[:500]}; {OTHER}") from error
         if path is None:
             raise RunError(f"DeepSpeed found no checkpoint in {directory}")
         # What this run's configuration says, not the one that wrote the checkpoint.
@@ -175,9 +177,14 @@ class DeepSpeedBackend:
             shutil.rmtree(converted, ignore_errors=True)
             try:
                 convert(directory / TAG, converted / TAG)
+            except pickle.UnpicklingError:
+                problem = ""
             except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-        if problem := self.ranks.gather(problem)[0]:
+                problem = in_one_line(error)
+        problem = self.ranks.gather(problem)[0]
+        if problem == "":
+            raise more_than_data(directory)
+        if problem is not None:
             raise RunError(f"{directory} cannot be made fit for {self.ranks.size} ranks: {problem}")
         self.engine._config.load_universal_checkpoint = True
         try:

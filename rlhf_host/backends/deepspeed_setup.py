@@ -55,22 +55,12 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def refuse(options: DeepSpeed.Options, device: torch.device, ranks: Ranks) -> None:
-    """Raises ``UserError`` for options that cannot be had on this device or with so many processes."""
-    if device.type == "cpu":
-        if options.precision == "fp16":
-            raise UserError("precision fp16 needs a GPU: use bf16 or fp32")
-        for name in ("zero_quantized_weights", "zero_quantized_gradients"):
-            if getattr(options, name):
-                raise UserError(f"{name} needs GPUs, because DeepSpeed quantizes by CUDA kernels: leave it off on CPUs")
+def refuse_parts(options: DeepSpeed.Options, ranks: Ranks) -> None:
+    """Raises ``UserError`` where AutoTP would split a model over other processes than there are."""
     if options.autotp_size != ranks.parts:
         raise UserError(
             f"autotp_size {options.autotp_size} splits a model over so many processes, but here one has all of it: use"
             f" --runtime ray and place the role on {options.autotp_size} devices or a multiple"
-        )
-    if ranks.size % options.zero_hpz_partition_size:
-        raise UserError(
-            f"zero_hpz_partition_size {options.zero_hpz_partition_size} does not divide the {ranks.size} ranks of the role's group"
         )
 
 

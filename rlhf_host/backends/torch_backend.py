@@ -16,6 +16,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import copy_model, host_copy
 from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors, Writer
+from rlhf_host.records.torch_files import OTHER, load_data
 
 
 def learning_rate(role: RoleConfig, update: int, total_updates: int, peak: float) -> float:
@@ -107,9 +108,16 @@ class TorchBackend:
     def load(self, directory: Path) -> None:
         if not (path := directory / "optimizer.pt").exists():
             raise UserError(f"{directory} was not written by the torch backend: resume with the backend it was started with")
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        state = load_data(path, {"optimizer": dict, "updates": int})
         settings = [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path} is of another optimizer: {' '.join(str(error).split())}; {OTHER}") from error
+        for parameter, kept in self.optimizer.state.items():
+            if (average := kept.get("exp_avg")) is not None and average.shape != parameter.shape:
+                shapes = f"{list(average.shape)} in place of {list(parameter.shape)}"
+                raise UserError(f"{path} is of another model: it has averages of shape {shapes}; {OTHER}")
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)  # what this run's configuration says, not the one that wrote the checkpoint
         self.updates = int(state["updates"])

@@ -16,7 +16,8 @@ from click.shell_completion import CompletionItem
 from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
-from rlhf_host.config.flags import SWITCHES, known_flags, parse, take
+from rlhf_host.config.flag_names import known_flags
+from rlhf_host.config.flags import SWITCHES, parse, take
 from rlhf_host.config.load import assemble
 from rlhf_host.config.recipes import recipes
 from rlhf_host.config.tree import Names

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+HELP_GROUP = "Plugins"
+
 WHERE = {
     "bash": 'eval "$(rlhf completion bash)"    # in ~/.bashrc',
     "zsh": 'eval "$(rlhf completion zsh)"     # in ~/.zshrc, after compinit',

@@ -11,7 +11,8 @@ import click
 
 from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.defaults import WORDS
-from rlhf_host.config.flags import Flag, known_flags, parse, take
+from rlhf_host.config.flag_names import known_flags
+from rlhf_host.config.flags import Flag, parse, take
 from rlhf_host.config.load import Loaded, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
 from rlhf_host.config.recipes import recipe_settings
@@ -96,7 +97,7 @@ class CommandLine:
         return loaded
 
 
-class RawCommand(click.Command):
+class SettingsCommand(click.Command):
     """A command with the flags of the configuration and of the chosen plugins: its function gets a ``CommandLine``.
 
     Args:

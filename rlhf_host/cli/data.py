@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rlhf_host.cli.lazy import LazyGroup
+from rlhf_host.cli.lazy import CommandGroup
+from rlhf_host.plugins import habits
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "show": (
-        "rlhf_host.cli.data_show:show",
-        "Show how a file is read: its format, lengths, and rows with their trained tokens.",
-    ),
-    "clear": ("rlhf_host.cli.data_clear:clear", "Remove the tokens of data that earlier runs kept."),
-}
-"""Name → (``module:attribute`` of the command, its line in ``rlhf data --help``)."""
+HELP_GROUP = "Train"
 
 
-@click.group(cls=LazyGroup, table=COMMANDS)
+@click.group(cls=CommandGroup, prefix="data.", habits=habits.DATA)
 def data() -> None:
     """Look at data as a run reads it, and remove what runs keep of it."""

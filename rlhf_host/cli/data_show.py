@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.config.schema import DataConfig, DataSource, RoleConfig
 from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
@@ -39,7 +39,7 @@ _MEASURED = 10_000  # units whose lengths are looked at
 
 
 @click.command(
-    cls=RawCommand,
+    cls=SettingsCommand,
     control=CONTROL,
     usage="data show FILE [FLAGS]",
     about=ABOUT,

@@ -15,6 +15,8 @@ from rlhf_host.cli.findings import Finding
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.plugins.discovery import discover
 
+HELP_GROUP = "Plugins"
+
 DEADLINE_S = 60.0
 COLOURS = {"ok": "green", "note": None, "absent": None, "warning": "yellow", "problem": "red"}
 LABEL = 20

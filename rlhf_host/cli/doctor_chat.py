@@ -7,8 +7,8 @@ from typing import Any
 
 from rlhf_host.cli.findings import Finding
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.data.chat import tells_the_day
 from rlhf_host.data.codec import ChatCodec
+from rlhf_host.data.templates import tells_the_day
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, stop_tokens
 from rlhf_host.records.episodes import EpisodeFailed, Message

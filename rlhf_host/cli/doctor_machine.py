@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlhf_host import __version__
 from rlhf_host.cli.findings import Finding, usable_cores
+from rlhf_host.models.room import container_memory, machine_memory
 
 GIB = 2**30
 FLAGS = (
@@ -60,25 +61,17 @@ def _gpus() -> Finding:
 
 
 def _memory() -> Finding | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        sizes = {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines}
-        total, free = sizes["MemTotal"], sizes["MemAvailable"]
-    except (OSError, ValueError, KeyError, IndexError):
-        try:
-            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError, OSError):
-            return None
+    sizes = machine_memory()
+    if "MemTotal" not in sizes:
+        return None
+    total, free = sizes["MemTotal"], sizes.get("MemAvailable")
+    if free is None:
         return Finding(MACHINE, "memory", "ok", f"{total / GIB:.1f} GiB")
     detail = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} GiB"
-    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        try:
-            allowed = int(limit.read_text(encoding="ascii"))
-        except (OSError, ValueError):  # "max"
-            continue
-        if allowed < total:
-            detail += f"; this container may use {allowed / GIB:.1f} GiB"
-            free = min(free, allowed)
+    allowed = container_memory()
+    if allowed is not None and allowed < total:
+        detail += f"; this container may use {allowed / GIB:.1f} GiB"
+        free = min(free, allowed)
     if free < 2 * GIB:
         return Finding(MACHINE, "memory", "warning", detail, "close programs that use it: even small models need a few GiB")
     return Finding(MACHINE, "memory", "ok", detail)
@@ -127,7 +120,7 @@ def access(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     elif _in_netrc("api.wandb.ai"):
         yield Finding(ACCESS, "W&B key", "ok", "present (netrc)")
     else:
-        yield Finding(ACCESS, "W&B key", "note", "absent: --tracker wandb logs offline or not at all", "wandb login")
+        yield Finding(ACCESS, "W&B key", "note", "absent: a tracker that needs it logs offline or not at all", "wandb login")
     for name in FLAGS:
         if environment.get(name):
             yield Finding(ACCESS, name, "note", f"is {environment[name]}")

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from rlhf_host.config.choices import merge_needs
-from rlhf_host.config.defaults import KINDS, kernels_to_try
+from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
 from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
+from rlhf_host.errors import UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find
 from rlhf_host.records.needs import Needs, RoleNeed
@@ -19,14 +20,17 @@ ROWS = 8
 """Rows read of each data source."""
 
 
-def dry_run(config: RunConfig, manager: PluginManager) -> None:
+def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = None) -> None:
     """Say what the run would be; models, tokenizers and the first rows of data are looked at.
 
+    Args:
+        resume: the run that it would continue.
+
     Raises:
-        UserError: something the run needs is missing or malformed.
+        UserError: something the run needs is missing or malformed, or would be refused later.
     """
     from rlhf_host.training.assemble import STEPS, runtime_plugin, runtime_start
-    from rlhf_host.training.vocabularies import check_vocabularies
+    from rlhf_host.training.rehearsal import check_inputs, rehearse
 
     needs = merge_needs(manager)
     idle = () if needs.samples else ("agent", "weight_sync", "engine")
@@ -41,19 +45,25 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     for need in needs.roles:
         click.echo(f"role {need.name}: {_model(need, config, needs)}")
     tokenizer = _tokenizer(config.roles["actor"])
-    if config.roles["actor"].model != QUICKSTART:  # looking for that one would build it
-        check_vocabularies(config.roles, needs, tokenizer)
-    for line in runtime_plugin(config).describe(runtime_start(config, manager, needs, tokenizer, 0, {})):
+    check_inputs(config, manager, needs, tokenizer)
+    models = _resumed(resume, config, needs) if resume is not None else {}
+    start = runtime_start(config, manager, needs, tokenizer, 1, models)
+    for line in [*runtime_plugin(config).describe(start)]:
         click.echo(f"runtime {config.runtime.name}: {line}")
+    for line in rehearse(start, remote=RunTraits.of(config).runtime.remote):
+        click.echo(line)
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
+        from rlhf_host.models.loading import sizes
         from rlhf_host.training.saved_rollouts import SavedRollouts
+        from rlhf_host.training.saved_rows import check_vocabulary
 
-        splits = []
-        for line in SavedRollouts(config).report:
+        splits, saved = [], SavedRollouts(config)
+        check_vocabulary(saved.saved, None if config.roles["actor"].model == QUICKSTART else sizes(config.roles["actor"])[0])
+        for line in saved.report:
             click.echo(line)
     for split, data, seed in splits:
-        for line in _data(config, data, split, tokenizer, seed, needs):
+        for line in _data(config, data, split, tokenizer, seed, needs, manager):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
     if needs.samples:
@@ -64,9 +74,30 @@ def dry_run(config: RunConfig, manager: PluginManager) -> None:
     else:
         length = f"{train.steps} steps" if train.steps else f"{config.data.epochs:g} passes over the data"
         click.echo(f"{length}, {train.batch_size} rows or pairs per step")
-    click.echo("Checked: settings, plugins, the place of every model, the tokenizer, and data as far as it says above.")
-    click.echo("Not checked: weights, memory and devices, rewards and trackers at work.")
+    click.echo("Checked: settings, plugins, the configuration of every model, the tokenizer, and data as far as it says above.")
+    click.echo("Not checked: weights, memory of passes, other machines, rewards and trackers at work.")
     click.echo(f"The run would be written to {config.run_dir}.")
+
+
+def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
+    """The models of the checkpoint with which the run would go on. Raises ``UserError`` where it could not."""
+    from rlhf_host.config.run_dir import in_use
+    from rlhf_host.training.assemble import STEPS
+    from rlhf_host.training.checkpoints import load_checkpoint
+    from rlhf_host.training.resuming import refuse_finished, refuse_lost
+    from rlhf_host.training.saved_rollouts import SavedRollouts
+
+    if in_use(run_dir):
+        raise UserError(f"{run_dir} is in use by another process: wait for it or stop it")
+    if (checkpoint := load_checkpoint(run_dir)) is None:
+        click.echo(f"{run_dir} has no checkpoint: the run would begin again")
+        return {}
+    click.echo(f"{checkpoint.path}: the run would go on after step {checkpoint.step}")
+    saved = SavedRollouts(config) if config.from_trajectories is not None else None
+    steps = config.train.steps or (saved.steps if saved is not None else STEPS if needs.samples else None)
+    refuse_finished(config, checkpoint, run_dir, steps, saved, rows=not needs.samples)
+    refuse_lost(config, needs, checkpoint, run_dir)
+    return {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
 
 
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
@@ -96,16 +127,21 @@ def _tokenizer(role: RoleConfig) -> Any:
     return load_tokenizer(role)
 
 
-def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs) -> list[str]:
+def _data(
+    config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs, manager: PluginManager
+) -> list[str]:
     """What the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import NO_ROWS, load_tasks
     from rlhf_host.models.loading import sizes, stop_tokens
-    from rlhf_host.training.assemble import prompt_room, units_of
+    from rlhf_host.training.assemble import UnitReading, prompt_room, refuse_other_agents, units_of
+    from rlhf_host.training.batching import refuse_large_answers, refuse_large_units
 
     lines = []
+    scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
     room = None if config.roles["actor"].model == QUICKSTART else prompt_room(config)
     actor = config.roles["actor"]
-    limits = (None, []) if needs.samples or room is None else (sizes(actor)[1], stop_tokens(actor))
+    context, stop_ids = (None, []) if needs.samples or room is None else (sizes(actor)[1], stop_tokens(actor))
+    reading = UnitReading(tokenizer=tokenizer, needs=needs, rows=NO_ROWS, max_tokens=context, stop_ids=stop_ids)
     longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:
         if _is_hub_name(source.path):
@@ -114,11 +150,17 @@ def _data(config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed:
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
         if not needs.samples:
-            units = units_of(config, part, split, tokenizer, needs, NO_ROWS, *limits)
+            units = units_of(config, part, split, reading)
             lines += [f"{line}; later rows are not checked" for line in units.report]
+            if needs.unit_rows:
+                refuse_large_units(units, config.train, scalar=scalar)
             continue
-        tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed)
+        tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, manager=manager)
         lines += [f"{line}; later rows are not checked" for line in tasks.report]
+        refuse_other_agents(tasks, data, manager)
+        if needs.unit_rows and split == "train":
+            prompt = max((len(task.prompt_ids or ()) for task in tasks.tasks), default=1)
+            lines += filter(None, [refuse_large_answers(config, None if room is None else room + 1, prompt)])
         if longest is not None and (long := sum(len(task.prompt_ids or ()) > longest for task in tasks.tasks)):
             what = "cut" if data.long_prompts == "truncate" else "left out"
             lines.append(f"{source.path}: {long} of these are {what}: prompt longer than {longest} tokens")

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.phases import phase
 from rlhf_host.runs.models import run_model, run_of
+
+HELP_GROUP = "Train"
 
 CONTROL = ("config", "preset", "environment", "checkpoint", "output", "json", "disable", "help")
 
@@ -40,7 +42,7 @@ SECTIONS = {"eval": "Evaluation", "rollout": "Rollouts", "roles": "Models", "dat
 ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets. Flags and files are those of rlhf train."
 
 
-@click.command("eval", cls=RawCommand, control=CONTROL, usage="eval [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+@click.command("eval", cls=SettingsCommand, control=CONTROL, usage="eval [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
 def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""
     checkpoint, config_path = line.value("checkpoint"), None
@@ -53,7 +55,7 @@ def evaluate(line: CommandLine) -> None:
         check_evaluation(config, manager)
         output = line.value("output")
         phase("Loading libraries")
-        from rlhf_host.training.run import evaluate_only
+        from rlhf_host.training.answering import evaluate_only
 
         metrics = evaluate_only(config, manager, None if output is None else Path(output))
     if "json" in line.own:

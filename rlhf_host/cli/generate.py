@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_rollout
 from rlhf_host.config.choices import build_plugins, complete
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
+from rlhf_host.plugins.recommended import recommended
 
 if TYPE_CHECKING:
     from rlhf_host.rollouts.collect import Collected
     from rlhf_host.training.best_answers import Counts
+
+HELP_GROUP = "Train"
 
 CONTROL = ("config", "preset", "output", "keep", "json", "disable", "help")
 
@@ -41,11 +44,17 @@ START = {
 SECTIONS = {"rollout": "Rollouts", "roles": "Models", "data": "Data"}
 
 ABOUT = """Sample several answers to each prompt, score them, and write the best to a file: a line for each, with prompt, completion
-and reward. Answers that were cut off at the length limit are left out. rlhf train --algo sft --data FILE.jsonl trains on it."""
+and reward. Answers that were cut off at the length limit are left out. Algorithms for
+data with answers train on it: rlhf train --algo NAME --data FILE.jsonl."""
 
 
 @click.command(
-    cls=RawCommand, control=CONTROL, usage="generate --output FILE.jsonl [FLAGS]", about=ABOUT, start=START, sections=SECTIONS
+    cls=SettingsCommand,
+    control=CONTROL,
+    usage="generate --output FILE.jsonl [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
 )
 @click.pass_context
 def generate(ctx: click.Context, line: CommandLine) -> None:
@@ -64,8 +73,8 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
     with closing(build_plugins(config, "rollout")) as manager:
         check_rollout(config, manager)
         phase("Loading libraries")
+        from rlhf_host.training.answering import answer_all
         from rlhf_host.training.best_answers import BestAnswers
-        from rlhf_host.training.run import answer_all
 
         settings = config.model_dump(mode="json", exclude={"run_dir", "tracker", "debug"})
         answers = BestAnswers(Path(line.value("output") or ""), {"config": settings, "keep": int(keep)}, int(keep))
@@ -114,4 +123,5 @@ def _say(summary: dict[str, Any], interrupted: bool) -> None:
     if interrupted:
         click.echo(f"Interrupted; what is done is in {output}: the same command continues it")
     elif summary["written"]:
-        click.echo(f"Written to {output}\n  {rlhf('train', '--algo', 'sft', '--data', output)} ...    trains on it")
+        train = rlhf("train", "--algo", recommended("algo", "answers"), "--data", output)
+        click.echo(f"Written to {output}\n  {train} ...    trains on it")

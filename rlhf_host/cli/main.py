@@ -1,4 +1,4 @@
-"""``rlhf``: the command group. A command's module is imported only when that command runs."""
+"""``rlhf``: the command group, and how an error ends a command."""
 
 from __future__ import annotations
 
@@ -8,35 +8,9 @@ from typing import Any
 import click
 
 from rlhf_host import __version__
-from rlhf_host.cli.lazy import LazyGroup
-from rlhf_host.errors import RunError, UserError, visible
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("rlhf_host.cli.train:train", "Train a model: algorithm, rewards, data and all settings as flags or YAML."),
-    "eval": ("rlhf_host.cli.eval:evaluate", "Evaluate a model: pass@k and rewards on one or more task sets."),
-    "rollout": ("rlhf_host.cli.rollout:rollout", "Sample and score without training, into a file."),
-    "generate": ("rlhf_host.cli.generate:generate", "Write the best of several answers to each prompt, to train on."),
-    "translate": ("rlhf_host.cli.translate:translate", "Turn a command line of OpenRLHF, TRL or verl into a configuration."),
-    "serve": ("rlhf_host.cli.serve:serve", "Serve a model by OpenAI's API, as programs reach it in training."),
-    "serve-reward": ("rlhf_host.cli.serve_reward:serve_reward", "Serve a reward model, as the reward http_reward asks it."),
-    "chat": ("rlhf_host.cli.chat:chat", "Talk to a model in the terminal."),
-    "replay": ("rlhf_host.cli.replay:replay", "Score saved trajectories again with other plugins; show what changes."),
-    "runs": ("rlhf_host.cli.runs:runs", "List runs: how far they are, and their most important figure."),
-    "show": ("rlhf_host.cli.show:show", "Show one run in the terminal: curves, warnings, answers."),
-    "compare": ("rlhf_host.cli.compare:compare", "Compare runs: settings, curves, answers to the same prompts."),
-    "report": ("rlhf_host.cli.report:report", "Write runs as one page for a browser, without a network."),
-    "view": ("rlhf_host.cli.view:view", "Open runs in the browser, and follow those that go on."),
-    "episodes": ("rlhf_host.cli.episodes:episodes", "Show saved episodes in the terminal: turns, tools, branches, rewards."),
-    "data": ("rlhf_host.cli.data:data", "Show how a run reads data; remove what runs keep of it."),
-    "export": ("rlhf_host.cli.export:export", "Write a run's model for other programs, with a model card; or as GGUF."),
-    "push": ("rlhf_host.cli.push:push", "Upload a run's model and its card to the Hugging Face Hub."),
-    "merge-lora": ("rlhf_host.cli.merge_lora:merge_lora", "Merge a LoRA adapter into its base, write the model and compare."),
-    "plugins": ("rlhf_host.cli.plugins:plugins", "List installed plugins; show, check, bench, install or uninstall one."),
-    "doctor": ("rlhf_host.cli.doctor:doctor", "Check this machine and its libraries: what is wrong and what to do."),
-    "completion": ("rlhf_host.cli.completion:completion", "Print the script for completion in bash, zsh or fish."),
-}
-"""Name → (``module:attribute`` of the command, its line in ``rlhf --help``)."""
-
+from rlhf_host.cli.lazy import CommandGroup
+from rlhf_host.errors import RunError, UserError, a, visible
+from rlhf_host.plugins import habits
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Standard output is a file on a full disk."""
@@ -50,8 +24,21 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
 
-class Main(LazyGroup):
+class Main(CommandGroup):
     """Turns the project's errors into a message and an exit code, without a traceback."""
+
+    def hint(self, word: str) -> str:
+        """How a plugin of this name is used, where it is installed or listed."""
+        from rlhf_host.config.flag_names import CHOICES
+        from rlhf_host.plugins.catalogue import offered
+        from rlhf_host.plugins.discovery import discover
+
+        name = word.removeprefix("train_").removeprefix("train-")
+        for info in discover():
+            if info.name == name and info.kind in CHOICES:
+                return f"; {name!r} is {a(info.kind)}: rlhf train --{CHOICES[info.kind]} {name} --help"
+        kinds = [kind for kind, names in offered().items() if name in names]
+        return f"; {name!r} is {a(kinds[0])} that is not installed: rlhf plugins install {name}" if kinds else ""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -69,7 +56,7 @@ class Main(LazyGroup):
             ctx.exit(130)
 
 
-@click.group(cls=Main, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, habits=habits.COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rlhf")
 def main() -> None:
     """Post-training for language models: algorithms, rewards and environments are plugins."""

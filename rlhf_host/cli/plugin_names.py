@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.errors import UserError, near_matches
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, PROTOCOLS, PluginInfo, discover
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, HOOKED, PluginInfo, discover
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -94,6 +94,8 @@ def parse_texts(texts: Iterable[str]) -> dict[str, Any]:
             if not isinstance(inner, dict):
                 raise UserError(f"--option {text}: {part!r} already has a value")
             place = inner
+        if parts[-1] in place:
+            raise UserError(f"--option {text}: {parts[-1]!r} already has a value")
         place[parts[-1]] = value
     return options
 
@@ -107,7 +109,7 @@ def with_hooks(name: str, kind: str | None, options: dict[str, Any], kinds_witho
     from rlhf_host.plugins.selection import find_all
 
     plugins = find_all(name, [info for info in discover() if kind in (None, info.kind)])
-    called = [info for info in plugins if info.kind not in PROTOCOLS or info.kind in kinds_without]
+    called = [info for info in plugins if info.kind in (*HOOKED, "preset", *kinds_without)]
     if not called:
         raise UserError(f"{plugins[0].kind} {name!r} has no hooks to call: see rlhf plugins show {name}")
     several = [info for info in called if info.kind != "preset"]

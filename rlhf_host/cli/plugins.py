@@ -10,22 +10,13 @@ from dataclasses import replace
 
 import click
 
-from rlhf_host.cli.lazy import LazyGroup
+from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.cli.plugin_names import complete_plugin, kind_option, leave_out
+from rlhf_host.plugins import habits
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "show": ("rlhf_host.cli.plugins_show:show", "Show one: source, hooks, options."),
-    "search": ("rlhf_host.cli.plugins_search:search", "List what could be installed, ours and others'."),
-    "new": ("rlhf_host.cli.plugins_new:new", "Write a new one: a project that works at once."),
-    "check": ("rlhf_host.cli.plugins_check:check", "Run the contract suite on one."),
-    "bench": ("rlhf_host.cli.plugins_bench:bench", "Measure time and memory of each hook of one."),
-    "install": ("rlhf_host.cli.plugins_install:install", "Install some, by name, path or wheel."),
-    "uninstall": ("rlhf_host.cli.plugins_install:uninstall", "Uninstall some."),
-    "requirements": ("rlhf_host.cli.plugins_requirements:requirements", "Print exact versions, to reproduce a run."),
-}
-"""Name → (``module:attribute`` of the command, its line in ``rlhf plugins --help``)."""
+HELP_GROUP = "Plugins"
 
 WIDE = 140
 """Columns from which on a table has all there is to say."""
@@ -34,7 +25,7 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 """Keys of ``--json``."""
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, invoke_without_command=True)
+@click.group(cls=CommandGroup, prefix="plugins.", habits=habits.PLUGINS, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of a table.")
 @click.option("--verify", is_flag=True, help="Import each plugin in a separate process, to find broken ones.")
 @click.option("--deadline", default=10.0, show_default=True, metavar="S", help="With --verify: seconds one import may take.")

@@ -50,7 +50,7 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
     """
     options, reports = parse_texts(option), []
     width = min(shutil.get_terminal_size().columns, 120)
-    for position, info in enumerate(with_hooks(name, kind, options, PROTOCOLS)):
+    for position, info in enumerate(with_hooks(name, kind, options, (*PROTOCOLS, "command"))):
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
         if info.kind == "extension":

@@ -122,7 +122,9 @@ def _owner(name: str, known: Iterable[PluginInfo]) -> str:
     """The distribution that a plugin's or distribution's name means."""
     owners = {info.distribution for info in known if info.goes_by(name) or normalised(info.distribution) == normalised(name)}
     if not owners:
-        names = sorted({name for info in known for name in (info.name, info.distribution)})
+        names = sorted(
+            {name for info in known if normalised(info.distribution) != HOST for name in (info.name, info.distribution)}
+        )
         raise UserError(f"{name!r} is not installed{near_matches(name, names) or '; rlhf plugins lists what is'}")
     if len(owners) > 1:
         raise UserError(f"{name!r} comes with {' and '.join(sorted(owners))}: give the distribution")

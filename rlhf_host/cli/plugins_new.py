@@ -18,8 +18,9 @@ from rlhf_host.directories import packaged, write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover, normalised
+from rlhf_host.plugins.recommended import recommended
 
-KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime")
+KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime", "command")
 """What there is a template for."""
 
 ENVIRONMENT = "environment"
@@ -52,13 +53,14 @@ def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def new(kind: str, name: str, output: Path, description: str | None, author: str) -> None:
     """Write a new plugin called NAME: a small working plugin of its KIND, with tests, for you to edit.
 
-    KIND is algo, reward, agent, extension, tasks, tracker, weight-sync, engine, backend or runtime. The folder is called
+    KIND is algo, reward, agent, extension, tasks, tracker, weight-sync, engine, backend, runtime or command. The folder is called
     rlhf-plugin-NAME. Or KIND is environment: tasks, rewards and tools in one file, NAME.py.
     """
     check_name(kind, name)
     if kind == ENVIRONMENT:
         file = write_environment(name, output)
-        train = rlhf("train", "--algo", "rloo", "--environment", file, "--actor.model", "DIR", "--dry-run")
+        algo = recommended("algo", "prompts")
+        train = rlhf("train", "--algo", algo, "--environment", file, "--actor.model", "DIR", "--dry-run")
         click.echo(f"Wrote {file}, an environment that works. Next:\n  {train}")
         return
     texts = {"author": _one_line("--author", author)}
@@ -66,13 +68,13 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
         texts["description"] = _one_line("--description", description)
         if not texts["description"]:
             raise UserError("--description is empty: say in one line what the plugin is, or leave the flag out")
-    project, flags = write_project(kind, name, output, texts)
+    project, use = write_project(kind, name, output, texts)
     click.echo(
         f"Wrote {project}, a plugin that works. Next:\n"
         f"  cd {shlex.quote(str(project))}\n"
         "  pip install -e . 'rlhf-host[testing]'\n"
         "  pytest\n"
-        f"  rlhf train {flags} --dry-run\n"
+        f"  rlhf {use}{' --dry-run' if use.startswith('train ') else ''}\n"
         f"Then edit src/{project.name.replace('-', '_')}/__init__.py: changes take effect at once."
     )
 
@@ -107,15 +109,16 @@ def check_name(kind: str, name: str) -> None:
     distribution, group = f"rlhf-plugin-{normalised(name)}", kind.replace("-", "_")
     owners = {(info.kind, info.name): info.distribution for info in discover()}
     listed = {(kind, name): offer.distribution for kind, names in offered().items() for name, offer in names.items()}
-    owner = (owners | listed).get((group, plugin), distribution)
+    own = name.replace("_", "-") if kind == "command" else plugin
+    owner = (owners | listed).get((group, own), distribution)
     if distribution in map(normalised, listed.values()):
         raise UserError(f"{distribution} is published already: choose another name, such as 'my-{name}'")
     if normalised(owner) != distribution:
-        raise UserError(f"{kind} {plugin!r} is the name of one from {owner}: choose another name, such as 'my-{name}'")
+        raise UserError(f"{kind} {own!r} is the name of one from {owner}: choose another name, such as 'my-{name}'")
 
 
 def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> tuple[Path, str]:
-    """The project's folder, there whole or not at all, and the flags of ``rlhf train`` that use its plugin.
+    """The project's folder, there whole or not at all, and the words after ``rlhf`` that use its plugin.
 
     Args:
         texts: ``description`` and ``author``, each on one line; taken as they are, braces and quotes included.
@@ -144,7 +147,7 @@ def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> 
         raise UserError(f"{error.filename or output}: {error.strerror or error}; choose another --output DIR") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return project, context["__flags"]
+    return project, context["__use"]
 
 
 def template_folder() -> Path:

@@ -80,7 +80,7 @@ def _rows(match: Match, installed: dict[str, str]) -> Iterator[dict[str, object]
     entry = match.entry
     for plugin in match.plugins:
         yield {
-            **plugin.model_dump(),
+            **plugin.model_dump(include={"kind", "name", "about"}),
             "distribution": entry.name,
             "version": entry.version,
             "api": entry.api,

@@ -11,7 +11,7 @@ from rlhf_host import __version__
 from rlhf_host.cli.plugin_names import complete_plugin, kind_option
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.plugins.about import about
-from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.discovery import WITHOUT_OPTIONS, PluginInfo, discover
 from rlhf_host.plugins.selection import find_all
 from rlhf_host.plugins.verify import Inspection, look_inside
 
@@ -58,7 +58,7 @@ def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[s
         return
     if inside.problem:
         return
-    if info.kind != "preset":
+    if info.kind not in WITHOUT_OPTIONS:
         yield "  options" if inside.options else "  options  none"
     for option in inside.options:
         default = "required" if option["default"] is None else f"default {option['default']}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_replay
 from rlhf_host.config.choices import build_plugins, complete
@@ -18,6 +18,8 @@ from rlhf_host.phases import phase
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Change, Replay
+
+HELP_GROUP = "Train"
 
 CONTROL = ("config", "preset", "environment", "output", "rows", "json", "disable", "help")
 
@@ -43,7 +45,13 @@ or of a run with --trajectories.tokens. No model is loaded unless a plugin needs
 
 
 @click.command(
-    cls=RawCommand, control=CONTROL, usage="replay FILE [FLAGS]", about=ABOUT, start=START, sections=SECTIONS, takes_file=True
+    cls=SettingsCommand,
+    control=CONTROL,
+    usage="replay FILE [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
+    takes_file=True,
 )
 def replay(line: CommandLine) -> None:
     """Score saved trajectories again with other plugins; show what changes."""

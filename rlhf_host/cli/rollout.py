@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_rollout
 from rlhf_host.config.choices import build_plugins, complete
@@ -21,6 +21,8 @@ from rlhf_host.phases import phase
 if TYPE_CHECKING:
     from rlhf_host.records.episodes import Trajectory
     from rlhf_host.rollouts.collect import Collected
+
+HELP_GROUP = "Train"
 
 CONTROL = ("config", "preset", "environment", "output", "steps", "rollouts", "json", "disable", "help")
 
@@ -48,7 +50,12 @@ tokens, log-probabilities, versions, rewards. Train on it with rlhf train --from
 
 
 @click.command(
-    cls=RawCommand, control=CONTROL, usage="rollout --output FILE.jsonl [FLAGS]", about=ABOUT, start=START, sections=SECTIONS
+    cls=SettingsCommand,
+    control=CONTROL,
+    usage="rollout --output FILE.jsonl [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
 )
 @click.pass_context
 def rollout(ctx: click.Context, line: CommandLine) -> None:
@@ -63,8 +70,8 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
         check_rollout(config, manager)
         phase("Loading libraries")
         from rlhf_host.training import saved_rows
+        from rlhf_host.training.answering import rollout_only
         from rlhf_host.training.records import provenance
-        from rlhf_host.training.run import rollout_only
 
         saved_rows.check_output(output)
         origin = provenance(config.model_dump(mode="json"), "train")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, RawCommand
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
@@ -20,8 +20,10 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import Loaded
-from rlhf_host.plugins.selection import written_short
+from rlhf_host.plugins.spellings import written_short
 from rlhf_host.records.needs import Needs, Outcome
+
+HELP_GROUP = "Train"
 
 CONTROL = ("config", "recipe", "preset", "environment", "resume", "force", "dry-run", "print-config", "disable", "help")
 
@@ -37,9 +39,9 @@ START = {
     "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
-    "force": "with --resume: let the algorithm, seed or models change too",
+    "force": "with --resume: let the algorithm, seed, order of the data or models change too",
     "from-trajectories": "FILE: train on trajectories of rlhf rollout, or of a run with --trajectories.tokens, without sampling",
-    "async-depth": "by how many versions a batch may be older than the weights: sampling goes on while the trainer works (int)",
+    "async-depth": "maximum age of a batch, in weight versions: sampling goes on while the trainer works (int)",
     "in-flight-updates": "with --async-depth: new weights come while requests are answered (default: where engine and runtime can)",
     "max-restarts": "how often a run whose processes died begins again from its last checkpoint by itself (int, default 0)",
     "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
@@ -66,7 +68,7 @@ ABOUT = """Train a language model. Every setting is both a flag and a key of the
 Flags override the file. Write a list by repeating its flag or with commas; a flag without a value is true."""
 
 
-@click.command(cls=RawCommand, control=CONTROL, usage="train [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+@click.command(cls=SettingsCommand, control=CONTROL, usage="train [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
 @click.pass_context
 def train(ctx: click.Context, line: CommandLine) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
@@ -91,7 +93,7 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         if dry:
             from rlhf_host.cli.dry_run import dry_run
 
-            dry_run(config, manager)
+            dry_run(config, manager, resume)
             return
         phase("Loading libraries")
         from rlhf_host.training.run import train as run
@@ -153,7 +155,7 @@ def _commands(
         yield "continue training", rlhf("train", "--resume", run_dir, *more)
     usual = as_they_come and config.agent == RunConfig().agent and not config.agents
     if config.roles["actor"].model == QUICKSTART and config.algo is not None and usual:
-        named = {alias: written_short(choice.name, choice.options) for alias, choice in config.reward.items()}
+        named = {alias: written_short("reward", choice.name, choice.options) for alias, choice in config.reward.items()}
         judges = [f"{alias}={name}" if alias != name else alias for alias, name in named.items()]
         chosen = ["--algo", config.algo.name, *(word for judge in judges for word in ("--reward", judge))]
         yield "train a model of your own", rlhf("train", *chosen, "--actor.model", "DIR", "--data", "FILE.jsonl")

@@ -8,15 +8,17 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from rlhf_host.config.check_ahead import ahead_refusals, decide_old_logprobs
 from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.defaults import RunTraits, refusals
 from rlhf_host.config.load import fail
-from rlhf_host.config.schema import EvalConfig, LoraOptions, RoleConfig, RunConfig, TrainConfig
+from rlhf_host.config.oddities import oddities, updates_text
+from rlhf_host.config.schema import EvalConfig, LoraOptions, RoleConfig, RunConfig
 from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
-from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.servers import find_server
 from rlhf_host.records.needs import Needs
 
 EVAL_METRICS = (
@@ -24,54 +26,33 @@ EVAL_METRICS = (
     *("length/mean", "truncated", "samples", "unjudged", "failed"),
 )
 """What evaluations of samples give under ``eval/``, beside pass@k."""
+RESERVED = ("agent", "mean", "std", "min", "max", "stderr")
+"""No aliases of rewards: ``reward/ALIAS`` would be another metric's name."""
 
 
 def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
-    """Refuse impossible runs before any model or file is touched; gives warnings about merely odd ones.
+    """Refuse impossible runs before any model or file is touched; gives warnings about merely odd ones, and what plugins decide
+    of settings left at ``auto``, in place.
 
     Raises:
         UserError: one line per reason, each with what to do.
     """
-    traits = RunTraits.of(config)
+    traits, decided = RunTraits.of(config), list(decide_old_logprobs(config, manager))
     unfit = refusals(config, traits, needs)
     reasons = [
         *_plugin_refusals(config, manager, needs),
         *_setting_refusals(config, needs),
         *unfit,
         *_forbidden(config, manager),
-        *(_async_refusals(config, manager, needs, traits) if config.async_depth else ()),
-        *_switch_refusals(config, manager),
-        *_overtaking_refusals(config),
-        *_in_flight_refusals(config, traits),
+        *ahead_refusals(config, manager, needs, traits),
     ]
     fail([*reasons, *_off_policy(config, manager), *_idle_corrections(manager)])
-    needed = {name for need in needs.roles for name in (need.name, need.source)}
-    idle = [role for role in config.roles if role not in needed and role != "actor"]
-    warnings = [f"roles.{role} is set, but no chosen plugin needs it: it is not loaded" for role in idle]
-    if config.max_restarts and not traits.runtime.remote:
-        warnings.append(f"max_restarts has no effect with runtime {config.runtime.name}, whose processes end with the run")
-    if config.in_flight_updates is not None and not config.async_depth:
-        warnings.append("in_flight_updates has no effect without --async-depth: nothing is sampled when new weights come")
-    if config.agents and config.data.agent_key is None:
-        alias = next(iter(config.agents))
-        warnings.append(f"no column names the agent {alias}, so only tasks of plugins can ask for it: --data.agent-key COLUMN")
-    if not config.eval.data.sources:
-        usual = EvalConfig()
-        unused = [f"eval.{name}" for name in EvalConfig.model_fields if getattr(config.eval, name) != getattr(usual, name)]
-        warnings += [f"nothing is evaluated without --eval.data, so {', '.join(unused)} have no effect"] if unused else []
-    elif config.from_trajectories is None:
-        for name in ("system_prompt", "template", "template_kwargs", "agent_key"):
-            if getattr(config.data, name) and not getattr(config.eval.data, name):
-                flag = name.replace("_", "-")
-                warnings.append(f"data.{name} is set and eval.data.{name} is not, so evaluation has none: --eval.data.{flag}")
-    else:
-        warnings.append("training from saved trajectories evaluates nothing, so eval.data has no effect")
-    return warnings
+    return [*decided, *oddities(config, manager, needs, traits)]
 
 
 def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
     """Refuse evaluations that cannot be done. Raises ``UserError``, one line per reason."""
-    lines = [*_eval_refusals(config.eval), *_reward_refusals(config, manager)]
+    lines = [*_eval_refusals(config.eval), *_reward_refusals(config, manager), *_server_refusals(manager)]
     if not config.roles["actor"].model:
         lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
     if not config.eval.data.sources:
@@ -83,7 +64,7 @@ def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
 
 def check_rollout(config: RunConfig, manager: PluginManager) -> None:
     """Refuse rollouts that cannot be made. Raises ``UserError``, one line per reason."""
-    lines = list(_reward_refusals(config, manager))
+    lines = [*_reward_refusals(config, manager), *_server_refusals(manager)]
     if not config.roles["actor"].model:
         lines.append("no model to sample from: give --actor.model PATH")
     if not config.data.sources:
@@ -100,11 +81,26 @@ def check_replay(config: RunConfig, manager: PluginManager) -> None:
 
 
 def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    if "agent" in config.reward or "agent" in config.eval.reward:
-        yield "the alias 'agent' is reserved for the agent's own rewards: choose another alias"
+    for alias in (name for name in RESERVED if name in config.reward or name in config.eval.reward):
+        why = "for the agent's own rewards" if alias == "agent" else f"as reward/{alias} is of all rewards together"
+        yield f"the alias {alias!r} is reserved {why}: choose another alias"
     for item in manager.loaded:
         if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
             yield f"{item} has no score hook, so it scores nothing"
+
+
+def _server_refusals(manager: PluginManager) -> Iterator[str]:
+    for key in (key for key, own in manager.each("needs") if own.server):
+        try:
+            find_server()
+        except PluginError as error:
+            yield f"{key} needs a policy server: {error}"
+
+
+def _rewarding(manager: PluginManager) -> str:
+    """Return what an agent whose steps give rewards has to say, where one is chosen that is not the host's."""
+    agents = [item for item in manager.loaded if item.kind == "agent" and item.info.distribution != "rlhf-host"]
+    return f"; where the steps of {agents[0].key} give rewards, its hook needs returns Needs(rewards=False)" if agents else ""
 
 
 def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
@@ -118,7 +114,7 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
     elif config.data.condition is not None:
         yield "data.condition is for answers that come with a reward: leave it out (data.template changes prompts)"
     elif not saved and not config.reward and needs.rewards:
-        yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)"
+        yield "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)" + _rewarding(manager)
     yield from _reward_refusals(config, manager)
     if config.algo is not None:
         chosen = needs.samples and manager.has("make_rows")
@@ -136,6 +132,8 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         and not (manager.has("agent_reset") and manager.has("agent_step"))
     ):
         yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
+    if not saved:
+        yield from _server_refusals(manager)
     yield from _role_refusals(config, needs)
     for key, own in manager.each("needs"):
         if (least := own.min_group_size) > config.rollout.n:
@@ -171,6 +169,10 @@ def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> It
         yield f"{reason}, so their log-probabilities cannot be computed before: leave {before[0]} or {chooser} out"
     for key in manager.names("importance_weights"):
         yield f"{key} corrects for a sampler, and {owner}, which nothing sampled: leave it out"
+    idle = {"keep_group", "transform_rewards", "shape_rewards"}
+    for key in (item.key for item in manager.loaded if item.kind == "extension"):
+        if (hooks := idle & {*manager.hooks(key)}) and not {"compute_loss", "loss_masks"} & {*manager.hooks(key)}:
+            yield f"{key} has {' and '.join(sorted(hooks))} for sampled answers, and {owner}, which nothing samples: leave it out"
 
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
@@ -178,77 +180,9 @@ def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     for key in (key for key, own in manager.each("needs") if own.on_policy):
         rule = f"{key} is right only for the weights that sampled"
         if config.train.updates_per_batch > 1:
-            yield f"{rule}, and {_updates(config.train)} updates per batch: set both to 1"
+            yield f"{rule}, and {updates_text(config.train)} updates per batch: set both to 1"
         if config.from_trajectories is not None:
             yield f"{rule}: leave --from-trajectories out"
-
-
-def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, traits: RunTraits) -> Iterator[str]:
-    """What has no place where sampling runs ahead of training."""
-    rule = f"async_depth is {config.async_depth}"
-    if not needs.samples or config.from_trajectories is not None:
-        yield f"{rule}, and nothing is sampled: leave --async-depth out"
-        return
-    for key in (key for key, own in manager.each("needs") if own.on_policy):
-        yield f"{rule}, and {key} is right only for the weights that sampled: leave --async-depth out"
-    mode = config.old_logprobs_mode
-    if mode != "sampler" and not manager.has("importance_weights"):
-        yield (
-            f"{rule}, and with train.old_logprobs {mode} nothing corrects for the versions that sampled: leave --train.old-logprobs"
-            " out, or add a correction (--with tis)"
-        )
-    if traits.engine.sleeps:
-        yield f"{rule}, and engine {config.engine.name} sleeps while the trainer works: leave one of the two out"
-    for key in manager.names("draw_tasks"):
-        yield f"{rule}, and {key} chooses tasks by what was trained before: leave --async-depth out"
-    safe = {key for key, own in manager.each("needs") if own.overlap_safe}
-    for key in manager.names("state_dict"):
-        hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
-        if hooks and key not in manager.names("draw_tasks") and not (hooks == ["score"] and key in safe):
-            yield f"{rule}, and {key} has a state that its {hooks[0]} changes beside the steps: leave --async-depth out"
-
-
-def _switch_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """What keeps answers from waiting for new weights."""
-    if (tokens := config.pipeline.switch_tokens) is None:
-        return
-    rule = f"pipeline.switch_tokens is {tokens}"
-    if not config.async_depth or config.pipeline.schedule != "fixed":
-        yield f"{rule}, and answers wait for new weights only with --async-depth 1 or more and --pipeline.schedule fixed"
-    for key in (key for key, own in manager.each("needs") if own.episodes_at_once):
-        yield f"{rule}, and {key} plays few episodes at once: those that wait would keep others from beginning; leave it out"
-
-
-def _overtaking_refusals(config: RunConfig) -> Iterator[str]:
-    """What wants batches in the order of the draws, where draws may pass others."""
-    if (most := config.pipeline.max_staleness) is None:
-        return
-    rule, without = f"pipeline.max_staleness is {most}", "--pipeline.max-staleness null for none"
-    if not config.async_depth:
-        yield f"{rule}, and async_depth is 0, so no draw can pass another one: give --async-depth 1, or {without}"
-    elif most <= config.async_depth:
-        yield f"{rule}, and async_depth {config.async_depth} is not less: give a larger one, or {without}"
-    if config.pipeline.schedule == "fixed":
-        yield f"{rule}, so batches depend on time, and pipeline.schedule is fixed: leave one of the two out"
-
-
-def _in_flight_refusals(config: RunConfig, traits: RunTraits) -> Iterator[str]:
-    """Why new weights cannot come under requests, where that is asked for."""
-    if not config.in_flight_updates or traits.in_flight(config):
-        return
-    if not config.async_depth:
-        why = "async_depth is 0, so nothing is sampled when new weights come: give --async-depth 1"
-    elif traits.in_place:
-        why = f"engine {config.engine.name} samples from the trainer's own module: use --runtime ray, or leave it out"
-    elif not traits.engine.in_flight:
-        why = f"engine {config.engine.name} cannot take them then: leave it out"
-    else:
-        why = "with pipeline.schedule fixed episodes are over before: leave one of the two out"
-    yield f"in_flight_updates wants new weights while requests are answered, and {why}"
-
-
-def _updates(train: TrainConfig) -> str:
-    return f"epochs {train.epochs} × minibatches {train.minibatches} make {train.updates_per_batch}"
 
 
 def _idle_corrections(manager: PluginManager) -> Iterator[str]:
@@ -338,7 +272,7 @@ def _setting_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         )
     if train.old_logprobs == "fused" and train.updates_per_batch > 1:
         rule = "train.old_logprobs fused works only with one update per batch"
-        yield f"{rule}, and {_updates(train)}: set --train.old-logprobs recompute"
+        yield f"{rule}, and {updates_text(train)}: set --train.old-logprobs recompute"
     if (best := config.checkpoint.best) and best.startswith("eval/"):
         if config.from_trajectories is not None:
             yield f"checkpoint.best is {best}, and from_trajectories evaluates nothing: set another metric"

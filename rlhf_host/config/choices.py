@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from rlhf_host.config.defaults import KINDS, WORDS, RunTraits, kernels_to_try, swap_for_debugging
-from rlhf_host.config.flags import coerce
+from rlhf_host.config.flags import Texts, coerce, last_counts
 from rlhf_host.config.load import Origins, fail, validation_lines, where
 from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
 from rlhf_host.config.tree import DATA, MANY, SINGLE, Path
-from rlhf_host.errors import PluginError, near_matches
+from rlhf_host.errors import PluginError, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
-from rlhf_host.plugins.elsewhere import of_place
+from rlhf_host.plugins.hints import of_option, of_place
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.python_objects import PluginObjects, build_object, describe, look_up
@@ -174,11 +175,13 @@ def _fill(
     unknown = [key for key in options if key not in fields and model.model_config.get("extra") != "allow"]
     for key in unknown:
         place = where((*path, key), origins)
-        hint = of_place(place, options[key]) or near_matches(key, fields)
+        hint = of_place(place, options[key]) or near_matches(key, fields) or (of_option(place) if _samples(cls) else "")
         hint = hint or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
         hint = "; write its options beside its name, without 'options:'" if key == "options" else hint
         errors.append(f"{place}: {info.kind} {info.name!r} has no option {key!r}{hint}")
     values = coerce(model, {key: value for key, value in options.items() if key not in unknown})
+    for notice in _repeated(options, values, path, origins):
+        log.warning(notice)
     try:
         parsed = read_options(info, cls, values, alias)
     except PluginError as error:
@@ -190,6 +193,30 @@ def _fill(
     filled = parsed.model_dump(mode="json")
     options.clear()
     options.update(filled if _same(model, filled, parsed) else values)
+
+
+def _repeated(texts: Any, values: Any, path: Path, origins: Origins) -> Iterator[str]:
+    """Options that take one value, and were given several.
+
+    Args:
+        values: what ``coerce`` made of ``texts``.
+    """
+    if isinstance(texts, Texts) and not isinstance(values, list):
+        yield from last_counts(where(path, origins), texts)
+    elif isinstance(texts, dict) and isinstance(values, dict):
+        for key in texts.keys() & values.keys():
+            yield from _repeated(texts[key], values[key], (*path, key), origins)
+
+
+def _samples(cls: type) -> bool:
+    """Whether a plugin of this class, as it comes, belongs to runs that sample: names of such runs mean nothing to others."""
+    try:
+        needs: Needs = cls(options_model(cls)()).needs()
+        return needs.samples
+    except BaseException as error:  # a plugin's own, which says elsewhere what is wrong with it
+        if asks_to_stop(error):
+            raise
+        return False
 
 
 def _at(path: Path, origins: Origins, message: str) -> str:
@@ -241,7 +268,7 @@ def merge_needs(manager: PluginManager) -> Needs:
     data_from = ""
     for key, needs in manager.each("needs"):
         if needs.data is not None and merged.data not in (None, needs.data):
-            raise PluginError(f"{data_from} trains on {merged.data} data and {key} on {needs.data}: choose one of them")
+            raise PluginError(f"{data_from} is for {merged.data} data and {key} for {needs.data}: choose one of them")
         data_from = data_from or (key if needs.data else "")
         for need in needs.roles:
             if need.name == "actor" and need.source == "actor":
@@ -262,6 +289,7 @@ def merge_needs(manager: PluginManager) -> Needs:
             separator=merged.separator if needs.separator is None else needs.separator,
             in_place=merged.in_place if needs.in_place is None else needs.in_place,
             rounded_weights=merged.rounded_weights or needs.rounded_weights,
+            server=merged.server or needs.server,
         )
     for output in merged.outputs:
         same = [other for other in merged.outputs if (other.what, other.role) == (output.what, output.role)]

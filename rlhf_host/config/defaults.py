@@ -11,6 +11,7 @@ from rlhf_host.config.schema import PluginChoice, RunConfig
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.libraries import require_libraries, traits_of
+from rlhf_host.plugins.recommended import recommended
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits
@@ -110,7 +111,8 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
     if config.placement and not traits.runtime.places:
         yield f"runtime {runtime} has one process and takes no placement: choose another --runtime, or leave --placement out"
     if talking := [need.name for need in needs.roles if need.generates and not traits.runtime.generates]:
-        yield f"the role {talking[0]} generates, and runtime {runtime} has engines for the actor only: use --runtime local"
+        other = recommended("runtime", "generates")
+        yield f"the role {talking[0]} generates, and runtime {runtime} has engines for the actor only: use --runtime {other}"
     if not needs.samples:
         return
     if traits.in_place and traits.backend.sharded:

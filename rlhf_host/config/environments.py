@@ -7,9 +7,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlhf_host.config.tree import TASKS
 from rlhf_host.config.yaml_file import Located, located
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.python_files import import_file
+from rlhf_host.plugins.spellings import ENVIRONMENT, spellings, written_out
 
 PARTS = ("tasks", "rewards", "tools", "agent", "system_prompt", "max_turns", "settings")
 """What a file may have."""
@@ -57,7 +59,8 @@ def _data(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
         return {"sources": [{"path": tasks}]}
     if not callable(tasks):
         raise UserError(f"{where}: tasks is a function (split, seed), or the name of data, not a {type(tasks).__name__}")
-    return {"sources": [{"path": "file", "name": file.stem, "file": str(file), "function": "tasks"}]}
+    path, options = written_out(TASKS, f"{file}:tasks")
+    return {"sources": [{"path": path, "name": file.stem, **options}]}
 
 
 def _rewards(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
@@ -69,7 +72,8 @@ def _rewards(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
         name = _name(module, function, "rewards", where)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise UserError(f"{where}: the weight of {name} is {weight!r}, not a number")
-        chosen[name] = {"name": "file", "path": str(file), "function": name, "weight": float(weight)}
+        plugin, options = written_out("reward", f"{file}:{name}")
+        chosen[name] = {"name": plugin, **options, "weight": float(weight)}
     return chosen
 
 
@@ -77,15 +81,20 @@ def _agent(module: ModuleType, file: Path, where: str) -> dict[str, Any]:
     agent, tools = getattr(module, "agent", None), getattr(module, "tools", None)
     turns = _of_type(module, "max_turns", int, where)
     more = {} if turns is None else {"max_turns": turns}
+    takes_tools = spellings("agent").get(f"{ENVIRONMENT}tools")
     if agent is not None and tools:
-        raise UserError(f"{where}: it has tools and an agent; tools are for multi_turn, so give one of the two")
+        whose = takes_tools.plugin if takes_tools else "an agent of their own"
+        raise UserError(f"{where}: it has tools and an agent; tools are for {whose}, so give one of the two")
     if isinstance(agent, str):
         return {"name": agent, **more}
     if agent is not None:
-        return {"name": "file", "path": str(file), "function": _name(module, agent, "agent", where), **more}
+        plugin, options = written_out("agent", f"{file}:{_name(module, agent, 'agent', where)}")
+        return {"name": plugin, **options, **more}
     if tools:
+        if takes_tools is None:
+            raise UserError(f"{where}: no installed agent takes tools of a file: install one, or give an agent")
         names = [_name(module, tool, "tools", where) for tool in tools]
-        return {"name": "multi_turn", "tools": f"{file}:{','.join(names)}", **more}
+        return {"name": takes_tools.plugin, takes_tools.options[0]: f"{file}:{','.join(names)}", **more}
     return {}
 
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import collections.abc
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from pydantic import TypeAdapter
 
+from rlhf_host.config.flag_names import option_examples, what_is_meant
 from rlhf_host.config.merge import merge
-from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import (
     DATA,
-    ROLES,
-    SHORTHANDS,
-    SINGLE,
     Names,
     Path,
     annotation_at,
@@ -34,9 +31,8 @@ from rlhf_host.config.tree import (
     section_model,
 )
 from rlhf_host.config.yaml_file import Located
-from rlhf_host.errors import UserError, near_matches
-from rlhf_host.plugins.elsewhere import of_flag
-from rlhf_host.plugins.options import Option, describe_options
+from rlhf_host.errors import UserError
+from rlhf_host.plugins.hints import of_flag
 from rlhf_host.plugins.selection import split_names
 
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
@@ -109,25 +105,14 @@ def take(flags: Sequence[Flag], control: Collection[str]) -> tuple[dict[str, lis
     return own, others
 
 
-def known_flags() -> dict[str, Option]:
-    """Every flag of the schema, without dashes in front and without plugins' own options → what the schema says of it."""
-    flags: dict[str, Option] = {}
-    for option in describe_options(RunConfig):
-        name = option.name.removesuffix(".sources").replace("extensions", "with")
-        name = name.removesuffix(".name") if name.removesuffix(".name") in SINGLE else name
-        if name == "roles":
-            own = describe_options(RoleConfig)
-            flags |= {f"{role}.{option.name}": option for role in SHORTHANDS for option in own}
-        else:
-            flags[name] = option
-    return {name.replace("_", "-"): option for name, option in flags.items()}
-
-
 # --- from flags to a layer ----------------------------------------------------------------------
 
 
-def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: Collection[str] = ()) -> Located:
-    """The flags as a layer. Mistakes are appended to ``errors``; ``control`` is for near matches."""
+def from_flags(
+    flags: Sequence[Flag], names: Names, errors: list[str], notices: list[str], control: Collection[str] = ()
+) -> Located:
+    """The flags as a layer. Mistakes are appended to ``errors``, and what people should know to ``notices``; ``control`` is for
+    near matches."""
     tree: dict[str, Any] = {}
     implied: dict[str, Any] = {}
     settings: dict[Path, list[Flag]] = {}
@@ -139,51 +124,27 @@ def from_flags(flags: Sequence[Flag], names: Names, errors: list[str], control: 
             _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), [])
         if plugin is not None and not rest:
             if flag.value is not None:
-                errors.append(f"{flag.text} takes no value: set an option of {plugin!r}, {flag.text}.OPTION VALUE")
-        elif (problem := _problem(flag, path, names, control)) is not None:
+                errors.append(f"{flag.text} takes no value: set an option of {plugin!r}, {option_examples(plugin, flag.text)}")
+        elif (problem := _problem(flag, path, names, control, flags)) is not None:
             errors.append(problem)
         else:
             settings.setdefault(path, []).append(flag)
     for path, repeated in settings.items():
-        if (value := _value(path, repeated, errors)) is not None:
+        if (value := _value(path, repeated, errors, notices)) is not None:
             _put(tree, path, value, errors)
     return merge(_located(tree), _located(implied), errors)
 
 
-def _problem(flag: Flag, path: Path, names: Names, control: Collection[str]) -> str | None:
+def _problem(flag: Flag, path: Path, names: Names, control: Collection[str], flags: Sequence[Flag]) -> str | None:
     """What is wrong with a flag's name."""
-    name = flag.name.replace("_", "-")
-    known_elsewhere = of_flag(flag.name, flag.value)
-    if is_selection(path[:-1]) and not known_elsewhere:
-        option = ".".join([*map(str, path[:-1]), "NAME", flag.name.rpartition(".")[2]])
-        return f"{flag.text}: give the plugin's name and the option: --{option}"
-    annotation = annotation_at(path)
-    if not is_selection(path[:-1]) and (_takes_names(path) or (annotation is not None and not holds_sections(annotation))):
+    if is_selection(path[:-1]):
+        if not of_flag(flag.name, flag.value):
+            option = ".".join([*map(str, path[:-1]), "NAME", flag.name.rpartition(".")[2]])
+            return f"{flag.text}: give the plugin's name and the option: --{option}"
+    elif _takes_names(path) or ((annotation := annotation_at(path)) is not None and not holds_sections(annotation)):
         return None
-    if known_elsewhere:
-        return f"{flag.text}: no such flag{known_elsewhere}"
-    head, dot, rest = name.partition(".")
-    known = [*known_flags(), *control]
-    if annotation_at(path[:1]) is None:  # a plugin's name, perhaps mistyped
-        plugins = [plugin.replace("_", "-") for plugin in names.plugins]
-        known += [plugin + dot + rest for plugin in plugins if not rest or near_matches(head, [plugin])]
-    if inside := [other for other in known if other.startswith(f"{name}.")]:
-        return f"{flag.text} is a section: set its keys, such as --{inside[0]}"
-    if rest and (option_flag := names.option_flag(head, rest)) is not None:
-        return f"{flag.text}: no such flag; the options of {head!r} are set with {option_flag}"
-    if head == "roles" and len(path) > 2 and path[1] not in ROLES:
-        known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
-    near = near_matches(f"--{name}", [f"--{other}" for other in known])
-    known_head = not rest or annotation_at(path[:1]) is not None
-    hint = of_last_part(flag.name.rpartition(".")[2], flag.value)
-    return f"{flag.text}: no such flag{hint or near if known_head else near or hint}"
-
-
-def of_last_part(part: str, value: object = None) -> str:
-    """``; did you mean ...?`` with the flags that end so, else what the name of another project is here."""
-    ending = f".{part.replace('_', '-')}"
-    same_end = [f"'--{name}'" for name in known_flags() if f".{name}".endswith(ending)][:3]
-    return f"; did you mean {' or '.join(same_end)}?" if same_end else of_flag(part, value)
+    chosen = [(each.parts[0], name) for each in flags if len(each.parts) == 1 for name in split_names(each.value or "")]
+    return f"{flag.text}{what_is_meant(flag.name, flag.value, path, names, control, chosen)}"
 
 
 def _takes_names(path: Path) -> bool:
@@ -191,17 +152,19 @@ def _takes_names(path: Path) -> bool:
     return path in DATA or is_choice(path) or is_selection(path)
 
 
-def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | None:
+def _value(path: Path, flags: Sequence[Flag], errors: list[str], notices: list[str]) -> Located | None:
     """What the flag, perhaps repeated, sets."""
     last, annotation = flags[-1], annotation_at(path)
     if len(spellings := {".".join(flag.parts): flag.text for flag in flags}) > 1:
         errors.append(f"{' and '.join(spellings.values())} set the same: leave one out")
+        return None
     texts = [Text("true" if flag.value is None else flag.value) for flag in flags]
     if _takes_names(path):
         if not all(flag.value for flag in flags):
             errors.append(f"{last.text} needs {'a path' if path in DATA else 'the name of a plugin'}")
             return None
         if is_choice(path):
+            notices += last_counts(last.text, texts)
             return canonical(Located(str(texts[-1]), last.text), path, errors)
         if path in DATA:
             items = [Located(str(text), f"{last.text} {text}") for text in texts]
@@ -212,7 +175,9 @@ def _value(path: Path, flags: Sequence[Flag], errors: list[str]) -> Located | No
         errors.append(f"{last.text} needs a value")
         return None
     value: Any = Texts(texts) if len(texts) > 1 else texts[0]
-    return Located(value if annotation is Any else coerce(annotation, value), last.text)
+    if annotation is not Any and not isinstance(value := coerce(annotation, value), list):
+        notices += last_counts(last.text, texts)
+    return Located(value, last.text)
 
 
 def _put(tree: dict[str, Any], path: Path, value: Located, errors: list[str]) -> None:
@@ -252,6 +217,12 @@ class Text(str):
 
 class Texts(list[Text]):
     """The values of a flag given several times, where it is not known yet whether it takes a list."""
+
+
+def last_counts(flag: str, values: Sequence[str]) -> Iterator[str]:
+    """What to say of a flag that takes one value, and was given several."""
+    if len(set(values)) > 1:
+        yield f"{flag} takes one value and is given {len(values)}, {' and '.join(values)}: the last one counts"
 
 
 def takes_bool(annotation: Any) -> bool:
@@ -307,6 +278,12 @@ def _items(text: str) -> list[Any]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         return text
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(values := dict(pairs)) < len(pairs):
+        raise ValueError("a key stands twice")
+    return values

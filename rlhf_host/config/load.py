@@ -10,14 +10,15 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from rlhf_host.config.environments import environment_layer
-from rlhf_host.config.flags import Flag, from_flags, of_last_part, parse
+from rlhf_host.config.flag_names import of_last_part, of_plugin
+from rlhf_host.config.flags import Flag, from_flags, parse
 from rlhf_host.config.merge import DEFAULT, layer, merge
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, Path, annotation_at, fields_of, section_model
 from rlhf_host.config.yaml_file import Located, located, plain, read_yaml
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.plugins.discovery import preset_file
-from rlhf_host.plugins.elsewhere import of_flag, of_place, of_section
+from rlhf_host.plugins.hints import of_flag, of_place, of_section
 from rlhf_host.plugins.selection import find
 
 QUICKSTART = "quickstart"
@@ -94,11 +95,10 @@ def assemble(
         if sections:
             file = replace(file, value={key: value for key, value in file.value.items() if key in sections})
         layers.append(layer(file, names, errors))
-    layers.append(from_flags(flags, names, errors, control))
+    notices: list[str] = []
+    layers.append(from_flags(flags, names, errors, notices, control))
     if settings is not None:
         layers.append(layer(settings, names, errors))
-    chosen = {key: dict.fromkeys(str(flag.value) for flag in flags if flag.parts == [key]) for key in SINGLE}
-    notices = [f"--{key} is given as {', '.join(of)}: the last one counts." for key, of in chosen.items() if len(of) > 1]
     if quickstart and not any(_has(each, "roles", "actor", "model") or _has(each, "data", "sources") for each in layers):
         layers.insert(0, layer(_preset(QUICKSTART), names, errors))
         notices.append(
@@ -189,6 +189,7 @@ def validation_lines(
         if item["type"] == "extra_forbidden":
             key, dotted = str(path[-1]), ".".join(map(str, path))
             hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted) or of_last_part(key)
+            hint = hint or ("" if path[:-1] else of_plugin(key.replace("_", "-")))
             problem = f"no such key{hint or near_matches(key, _known(path[:-1])) or of_section(dotted)}"
         lines.append(f"{where(path, origins)}: {problem}")
     return lines

@@ -8,7 +8,7 @@ from rlhf_host.config.schema import DataConfig, defaults
 from rlhf_host.config.tree import DATA, NONE, SINGLE, Names, Path, canonical, is_choice, is_empty, is_selection, snake_case
 from rlhf_host.config.yaml_file import Located, plain
 from rlhf_host.errors import near_matches
-from rlhf_host.plugins.elsewhere import of_flag
+from rlhf_host.plugins.hints import of_flag
 
 DEFAULT = ""
 """The place of what nobody set."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.choices import chosen
 from rlhf_host.config.load import fail, load_config
-from rlhf_host.config.run_dir import CONFIG, PLUGINS
+from rlhf_host.config.run_dir import CONFIG, PLUGINS, STATE, checkpoint_dirs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import discover
 
-_ANOTHER_RUN = re.compile(r"seed|algo\.name|roles\.[^.]+\.(model|revision|adapter|quantize|lora\..+|freeze|train_only)")
+_ANOTHER_RUN = re.compile(
+    r"seed|data\.shuffle|algo\.name|roles\.[^.]+\.(model|revision|adapter|quantize|lora\..+|freeze|train_only)"
+)
 """Settings that checkpoints follow from."""
 
 
@@ -50,15 +53,31 @@ def check_resume(run_dir: Path, config: RunConfig, *, force: bool = False) -> li
     Raises:
         UserError: one line per setting that would make it another run.
     """
-    changes = list(_differences(load_config(run_dir / CONFIG).model_dump(mode="json"), config.model_dump(mode="json")))
+    file = load_config(run_dir / CONFIG).model_dump(mode="json")
+    so_far = _recorded(run_dir) or file
+    in_file = {name for name, _, _ in _differences(so_far, file)}
+    changes = list(_differences(so_far, config.model_dump(mode="json")))
     if not force:
         fail(
-            f"{name} is {then} in {run_dir}, and cannot become {now}: start a new run, or add --force"
+            f"{name} is {then} in {run_dir}, and cannot become {now}{f', as {CONFIG} has it' if name in in_file else ''}: start"
+            " a new run, or add --force"
             for name, then, now in changes
             if _ANOTHER_RUN.fullmatch(name)
         )
-    listed = ", ".join(f"{name} {then} → {now}" for name, then, now in changes)
+    listed = ", ".join(f"{name} {then} → {now}{f' ({CONFIG})' if name in in_file else ''}" for name, then, now in changes)
     return [f"not as in the run so far: {listed}"] if changes else []
+
+
+def _recorded(run_dir: Path) -> dict[str, Any] | None:
+    """The configuration that the newest checkpoint was written with: ``config.yaml`` may have been edited since.
+
+    ``None`` where no checkpoint says it.
+    """
+    for _, path in reversed(checkpoint_dirs(run_dir)):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # damaged, of another version, or of before it was recorded
+            recorded = json.loads((path / STATE).read_text("utf-8"))["config"]
+            return RunConfig.model_validate(recorded).model_dump(mode="json")
+    return None
 
 
 def _differences(then: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:

@@ -23,6 +23,8 @@ from rlhf_host.plugins.selection import parse_choice
 CONFIG = "config.yaml"
 BEST, LAST = "checkpoints/best", "checkpoints/last"
 """Links to the checkpoint with the best ``checkpoint.best``, and to the newest."""
+STATE = "state.json"
+"""File of a checkpoint with what is no tensor, and with the configuration."""
 PLUGINS = "plugins.json"
 RUN = "run.json"
 LOCK, HOLDER = ".lock", ".lock-holder"

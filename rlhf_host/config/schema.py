@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from rlhf_host.config.section import Count, Fraction, Open, Section, Temperature, TokenId, TopK, TopP
 from rlhf_host.config.yaml_file import plain, read_yaml
 
 
@@ -15,36 +16,6 @@ from rlhf_host.config.yaml_file import plain, read_yaml
 def defaults() -> dict[str, Any]:
     """``presets/defaults.yaml``, the lowest layer: the plugins of a run that chooses no others."""
     return cast(dict[str, Any], plain(read_yaml(Path(__file__).parent / "presets/defaults.yaml")))
-
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(gt=0, lt=2**31)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors, values are checked when set."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        validated = validate(value)
-        if isinstance(value, bool) and not isinstance(validated, bool):
-            raise ValueError(f"should not be {str(value).lower()}")
-        return validated
-
-
-class Open(Section):
-    """A section whose other keys are a plugin's options."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The plugin's own options. Changes of this mapping are changes of the section."""
-        return cast(dict[str, Any], self.model_extra)
 
 
 class PluginChoice(Open):
@@ -159,6 +130,9 @@ class DataConfig(Section):
         description="column with the ground truth; default: the first of label, answer, ground_truth, solution, target, output",
     )
     agent_key: str | None = Field(None, description="column with the agent's name")
+    ignore: list[str] = Field(
+        [], description="columns, and keys of messages, left unread although other projects give them a meaning; repeatable"
+    )
     system_prompt: str | None = Field(None, description="system message put before every prompt")
     template: str | None = Field(
         None, description="prompt template with {prompt}; 'none': no chat template; default: the tokenizer's chat template"
@@ -222,17 +196,15 @@ class DataConfig(Section):
 
 class RolloutConfig(Section):
     n: Count = Field(8, description="samples per prompt")
-    temperature: float = Field(1.0, ge=0, description="above 0 in training; log-probabilities use it too")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="1: off; training refuses other values, because it cannot correct for them"
-    )
-    top_k: int = Field(0, ge=0, description="0: off; training refuses other values")
+    temperature: Temperature = Field(1.0, description="above 0 in training; log-probabilities use it too")
+    top_p: TopP = Field(1.0, description="1: off; training refuses other values, because it cannot correct for them")
+    top_k: TopK = Field(0, description="0: off; training refuses other values")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off; training refuses other values")
     max_new_tokens: Count = Field(256, description="longest answer per turn, in tokens")
     max_tokens: Count | None = Field(
         None, description="longest trajectory including the prompt, in tokens; default: the model's context"
     )
-    stop: list[str] = Field([], description="stop strings")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field([], description="stop strings")
     stop_token_ids: list[TokenId] = Field([], description="stop tokens in addition to the end-of-sequence tokens")
     max_unjudged: float = Field(
         0.5, ge=0, le=1, description="the run stops if more than this fraction of a step's trajectories is unjudged"
@@ -245,7 +217,8 @@ class RolloutConfig(Section):
     stall_s: float = Field(
         5400.0,
         ge=0,
-        description="a run ends when for so long no request is answered, no episode ends and nothing is scored; 0: never",
+        description="stop the run after this many seconds in which no token is sampled, no episode ends and nothing is scored;"
+        " 0: never",
     )
     episode_retries: int = Field(2, ge=0, description="further attempts after EpisodeFailed(retryable=True)")
     history: Literal["append", "template", "refuse"] = Field(
@@ -296,18 +269,20 @@ class PipelineConfig(Section):
         description="free: new weights come while episodes play; fixed: episodes are over before new weights come, so that a run"
         " gives the same values again",
     )
-    switch_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="with the schedule fixed: after so many tokens an answer waits for new weights and goes on under them, unless"
-        " the batch waits for it; default: it ends under those with which it began",
-    )
     max_staleness: int | None = Field(
         None,
         ge=1,
-        description="more than async_depth: later draws may pass those that take long, which are trained once they are over, by"
-        " weights at most so many versions newer; default: batches come in the order of the draws",
+        description="let slow episodes finish in later batches, by weights at most so many versions newer; more than async_depth."
+        " Default: batches come in the order of the draws",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_gone(cls, values: Any) -> Any:
+        """``config.yaml`` of an earlier run has every key."""
+        if isinstance(values, dict) and values.get("switch_tokens", "set") is None:
+            return {key: value for key, value in values.items() if key != "switch_tokens"}
+        return values
 
 
 class EvalConfig(Section):
@@ -318,9 +293,9 @@ class EvalConfig(Section):
     reward: dict[str, RewardChoice] = Field({}, description="rewards for evaluation; default: the training rewards")
     n: Count = Field(1, description="samples per prompt")
     k: list[Count] = Field([], description="pass@k to report besides 1 and n")
-    temperature: float = Field(1.0, ge=0, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="1: off")
-    top_k: int = Field(0, ge=0, description="0: off")
+    temperature: Temperature = Field(1.0, description="0: greedy")
+    top_p: TopP = Field(1.0, description="1: off")
+    top_k: TopK = Field(0, description="0: off")
     min_p: float = Field(0.0, ge=0, lt=1, description="0: off")
     max_new_tokens: Count | None = Field(None, description="default: as in training")
     seed: int = Field(0, ge=0, description="fixes the evaluation samples; independent of the run's seed")
@@ -389,8 +364,8 @@ class RunConfig(Section):
     async_depth: int = Field(
         0,
         ge=0,
-        description="by how many versions a batch may be older than the weights that it trains: sampling goes on while the trainer"
-        " works; 0: they take turns",
+        description="maximum age of a batch, in weight versions: sampling goes on while the trainer works;"
+        " 0: sample and train in turns",
     )
     in_flight_updates: bool | None = Field(
         None,

@@ -15,7 +15,8 @@ from rlhf_host.config.yaml_file import Located, located, plain
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.selection import parse_choice, written_out
+from rlhf_host.plugins.selection import parse_choice
+from rlhf_host.plugins.spellings import written_out
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -47,6 +48,9 @@ ROLES = tuple(SHORTHANDS.values())
 
 DATA: tuple[Path, ...] = (("data",), ("eval", "data"))
 """Where data sources are."""
+
+TASKS = "tasks"
+"""The kind of plugin that a data source may be, and what one is called that has no name."""
 
 NONE = "none"
 """``ALIAS=none`` takes an extension or tracker of a lower layer away."""
@@ -162,7 +166,7 @@ def canonical(tree: Located, path: Path, errors: list[str]) -> Located:
     """
     value = tree.value
     if is_choice(path):
-        return Located(_written_out(_choice(tree, errors)), tree.where)
+        return Located(_written_out(_kind(path), _choice(tree, errors), errors), tree.where)
     if is_selection(path):
         return Located(dict(_choices(tree, path, errors)), tree.where)
     if path in DATA and value is not None and not isinstance(value, dict):
@@ -204,12 +208,22 @@ def _choice(tree: Located, errors: list[str]) -> dict[str, Located]:
     return snake_case(tree.value, errors) if isinstance(tree.value, dict) else {}
 
 
-def _written_out(choice: dict[str, Located]) -> dict[str, Located]:
+def _kind(path: Path) -> str:
+    """Returns the kind of the plugins that are chosen there."""
+    key = str(path[-1] if is_selection(path) else path[0] if path[0] in SINGLE else path[-2])
+    return SINGLE.get(key) or MANY[key]
+
+
+def _written_out(kind: str, choice: dict[str, Located], errors: list[str]) -> dict[str, Located]:
     """A choice whose name implies options, with these."""
     tree = choice.get("name")
     if tree is None or not isinstance(tree.value, str):
         return choice
-    name, options = written_out(tree.value)
+    try:
+        name, options = written_out(kind, tree.value)
+    except PluginError as error:
+        errors.append(f"{tree.where}: {error}")
+        return choice
     implied = {key: located(value, tree.where) for key, value in options.items()}
     return {**implied, **choice, "name": Located(name, tree.where)} if implied else choice
 
@@ -238,7 +252,8 @@ def _choices(tree: Located, path: Path, errors: list[str]) -> Iterator[tuple[str
             errors.append(f"{item.where}: {alias!r} is chosen twice; give one its own name: OTHER={spec}")
             continue
         aliases.add(alias)
-        yield alias, Located({"name": Located(alias, item.where, implied=True), **_written_out(choice)}, item.where)
+        whole = _written_out(_kind(path), choice, errors)
+        yield alias, Located({"name": Located(alias, item.where, implied=True), **whole}, item.where)
 
 
 def _source(item: Located, errors: list[str]) -> Located:
@@ -253,8 +268,12 @@ def _source(item: Located, errors: list[str]) -> Located:
     except ValueError:
         path, weight = str(item.value), ""
     source = {"path": path, "weight": weight} if weight else {"path": path}
-    name, options = written_out(path)
-    if name == "file":
-        function = options.get("function", "tasks")
-        source |= {"path": name, "name": function, "file": options["path"], "function": function}
+    try:
+        name, options = written_out(TASKS, path)
+    except PluginError as error:
+        errors.append(f"{item.where}: {error}")
+        name, options = path, {}
+    if options:
+        named = list(options.values())[1:]  # behind the file
+        source |= {"path": name, "name": named[0] if named else TASKS, **options}
     return located(source, item.where)

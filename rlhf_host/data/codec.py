@@ -10,26 +10,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_host.data import tool_formats
-from rlhf_host.data.chat import apply_template, conversation, encode, render_prompts, uses_chat_template
+from rlhf_host.data import contents, tool_formats
+from rlhf_host.data.chat import conversation, encode, render_prompts
+from rlhf_host.data.template_writer import MEMO, WITHOUT_TOOLS, TemplateWriter, Tools, reasoning_of, refuse_cuts
+from rlhf_host.data.templates import uses_chat_template
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed, FinishReason, Message
 from rlhf_host.records.messages import Reply, ToolCall
-
-Tools = Sequence[Mapping[str, Any]]
-
-MEMO = 4096
-"""Most shapes of conversations that are kept; conversations with tools have as many as there are episodes."""
-
-WITHOUT_TOOLS = (
-    "put the tools into the system prompt and their results into user messages (the agent multi_turn: tool_format text)"
-)
-"""The way out for chat templates that have no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +66,11 @@ class ChatCodec:
         self.tool_format = tool_format
         if tool_format == "auto":
             self.tool_format = tool_formats.detect(_template_text(tokenizer)) if self.chat else "none"
-        self._mark = "m" + uuid.uuid4().hex  # no text of a conversation has it
+        self.writer = TemplateWriter(tokenizer)
+        self._mark = self.writer.mark
         self._given_stops = frozenset(stop_ids)
         self._stops: frozenset[int] | None = None
         self._specials: dict[str, int] | None = None
-        self._as_json = False
-        self._in_parts = self.chat and self._takes_parts()
         self._endings: dict[str, str] = {}
         self._rewritten: dict[str, bool] = {}
         self._begins: str | None = None
@@ -97,7 +87,8 @@ class ChatCodec:
             return self._told(lambda: render_prompts([said], self.tokenizer, self.system_prompt, self.template)[0])
         messages = conversation(messages, self.system_prompt)
         text = self._told(lambda: self._write(messages, True, tools))
-        self._refuse_losses(messages, tools)
+        self._told(lambda: self.writer.refuse_losses(messages, tools, opens=True, words_alone=True))
+        self._told(lambda: refuse_cuts(messages, text, answers=False))
         return encode([text], self.tokenizer, special=False)[0]
 
     def delta(self, last: Message, new: Sequence[Message], sampled: Sequence[int], *, tools: Tools | None = None) -> list[int]:
@@ -147,10 +138,10 @@ class ChatCodec:
         if shape not in self._rewritten:
             _bound(self._rewritten)
             marks = itertools.count()
-            marked = [self._marked(message, marks) for message in conversation(messages, self.system_prompt)]
+            marked = [self.writer.marked(message, marks) for message in conversation(messages, self.system_prompt)]
             before = self._told(lambda: self._write(marked, False, tools))
             end = before.rfind(self._mark) + len(self._mark)
-            after = self._told(lambda: self._write([*marked, *(self._marked(one, marks) for one in new)], True, tools))
+            after = self._told(lambda: self._write([*marked, *(self.writer.marked(one, marks) for one in new)], True, tools))
             self._rewritten[shape] = not after.startswith(before[:end])
         return self._rewritten[shape]
 
@@ -242,7 +233,7 @@ class ChatCodec:
             last = {"role": "assistant", "content": last.get("content")}  # a call that nobody answers need not be written
         ending = self._ending(last, tools)
         counter = itertools.count()
-        marks = [self._marked(message, counter) for message in new]
+        marks = [self.writer.marked(message, counter) for message in new]
         opened = self._opened(last)
         skeleton = self._behind(self._told(lambda: self._write([*opened, *marks], True, tools)))
         place = 0
@@ -301,41 +292,6 @@ class ChatCodec:
             answer["tool_calls"][-1]["function"]["arguments"] = {"m": mark}
         return [{"role": "user", "content": "x"}, answer]
 
-    def _marked(self, message: Message, numbers: itertools.count[int]) -> Message:
-        """The message with marks in place of its content and reasoning."""
-        marked = {name: value for name, value in message.items() if name not in ("reasoning_content", "thinking", "reasoning")}
-        if text_of(message.get("content")):
-            marked["content"] = f"n{next(numbers)}{self._mark}"
-        if reasoning_of(message):
-            marked["reasoning_content"] = marked["thinking"] = f"n{next(numbers)}{self._mark}"
-        return marked
-
-    def _refuse_losses(self, messages: Sequence[Message], tools: Tools | None) -> None:
-        """Raises ``EpisodeFailed`` for a message, a call or a tool that the template does not write."""
-        shape = json.dumps([[_shape(message) for message in messages], "render", bool(tools)])
-        if shape in self._rewritten:
-            return
-        numbers = itertools.count()
-        marked = [self._marked(message, numbers) for message in messages]
-        for message in marked:
-            if calls := message.get("tool_calls"):
-                message["tool_calls"] = [self._renamed(call, numbers) for call in calls]
-        renamed = [self._renamed(tool, numbers) for tool in tools or ()]
-        text = self._told(lambda: self._write(marked, True, renamed or None))
-        for message in marked:
-            if self._mark in text_of(message.get("content")) and str(message["content"]) not in text:
-                raise EpisodeFailed(f"codec: the chat template leaves out a message of the role {message.get('role')!r}")
-            if not all(call["function"]["name"] in text for call in message.get("tool_calls") or ()):
-                raise EpisodeFailed(f"codec: the chat template leaves out tool calls: {WITHOUT_TOOLS}")
-        if not all(tool["function"]["name"] in text for tool in renamed):
-            raise EpisodeFailed(f"codec: the chat template leaves out tools: {WITHOUT_TOOLS}")
-        _bound(self._rewritten)
-        self._rewritten[shape] = False
-
-    def _renamed(self, tool: Mapping[str, Any], numbers: itertools.count[int]) -> dict[str, Any]:
-        """A tool or a call with a mark as its name."""
-        return {**tool, "function": {**tool.get("function", tool), "name": f"n{next(numbers)}{self._mark}"}}
-
     def _hold(self, new: Sequence[Message], text: str) -> None:
         """Raises ``EpisodeFailed`` where the text of a message is not in what the template wrote, in order."""
         place = 0
@@ -350,28 +306,7 @@ class ChatCodec:
             place = min(found)
 
     def _write(self, messages: Sequence[Message], opens: bool, tools: Tools | None) -> str:
-        """The template's text, in the form of contents and arguments that it takes."""
-        try:
-            return self._apply(messages, opens, tools, self._as_json)
-        except UserError:
-            if self._as_json or not any(message.get("tool_calls") for message in messages):
-                raise
-            text = self._apply(messages, opens, tools, True)
-            self._as_json = True
-            return text
-
-    def _apply(self, messages: Sequence[Message], opens: bool, tools: Tools | None, as_json: bool) -> str:
-        shaped = [_in_form(message, as_json, self._in_parts) for message in messages]
-        return apply_template(self.tokenizer, shaped, add_generation_prompt=opens, tools=tools)
-
-    def _takes_parts(self) -> bool:
-        """Whether contents must be lists of parts: some templates of models that see images lose a plain text."""
-        for in_parts in (False, True):
-            message = _in_form({"role": "user", "content": self._mark}, False, in_parts)
-            with contextlib.suppress(UserError):
-                if self._mark in apply_template(self.tokenizer, [message], add_generation_prompt=True):
-                    return in_parts
-        return False
+        return self.writer.write(messages, opens=opens, tools=tools)
 
     @property
     def _opening(self) -> str:
@@ -415,32 +350,16 @@ class ChatCodec:
 
 
 def text_of(content: Any) -> str:
-    """A message's content as one text: parts are joined, ``None`` is empty. Raises ``EpisodeFailed`` for what is no text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise EpisodeFailed(f"codec: a message's content is a {type(content).__name__}: write it as text, as by json.dumps")
-    return "".join(_text_of_part(part) for part in content)
-
-
-def _text_of_part(part: Any) -> str:
-    text = part.get("text") if isinstance(part, Mapping) else part
-    if not isinstance(text, str):
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise EpisodeFailed(f"codec: a message's content has a part of the type {kind!r}: only texts are read")
-    return text
+    """A message's content as one text. Raises ``EpisodeFailed`` for what is no text."""
+    try:
+        return contents.text_of(content)
+    except UserError as error:
+        raise EpisodeFailed(f"codec: {error}") from error
 
 
 def _bound(memo: dict[str, Any]) -> None:
     if len(memo) >= MEMO:
         memo.clear()
-
-
-def reasoning_of(message: Message) -> str:
-    """Under whichever of its names."""
-    return str(next((value for name in ("reasoning_content", "reasoning", "thinking") if (value := message.get(name))), ""))
 
 
 def _template_text(tokenizer: Any) -> str:
@@ -452,28 +371,6 @@ def _shape(message: Message) -> list[Any]:
     """All of a message on which the form of what a template writes depends."""
     calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
     return [message.get("role"), bool(text_of(message.get("content"))), bool(reasoning_of(message)), calls]
-
-
-def _in_form(message: Message, as_json: bool, in_parts: bool) -> Message:
-    shaped = {**message, "content": text_of(message.get("content"))}
-    if in_parts:
-        shaped["content"] = [{"type": "text", "text": shaped["content"]}]
-    if message.get("tool_calls"):
-        shaped["tool_calls"] = [_call_in_form(call, as_json) for call in message["tool_calls"]]
-    return shaped
-
-
-def _call_in_form(call: Mapping[str, Any], as_json: bool) -> dict[str, Any]:
-    function = dict(call.get("function", call))
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str) and not as_json:
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {"arguments": arguments}
-    elif not isinstance(arguments, str) and as_json:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return {"id": "call00000", "type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def _result(call: Mapping[str, Any], text: str) -> Message:

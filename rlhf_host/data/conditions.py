@@ -5,7 +5,7 @@ from __future__ import annotations
 from string import Formatter
 from typing import Any
 
-from rlhf_host.data.row_reader import Malformed
+from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.errors import UserError
 
 FIELDS = {"prompt", "reward"}

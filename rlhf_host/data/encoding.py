@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.chat import encode, encode_prompts, trim
-from rlhf_host.data.row_reader import Malformed
 from rlhf_host.data.spans import MarkedText
 from rlhf_host.data.units import Row
 from rlhf_host.records.numbers import Numbers

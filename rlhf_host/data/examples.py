@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, TypeAlias
 
+from rlhf_host.data.bad_rows import MISSING, Malformed, check_text, get, kind_of, look_up
 from rlhf_host.data.conditions import conditioned
-from rlhf_host.data.row_reader import MISSING, Malformed, check_text, get, look_up
-from rlhf_host.data.row_values import (
-    Text,
-    answer_of,
-    is_sharegpt,
-    kind_of,
-    label_of,
-    messages_of,
-    number_of,
-    sharegpt_message,
-    sharegpt_of,
-    text_of,
-    tools_of,
-)
+from rlhf_host.data.messages import THOUGHTS, as_list, messages_of, sharegpt_message
+from rlhf_host.data.rendered import is_transcript
+from rlhf_host.data.row_context import NOTHING, RowContext, system_of
+from rlhf_host.data.row_values import Text, answer_of, label_of, number_of, text_of
+from rlhf_host.data.template_writer import reasoning_of
+from rlhf_host.data.token_rows import read_token_rows
 from rlhf_host.data.units import Row
 from rlhf_host.records.episodes import Message
-from rlhf_host.records.numbers import Numbers
 
 ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 ALPACA_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request."
 )
+_SWITCHES = ("on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high")
+"""Values of a column that says whether, or how much, was thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +40,11 @@ class Example:
     """Of each completion."""
     steps: tuple[tuple[str, float], ...] = ()
     """Texts and labels of the completion's steps."""
-    tools: Sequence[Any] | None = None
     own_turns: bool = False
     """The texts write their turns themselves, so no chat template is used."""
-    tokens: Row | None = None
+    tokens: tuple[Row, ...] = ()
     """What the row has in tokens; then nothing else matters."""
+    beside: RowContext = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +61,8 @@ class Reading:
     """Number of token ids."""
     hh_chat: bool = False
     """Transcripts become conversations."""
+    ignore: Sequence[str] = ()
+    """Columns and keys of messages that are left unread."""
 
 
 Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]
@@ -75,13 +72,16 @@ Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]
 
 
 def read_messages(row: Mapping[str, Any], reading: Reading) -> Example:
-    key = reading.prompt_key or ("messages" if "messages" in row or "conversations" not in row else "conversations")
-    return Example([], (messages_of(get(row, key, "conversation"), key),), tools=tools_of(row))
+    messages = _conversation(row, reading, "messages", "conversations")
+    _refuse_thoughts(row, messages)
+    return Example([], (messages,))
 
 
 def read_prompt_completion(row: Mapping[str, Any], reading: Reading) -> Example:
-    prompt = _prompt(row, reading)
-    return Example(prompt, (answer_of(get(row, "completion", "answer"), "completion"),), tools=tools_of(row))
+    answer = answer_of(get(row, "completion", "answer"), "completion", reading.ignore)
+    _refuse_thoughts(row)
+    prompt, (answer,) = _joined(_prompt(row, reading), (answer,), "completion")
+    return Example(prompt, (answer,))
 
 
 def read_generated(row: Mapping[str, Any], reading: Reading) -> Example:
@@ -93,25 +93,31 @@ def read_generated(row: Mapping[str, Any], reading: Reading) -> Example:
 
 def read_text(row: Mapping[str, Any], reading: Reading) -> Example:
     key = reading.prompt_key or "text"
+    if (role := next((name for name in ("role", "from", "speaker") if isinstance(row.get(name), str)), None)) is not None:
+        raise Malformed(
+            f"{role!r} says who speaks, and a text is spoken by nobody: make conversations of the rows, or leave it unread"
+            f" (data.ignore {role})"
+        )
     return Example("", (text_of(get(row, key, "text"), key),))
 
 
 def read_sharegpt(row: Mapping[str, Any], reading: Reading) -> Example:
-    key = reading.prompt_key or "conversations"
-    return Example([], (sharegpt_of(row, key),), tools=tools_of(row))
+    messages = _conversation(row, reading, "conversations")
+    _refuse_thoughts(row, messages)
+    return Example([], (messages,))
 
 
 def read_alpaca(row: Mapping[str, Any], reading: Reading) -> Example:
     instruction = text_of(get(row, "instruction", "prompt"), "instruction")
     answer = text_of(get(row, "output", "answer"), "output")
-    context, system, history = (row.get(key) or "" for key in ("input", "system", "history"))
-    for key, value in (("input", context), ("system", system)):
-        if not isinstance(value, str):
-            raise Malformed(f"{key!r} must be a text, not {kind_of(value)}")
-        check_text(value, key)
+    _refuse_thoughts(row)
+    context, history, system = row.get("input") or "", row.get("history"), system_of(row)
+    if not isinstance(context, str):
+        raise Malformed(f"'input' must be a text, not {kind_of(context)}")
+    check_text(context, "input")
     if reading.chat:
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        for question, reply in _turns(history):
+        for question, reply in turns_of(history):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
         words = f"{instruction}\n\n{context}" if context else instruction
         return Example([*messages, {"role": "user", "content": words}], ([{"role": "assistant", "content": answer}],))
@@ -123,25 +129,7 @@ def read_alpaca(row: Mapping[str, Any], reading: Reading) -> Example:
 
 
 def read_tokens(row: Mapping[str, Any], reading: Reading) -> Example:
-    if "input_ids" not in row:
-        prompt, completion = (
-            _ids(get(row, f"{name}_ids", "tokens"), f"{name}_ids", reading) for name in ("prompt", "completion")
-        )
-        if not prompt:
-            raise Malformed("'prompt_ids' is empty: the first completion token needs a token before it")
-        return _of_tokens([*prompt, *completion], [False] * len(prompt) + [True] * len(completion), "completion_ids")
-    ids = _ids(row["input_ids"], "input_ids", reading)
-    labels = row.get("labels")
-    if labels is None:
-        return _of_tokens(ids, [True] * len(ids), "input_ids")
-    if not isinstance(labels, Sequence) or len(labels) != len(ids):
-        raise Malformed("'labels' must be a list as long as 'input_ids'")
-    for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
-        if label not in (token, -100):
-            raise Malformed(
-                f"'labels' has {label!r} at {place} where 'input_ids' has {token}: a label is the token itself, or -100"
-            )
-    return _of_tokens(ids, [label != -100 for label in labels], "labels")
+    return Example("", (), tokens=read_token_rows(row, reading.vocabulary, reading.ignore))
 
 
 # --- pairs and single judgements --------------------------------------------------------------------------------------
@@ -151,32 +139,31 @@ def read_preference(row: Mapping[str, Any], reading: Reading) -> Example:
     columns: tuple[Mapping[str, float], ...] = ({"label": 1.0}, {"label": 0.0})
     if (margin := row.get("margin")) is not None:
         columns = tuple({**column, "margin": number_of(margin, "margin")} for column in columns)
-    chosen, rejected = (answer_of(get(row, key, "answer"), key) for key in ("chosen", "rejected"))
+    chosen, rejected = (answer_of(get(row, key, "answer"), key, reading.ignore) for key in ("chosen", "rejected"))
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise Malformed("'chosen' and 'rejected' must both be texts or both be lists of messages")
     if chosen == rejected:
         raise Malformed("'chosen' and 'rejected' are equal")
     prompt: Text
-    own_turns = False
+    if _has_prompt(row, reading):
+        prompt, (chosen, rejected) = _joined(_prompt(row, reading), (chosen, rejected), "chosen")
+        return Example(prompt, (chosen, rejected), columns)
     if isinstance(chosen, list) and isinstance(rejected, list):
-        if chosen[0]["role"] != "assistant" or "prompt" not in row:
-            prompt, chosen, rejected = _common_messages(chosen, rejected)
-        else:
-            prompt = _prompt(row, reading)
-    elif _has_prompt(row, reading):
-        prompt = _prompt(row, reading)
-    elif reading.split_at:
-        (prompt, chosen), (other, rejected) = (
-            _cut(text, reading.split_at, key) for text, key in ((chosen, "chosen"), (rejected, "rejected"))
-        )
-        own_turns = True
-        if prompt != other:
-            raise Malformed(f"the texts before the last {reading.split_at!r} differ between 'chosen' and 'rejected'")
-    else:
+        if chosen[0]["role"] == "assistant" and "messages" in row:
+            prompt = _question(_conversation(row, reading, "messages"), "messages")
+            return Example(prompt, (chosen, rejected), columns)
+        prompt, chosen, rejected = _common_messages(chosen, rejected)
+        return Example(prompt, (chosen, rejected), columns)
+    if not reading.split_at:
         raise Malformed(
             "no 'prompt', and the texts do not say where the answer begins: set data.split_at to the text before it"
         )
-    return Example(prompt, (chosen, rejected), columns, tools=tools_of(row), own_turns=own_turns)
+    (prompt, chosen), (other, rejected) = (
+        _cut(text, reading.split_at, key) for text, key in ((chosen, "chosen"), (rejected, "rejected"))
+    )
+    if prompt != other:
+        raise Malformed(f"the texts before the last {reading.split_at!r} differ between 'chosen' and 'rejected'")
+    return Example(prompt, (chosen, rejected), columns, own_turns=True)
 
 
 def read_hh(row: Mapping[str, Any], reading: Reading) -> Example:
@@ -202,9 +189,10 @@ def _as_chat(pair: Example) -> Example:
 
 
 def read_sharegpt_pair(row: Mapping[str, Any], reading: Reading) -> Example:
-    key = reading.prompt_key or "conversations"
-    prompt = sharegpt_of(row, key)
-    answers = {name: [sharegpt_message(get(row, name, "answer"), name)] for name in ("chosen", "rejected")}
+    prompt = _conversation(row, reading, "conversations")
+    answers = {
+        name: [sharegpt_message(as_list(get(row, name, "answer")), name, reading.ignore)] for name in ("chosen", "rejected")
+    }
     return read_preference({**row, **answers, "prompt": prompt}, Reading())
 
 
@@ -212,23 +200,22 @@ def read_unpaired(row: Mapping[str, Any], reading: Reading) -> Example:
     example = read_prompt_completion(row, reading)
     key = reading.label_key or "label"
     label = {"label": label_of(get(row, key, "label"), key, soft=False)}
-    return Example(example.prompt, example.completions, (label,), tools=example.tools)
+    return Example(example.prompt, example.completions, (label,))
 
 
 def read_kto_tag(row: Mapping[str, Any], reading: Reading) -> Example:
-    key = reading.prompt_key or next((name for name in ("messages", "conversations") if name in row), "messages")
-    messages = sharegpt_of(row, key) if is_sharegpt(row.get(key)) else messages_of(get(row, key, "conversation"), key)
+    messages, key = _conversation(row, reading, "messages", "conversations"), reading.prompt_key or "messages"
     if messages[-1]["role"] != "assistant":
         raise Malformed(f"{key!r} must end with the assistant's message that the label is about")
     label = {"label": label_of(get(row, "kto_tag", "label"), "kto_tag", soft=False)}
     if len(messages) < 2:
         raise Malformed(f"{key!r} has no message before the assistant's")
-    return Example(messages[:-1], (messages[-1:],), (label,), tools=tools_of(row))
+    return Example(messages[:-1], (messages[-1:],), (label,))
 
 
 def read_stepwise(row: Mapping[str, Any], reading: Reading) -> Example:
     prompt = _prompt(row, reading)
-    steps, labels = get(row, "completions", "steps"), get(row, "labels", "labels")
+    steps, labels = (_listed(get(row, name, meaning)) for name, meaning in (("completions", "steps"), ("labels", "labels")))
     if not isinstance(steps, list) or not isinstance(labels, list) or len(steps) != len(labels):
         raise Malformed("'completions' and 'labels' must be lists of one length")
     if not steps:
@@ -241,19 +228,65 @@ def read_stepwise(row: Mapping[str, Any], reading: Reading) -> Example:
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
+def _refuse_thoughts(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> None:
+    for name in filter(row.__contains__, THOUGHTS):
+        text = row[name].strip() if isinstance(row[name], str) else ""
+        known = (said for message in messages for said in (message["content"], reasoning_of(message)))
+        if text and text.lower() not in _SWITCHES and not any(text in said for said in known):
+            what, way = (
+                "before an answer that is a text: write it into the answer, ",
+                "give the answer as a message that has it",
+            )
+            if messages:
+                what, way = "and no message has it: ", "give it to the assistant's message as 'reasoning_content'"
+            raise Malformed(f"{name!r} has what was thought {what}{way}, or leave it unread (data.ignore {name})")
+
+
 def _has_prompt(row: Mapping[str, Any], reading: Reading) -> bool:
-    return look_up(row, reading.prompt_key or "prompt") is not MISSING
+    return look_up(row, reading.prompt_key or "prompt") not in (MISSING, None)
+
+
+def _conversation(row: Mapping[str, Any], reading: Reading, *keys: str) -> list[Message]:
+    key = reading.prompt_key or next((key for key in keys if key in row), keys[0])
+    return messages_of(get(row, key, "conversation"), key, reading.ignore)
 
 
 def _prompt(row: Mapping[str, Any], reading: Reading) -> Text:
     key = reading.prompt_key or "prompt"
-    prompt = get(row, key, "prompt")
-    if not isinstance(prompt, list):
-        return text_of(prompt, key)
-    messages = messages_of(prompt, key)
+    prompt = as_list(get(row, key, "prompt"))
+    return _question(messages_of(prompt, key, reading.ignore), key) if isinstance(prompt, list) else text_of(prompt, key)
+
+
+def _question(messages: list[Message], key: str) -> list[Message]:
     if messages[-1]["role"] == "assistant":
         raise Malformed(f"{key!r} ends with an assistant's message; end it with what the model is to answer")
     return messages
+
+
+def _joined(prompt: Text, answers: tuple[Text, ...], key: str) -> tuple[Text, tuple[Text, ...]]:
+    """A prompt and its answers without the messages that answers repeat from the prompt's end, or of which the prompt is one."""
+    if (
+        isinstance(prompt, str)
+        and is_transcript(prompt)
+        and all(isinstance(each, str) and each.startswith(prompt) for each in answers)
+    ):
+        return prompt, tuple(answer[len(prompt) :] for answer in answers)
+    talks = [answer for answer in answers if isinstance(answer, list)]
+    if len(talks) < len(answers) or all(talk[0]["role"] == "assistant" for talk in talks):
+        return prompt, answers
+    if isinstance(prompt, str):
+        shared, *rest = _common_messages(*talks) if len(talks) > 1 else (talks[0][:-1], talks[0][-1:])
+        if all(message["content"].strip() != prompt.strip() for message in shared):
+            raise Malformed(f"'prompt' is none of the messages that {key!r} begins with (data.ignore prompt leaves it unread)")
+        return shared, tuple(rest)
+    most = min(len(prompt), *(len(talk) - 1 for talk in talks))
+    same = next((n for n in range(most, 0, -1) if all(talk[:n] == prompt[-n:] for talk in talks)), 0)
+    if not same:
+        raise Malformed(f"{key!r} does not go on from 'prompt', and begins with another message than its last ones")
+    if len(talks) == 1:
+        return prompt, (talks[0][same:],)
+    shared, *rest = _common_messages(*([*prompt[:-same], *talk] for talk in talks))
+    return shared, tuple(rest)
 
 
 def _common_messages(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
@@ -274,29 +307,17 @@ def _cut(text: Any, at: str, key: str) -> tuple[str, str]:
     return before + mark, answer
 
 
-def _ids(value: Any, key: str, reading: Reading) -> list[int]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not all(type(token) is int for token in value):
-        raise Malformed(f"{key!r} must be a list of token ids")
-    for token in value:
-        if token < 0 or (reading.vocabulary is not None and token >= reading.vocabulary):
-            raise Malformed(f"{key!r} has the token {token}, and the tokenizer has {reading.vocabulary}")
-    return list(value)
+def _listed(value: Any) -> Any:
+    """A list that a table has as text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
-def _of_tokens(ids: list[int], trained: list[bool], key: str) -> Example:
-    """The prompt is all before the first trained token, and at least one token."""
-    if not any(trained[1:]):
-        raise Malformed(f"{key!r} has no token to train after the first")
-    begin = trained.index(True, 1)
-    spans, place = [], 0
-    for wanted, run in groupby(trained[begin:]):
-        end = place + len(list(run))
-        spans += [(place, end)] if wanted else []
-        place = end
-    return Example("", (), tokens=Row(Numbers("i", ids[:begin]), Numbers("i", ids[begin:]), tuple(spans)))
-
-
-def _turns(history: Any) -> list[tuple[str, str]]:
+def turns_of(history: Any) -> list[tuple[str, str]]:
+    """Earlier questions and answers, of Alpaca's column ``history``."""
+    history = _listed(history)
     if not history:
         return []
     if not isinstance(history, list) or not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history):

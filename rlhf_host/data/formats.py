@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.examples import (
+    Example,
     Read,
+    Reading,
     read_alpaca,
     read_generated,
     read_hh,
@@ -22,10 +26,13 @@ from rlhf_host.data.examples import (
     read_tokens,
     read_unpaired,
 )
-from rlhf_host.data.row_values import is_sharegpt
+from rlhf_host.data.messages import as_list
+from rlhf_host.data.row_context import BESIDE, HISTORY, SYSTEM, context_of, refuse_weights
 from rlhf_host.errors import UserError, near_matches
 
 PAIRS = ("preference", "unpaired")
+QUESTIONS = ("question", "instruction", "input", "query", "problem")
+"""Columns that other projects have for the prompts of pairs."""
 
 Row = Mapping[str, Any]
 
@@ -38,7 +45,30 @@ class Format:
     kinds: tuple[str, ...]
     """Of ``Needs.data``. A pair serves where single judgements are wanted."""
     recognises: Callable[[Row], bool]
-    read: Read
+    reader: Read
+    own: tuple[str, ...] = ()
+    """Columns beside the conversation that the reader reads itself."""
+
+    def read(self, row: Row, reading: Reading) -> Example:
+        """A row as an example, with what its other columns say. Raises ``Malformed`` for what cannot be honoured."""
+        if reading.ignore:
+            row = {name: value for name, value in row.items() if name not in reading.ignore}
+        example = self.reader(row, reading)
+        if example.tokens:  # lists are about them
+            refuse_weights({name: value for name, value in row.items() if not isinstance(value, list | tuple)})
+            return example
+        refuse_weights(row)
+        named = {key.partition(".")[0] for key in (reading.prompt_key, reading.label_key) if key is not None}
+        beside = context_of(row, {*named, *self.own, *reading.ignore})
+        if not beside:
+            return example
+        if example.own_turns or example.prompt == "":
+            names = ", ".join(name for name in row if name in BESIDE and name not in self.own and row[name] is not None)
+            raise Malformed(
+                f"the texts of the format {self.name} are taken as they are, so nothing can be done with {names}: write that into"
+                " the texts, or leave it unread (data.ignore)"
+            )
+        return replace(example, beside=beside)
 
 
 def _has(row: Row, *columns: str) -> bool:
@@ -123,7 +153,12 @@ FORMATS = (
         read_sharegpt_pair,
     ),
     Format(
-        "alpaca", "instruction, output", ("prompt_completion",), lambda row: _has(row, "instruction", "output"), read_alpaca
+        "alpaca",
+        "instruction, output",
+        ("prompt_completion",),
+        lambda row: _has(row, "instruction", "output"),
+        read_alpaca,
+        (*SYSTEM, HISTORY),
     ),
     Format(
         "tokens",
@@ -143,8 +178,34 @@ FORMATS = (
 NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
 
 
+def is_sharegpt(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, Mapping) and "from" in first and "role" not in first
+
+
+def _talk_in(row: Row) -> tuple[str, str] | None:
+    """A column with a conversation, and the format that reads it."""
+    for name, value in row.items():
+        if (is_sharegpt(value) or _is_role_list(value)) and _speaker(value[-1]) not in ("user", "human", "system"):
+            return name, "sharegpt" if is_sharegpt(value) else "messages"
+    return None
+
+
+def _speaker(message: Any) -> str:
+    return str(message.get("role", message.get("from"))).lower() if isinstance(message, Mapping) else ""
+
+
 def _is_role_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "role" in value[0]
+
+
+def _with_lists(row: Row) -> Row:
+    """The row with conversations in place of texts that are some."""
+    found = {}
+    for name in ("messages", "conversations", "prompt", "completion", "chosen", "rejected"):
+        with contextlib.suppress(Malformed):  # that row will say so itself
+            found[name] = as_list(row.get(name))
+    return {**row, **{name: value for name, value in found.items() if value is not None}}
 
 
 def likely_kind(rows: Sequence[Row], wanted: str | None, *, split_at: bool = False) -> str | None:
@@ -155,6 +216,7 @@ def likely_kind(rows: Sequence[Row], wanted: str | None, *, split_at: bool = Fal
         wanted: ``data.format``.
         split_at: whether ``data.split_at`` says where answers begin.
     """
+    rows = list(map(_with_lists, rows))
     if split_at and any(map(_is_text_pair, rows)):
         return PAIRS[0]
     known = [each for each in FORMATS if wanted is None or each.name == wanted]
@@ -181,6 +243,7 @@ def detect(
         split_at: whether ``data.split_at`` says where answers begin.
     """
     accepted = [each for each in FORMATS if kind in each.kinds]
+    rows = list(map(_with_lists, rows))
     if wanted is not None:
         return _named(rows, wanted, kind, where, needed_by)
     counts = {id(each): sum(map(each.recognises, rows)) for each in FORMATS}
@@ -204,10 +267,16 @@ def detect(
             f" on {of} data. {kind} data is {_table(accepted)}"
         )
     if "preference" in (name for each in accepted for name in each.kinds) and any(map(_is_text_pair, rows)):
+        questions = [name for name in QUESTIONS if any(isinstance(row.get(name), str) for row in rows)]
+        way = f"name the column with the prompt, --data.prompt-key {questions[0]}" if questions else "add a column prompt"
         raise UserError(
             f"{where}: chosen and rejected are texts without a prompt: say where the answer begins with --data.split-at TEXT, "
-            "the text before every answer (such as 'Assistant:'), or add a column prompt"
+            f"the text before every answer (such as 'Assistant:'), or {way}"
         )
+    if kind in ("prompt_completion", "unpaired") and (talk := next(filter(None, map(_talk_in, rows)), None)):
+        column, form = talk
+        if any(each.name == form for each in accepted):
+            raise UserError(f"{where}: {column!r} has conversations: set --data.format {form} --data.prompt-key {column}")
     near = sorted(accepted, key=lambda each: -len(set(each.columns.replace(",", " ").split()) & set(columns.split(", "))))
     raise UserError(
         f"{where}: cannot tell the format of columns {columns}. {needed_by} needs {kind} data: {_table(near[:3])};"

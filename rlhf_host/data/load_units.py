@@ -13,16 +13,16 @@ from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from rlhf_host.config.schema import DataConfig, DataSource
-from rlhf_host.data.chat import for_chat
+from rlhf_host.data.bad_rows import BadRows, Malformed
 from rlhf_host.data.conditions import check_condition
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example, Reading
 from rlhf_host.data.formats import Format, detect
-from rlhf_host.data.row_reader import BadRows, Malformed
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.shown import shown
 from rlhf_host.data.sources import NO_ROWS, PythonRows, Split, named, open_source, share
 from rlhf_host.data.spans import MarkedText, Marker
+from rlhf_host.data.templates import for_chat
 from rlhf_host.data.unit_store import cache_key, find_units, keep_units
 from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import UserError
@@ -244,13 +244,14 @@ class _Loader:
             chat=self.marker.chat,
             vocabulary=len(self.tokenizer),
             hh_chat=self.data.hh == "chat",
+            ignore=self.data.ignore,
         )
         for index, row in rows:
             counts.read += 1
             try:
                 example = how.read(row, reading)
-                if example.tokens is not None:
-                    yield index, [], (example.tokens,)
+                if example.tokens:
+                    yield index, [], example.tokens
                     continue
                 units = [unit for part in self._parts(example) for unit in self.marker.mark(part)]
             except Malformed as fault:
@@ -287,12 +288,12 @@ class _Loader:
         encoded = iter(self.encoder.encode(texts))
         made: list[Unit] = []
         for index, marked, ready in batch:
-            rows = [[next(encoded) for _ in unit] for unit in marked] or [list(ready)]
+            rows = [[next(encoded) for _ in unit] for unit in marked] or [[row] for row in ready]
             fault = next((row for unit in rows for row in unit if isinstance(row, Malformed)), None)
             if fault is not None:
                 bad.add(index, fault)
                 continue
-            if self.kind == "prompt_completion":
+            if self.kind == "prompt_completion" and not ready:
                 counts.alone += len(rows) - 1
             for unit in rows:
                 fitting = self._fitting(tuple(row for row in unit if isinstance(row, Row)), counts)

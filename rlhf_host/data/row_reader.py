@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, DataSource
+from rlhf_host.data.bad_rows import MISSING, BadRows, Malformed, check_text, get, kind_of, look_up
+from rlhf_host.data.examples import turns_of
+from rlhf_host.data.messages import as_list, messages_of
+from rlhf_host.data.row_context import BESIDE, HISTORY, context_of, with_system
+from rlhf_host.data.row_values import text_of
 from rlhf_host.data.rows import Rows
-from rlhf_host.errors import UserError, near_matches
-from rlhf_host.records.episodes import Task
+from rlhf_host.records.episodes import Message, Task
 
 PROMPT_KEYS = ("prompt", "question", "problem", "messages", "instruction", "input")
 LABEL_KEYS = ("label", "answer", "ground_truth", "solution", "target", "output", "reward_model.ground_truth")
@@ -21,8 +23,6 @@ OFFLINE: dict[tuple[str, ...], str] = {
     ("completion", "label"): "unpaired",
 }
 """Columns of data that has answers already → its format."""
-LONGEST_TEXT = 1_000_000
-"""Characters of a message: a tokenizer takes seconds and hundreds of megabytes for as many."""
 
 
 class RowReader:
@@ -35,6 +35,7 @@ class RowReader:
         self.agent_key = data.agent_key
         self.context_key: str | None = None
         """The column with more of the prompt, such as Alpaca's ``input``."""
+        self.ignore = data.ignore
         self.bad = BadRows(rows.where, stops=data.on_bad_row == "stop")
 
     @property
@@ -50,6 +51,11 @@ class RowReader:
     def columns(self) -> str:
         """Which columns were read, once the first row is."""
         return f"prompt {self.prompt_key!r}, " + (f"label {self.label_key!r}" if self.label_key else "no label")
+
+    def columns_of(self, task: Task) -> str:
+        """All columns of a task's row."""
+        used = (self.prompt_key, self.context_key, self.label_key, self.agent_key)
+        return ", ".join([*filter(None, used), *task.metadata])
 
     def read(self, limit: int | None) -> list[Task]:
         """The first ``limit`` tasks."""
@@ -91,7 +97,7 @@ class RowReader:
     def _refuse_offline(self, row: Mapping[str, Any]) -> None:
         nothing: tuple[tuple[str, ...], str] = ((), "")
         columns, kind = next((item for item in OFFLINE.items() if row.keys() >= set(item[0])), nothing)
-        if kind == "unpaired" and not isinstance(row["label"], bool):
+        if kind == "unpaired" and str(row["label"]).lower() not in ("true", "false"):
             kind = ""
         if not kind and "completion" in row and not any(look_up(row, key) is not MISSING for key in LABEL_KEYS):
             columns, kind = ("completion",), "prompt-completion"
@@ -104,10 +110,11 @@ class RowReader:
 
     def _task(self, row: Mapping[str, Any], index: int) -> Task:
         assert self.prompt_key is not None
-        prompt = get(row, self.prompt_key, "prompt")
-        check_prompt(prompt, self.prompt_key)
+        prompt: str | list[Message] = prompt_of(get(row, self.prompt_key, "prompt"), self.prompt_key, self.ignore)
         if self.context_key is not None and (context := row.get(self.context_key)):
-            prompt = f"{prompt}\n\n{context}"
+            if not isinstance(prompt, str):
+                raise Malformed(f"{self.context_key!r} cannot be put below a list of messages: leave it out of the row")
+            prompt = f"{prompt}\n\n{text_of(context, self.context_key)}"
         label = agent = None
         if self.label_key is not None:
             label = get(row, self.label_key, "label")
@@ -120,94 +127,41 @@ class RowReader:
                 raise Malformed(f"{self.agent_key!r} must be an agent's name, not {type(agent).__name__}")
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
         metadata = {key: value for key, value in row.items() if key not in used}
-        return Task(clean_messages(prompt), label, metadata, agent or None, index, self.name)
+        task = Task(prompt, label, metadata, agent or None, index, self.name)
+        return task if BESIDE.isdisjoint(metadata) else with_context(task, self.ignore, history=self.context_key is not None)
 
 
-class Malformed(Exception):
-    """What is wrong with a row, or with the ``whole`` source; the place is added where it is known."""
+def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False) -> Task:
+    """The task with what its metadata say beside the prompt. Raises ``Malformed`` for what cannot be honoured.
 
-    def __init__(self, problem: str, whole: bool = False):
-        super().__init__(problem)
-        self.whole = whole
-
-
-@dataclass(slots=True)
-class BadRows:
-    """The rows that were left out, or the error that the first of them is."""
-
-    where: Callable[[int], str]
-    stops: bool
-    first: str = ""
-    first_index: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def __len__(self) -> int:
-        return self.reasons.total()
-
-    def add(self, index: int, fault: Malformed) -> None:
-        """Count a row. Raises ``UserError`` with its place where bad rows stop, or where the whole source is at fault."""
-        place = f"{self.where(index)}: {fault}"
-        if self.stops or fault.whole:
-            raise UserError(place if fault.whole else f"{place} (data.on_bad_row skip leaves such rows out)") from None
-        if not self.first or index < self.first_index:  # rows may be found out of order
-            self.first, self.first_index = place, index
-        self.reasons[re.sub(r"[\d,]*\d", "N", str(fault))] += 1
+    Args:
+        history: whether earlier turns are understood, in the form of Alpaca.
+    """
+    beside = context_of(task.metadata, {*ignore, HISTORY} if history else ignore)
+    prompt = task.prompt
+    turns = turns_of(task.metadata.get(HISTORY)) if history and HISTORY not in ignore else []
+    if beside.system is not None or turns:
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        earlier = [({"role": "user", "content": asked}, {"role": "assistant", "content": said}) for asked, said in turns]
+        prompt = with_system([*(message for turn in earlier for message in turn), *messages], beside.system)
+    return replace(task, prompt=prompt, tools=beside.tools, template_kwargs=beside.template_kwargs)
 
 
-MISSING = object()
-
-
-def look_up(row: Mapping[str, Any], key: str) -> Any:
-    """The column, or what dots lead to inside one: ``reward_model.ground_truth``. ``MISSING``: there is none."""
-    if key in row:
-        return row[key]
-    head, dot, rest = key.partition(".")
-    inner = row.get(head) if dot else None
-    return look_up(inner, rest) if isinstance(inner, Mapping) else MISSING
-
-
-def get(row: Mapping[str, Any], key: str, meaning: str) -> Any:
-    if (value := look_up(row, key)) is MISSING:
-        columns = f"; the row has {','.join(row)}" if row else "; the row is empty"
-        raise Malformed(f"no {key!r} (the {meaning}){near_matches(key, row) or columns}")
-    return value
-
-
-def check_prompt(prompt: Any, key: str) -> None:
+def prompt_of(prompt: Any, key: str, ignore: Collection[str] = ()) -> str | list[Message]:
+    """A text, or messages of any roles that end with what is to be answered. Raises ``Malformed`` for anything else."""
+    prompt = as_list(prompt)
     if prompt is None:
         raise Malformed(f"{key!r} is null; give the row a prompt or take it out")
     if isinstance(prompt, str):
         if not prompt.strip():
             raise Malformed(f"{key!r} is empty; give the row a prompt or take it out")
         check_text(prompt, key)
-        return
-    if not isinstance(prompt, list):
-        raise Malformed(f"{key!r} must be a text or a list of messages, not {type(prompt).__name__}")
-    if not prompt:
-        raise Malformed(f"{key!r} has no messages")
-    for number, message in enumerate(prompt, start=1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise Malformed(f'{key!r}: message {number} must be {{"role": ..., "content": ...}}')
-        if not isinstance(message.get("content"), str):
-            raise Malformed(f"{key!r}: the content of message {number} ({message['role']}) must be a text")
-        check_text(message["content"], key)
-    if prompt[-1]["role"] == "assistant":
-        raise Malformed(f"{key!r} ends with an assistant's message; end it with what the model is to answer")
-    if not prompt[-1]["content"].strip():
-        raise Malformed(f"{key!r} ends with an empty message")
-
-
-def check_text(text: str, key: str) -> None:
-    if len(text) > LONGEST_TEXT:
-        raise Malformed(f"{key!r} has {len(text):,} characters, more than {LONGEST_TEXT:,}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise Malformed(f"{key!r} has half a character, {text[error.start]!a}: no tokenizer can read it") from None
-
-
-def clean_messages(prompt: Any) -> Any:
-    """Messages without the null fields that columnar formats add."""
-    if isinstance(prompt, str):
         return prompt
-    return [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    if not isinstance(prompt, list):
+        raise Malformed(f"{key!r} must be a text or a list of messages, not {kind_of(prompt)}")
+    messages = messages_of(prompt, key, ignore, roles=None)
+    if messages[-1]["role"] == "assistant":
+        raise Malformed(f"{key!r} ends with an assistant's message; end it with what the model is to answer")
+    if not messages[-1]["content"].strip():
+        raise Malformed(f"{key!r} ends with an empty message")
+    return messages

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from rlhf_host.data.plain import plain_rows
 from rlhf_host.errors import UserError, near_matches
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 LINES = (".jsonl", ".ndjson")
 TABLES = {".csv": ",", ".tsv": "\t"}
 COMPRESSED = (".gz", ".bz2", ".xz")
-SUFFIXES = (*LINES, ".json", *TABLES, ".parquet")
+ARROW = {".parquet": "parquet", ".arrow": "arrow"}
+"""Suffix → the reader of ``datasets``."""
+SUFFIXES = (*LINES, ".json", *TABLES, *ARROW)
+_BATCH = 1000  # rows; by default as many as the first group of a file has, which may be none
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -41,6 +45,8 @@ class Rows:
     where: Callable[[int], str]
     note: str = ""
     """What was chosen without being asked for (a subset, a split)."""
+    fingerprint: str | None = None
+    """Of a dataset of the hub: what its content is known by."""
 
 
 def looks_like_a_file(path: str) -> bool:
@@ -82,7 +88,12 @@ def read_hub(name: str, subset: str | None, split: str | None, default_splits: t
             f"failed with {type(error).__name__}: {_first_line(error)}; check the name and the network "
             "(without one, give a local file)"
         ) from error
-    return Rows(dataset, lambda i: f"{name} ({chosen}), row {i + 1}", _notes(note, split_note))
+    fingerprint = getattr(dataset, "_fingerprint", None)
+    return _of_dataset(dataset, f"{name} ({chosen})", _notes(note, split_note), fingerprint)
+
+
+def _of_dataset(dataset: Iterable[Row], name: str, note: str = "", fingerprint: str | None = None) -> Rows:
+    return Rows(plain_rows(dataset), lambda i: f"{name}, row {i + 1}", note, fingerprint)
 
 
 def _read_file(path: Path) -> Rows:
@@ -95,7 +106,8 @@ def _read_file(path: Path) -> Rows:
         return _read_json(path)
     if kind in TABLES:
         return _read_table(path, TABLES[kind])
-    return Rows(_stream("parquet", path), lambda i: f"{path}, row {i + 1}")
+    options = {"batch_size": _BATCH} if kind == ".parquet" else {}
+    return Rows(_stream(ARROW[kind], path, **options), lambda i: f"{path}, row {i + 1}")
 
 
 def _read_lines(path: Path) -> Rows:
@@ -140,6 +152,8 @@ def _read_json(path: Path) -> Rows:
 
     def rows() -> Iterator[Row]:
         text = "\n".join(_text_lines(path))
+        if not text.strip():
+            return
         if text.lstrip()[:1] != "{":
             yield from _elements(text, path, lines)
             return
@@ -221,22 +235,23 @@ def _read_table(path: Path, separator: str) -> Rows:
 
 
 def _read_directory(path: Path, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
-    import datasets
 
     note = ""
     try:
         if (path / "dataset_dict.json").exists():
             names = list(json.loads((path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"])
             chosen, note = _choose_split(names, split, default_splits, str(path))
-            return Rows(datasets.load_from_disk(str(path / chosen)), lambda i: f"{path} ({chosen}), row {i + 1}", note)
+            return _of_dataset(_saved(path / chosen), f"{path} ({chosen})", note)
         if (path / "state.json").exists():
-            return Rows(datasets.load_from_disk(str(path)), lambda i: f"{path}, row {i + 1}")
+            return _of_dataset(_saved(path), str(path))
         with tempfile.TemporaryDirectory() as scratch:
             builder, note = _builder(str(path), subset, cache_dir=scratch)
             files: dict[str, list[str]] = {str(name): list(paths) for name, paths in (builder.config.data_files or {}).items()}
             chosen, split_note = _choose_split(list(files), split, default_splits, str(path))
-            note = _notes(note, split_note)
             parts = [Path(name) for name in files[chosen]]
+            if saved := next((part.parent for part in parts if part.name in ("state.json", "dataset_info.json")), None):
+                raise UserError(f"{path} has data sets that were saved in folders: give each of them, such as {saved}")
+            note = _notes(note, split_note, _not_read(path, parts))
             if all(map(file_format, parts)):
                 return _chain([_read_file(part) for part in parts], note)
             stream = builder.as_streaming_dataset(split=chosen)  # formats beyond those above
@@ -245,7 +260,25 @@ def _read_directory(path: Path, subset: str | None, split: str | None, default_s
     except Exception as error:
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise UserError(f"{path}: cannot be read as a dataset directory: {reason}") from error
-    return Rows(stream, lambda i: f"{path} ({chosen}), row {i + 1}", note)
+    return _of_dataset(stream, f"{path} ({chosen})", note)
+
+
+def _not_read(path: Path, parts: list[Path]) -> str:
+    """The files of other formats: ``datasets`` reads those of one."""
+    chosen = set(map(file_format, parts))
+    others = [each for each in sorted(path.rglob("*")) if each.is_file() and file_format(each) not in ("", *chosen)]
+    names = ", ".join(str(each.relative_to(path)) for each in others[:3])
+    return f"not read, being of another format: {names}{' ...' * (len(others) > 3)}" if others else ""
+
+
+def _saved(path: Path) -> Iterable[Row]:
+    """A directory that ``datasets`` saved; that of an empty one has no file, which ``datasets`` cannot load."""
+    import datasets
+
+    if not json.loads((path / "state.json").read_text(encoding="utf-8")).get("_data_files"):
+        return ()
+    saved: Iterable[Row] = datasets.load_from_disk(str(path))
+    return saved
 
 
 def _chain(parts: list[Rows], note: str) -> Rows:
@@ -306,7 +339,7 @@ def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
             builder = datasets.load_dataset_builder(
                 kind, data_files=[escape(str(path.absolute()))], cache_dir=scratch, **options
             )
-            yield from builder.as_streaming_dataset(split="train")
+            yield from plain_rows(builder.as_streaming_dataset(split="train"))
         except Exception as error:
             raise _unreadable(path, error) from error
 

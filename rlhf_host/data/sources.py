@@ -9,12 +9,17 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.schema import DataConfig, DataSource
-from rlhf_host.data.chat import check_template, for_chat, render_prompts, rendering
-from rlhf_host.data.row_reader import Malformed, RowReader, check_prompt
+from rlhf_host.data.bad_rows import BadRows, Malformed
+from rlhf_host.data.chat import Prompts, encode_prompts
+from rlhf_host.data.plain import plain_rows
+from rlhf_host.data.row_context import RowContext
+from rlhf_host.data.row_reader import RowReader, prompt_of
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
-from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.data.templates import for_chat, rendering
+from rlhf_host.errors import PluginError, UserError, asks_to_stop, in_one_line, near_matches
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import build, find, is_object
@@ -30,6 +35,7 @@ PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
 """A source's path, ``python:NAME`` → its rows."""
 
 NO_ROWS: PythonRows = {}
+_BATCH = 512  # prompts: a tokenizer's encodings take many times the memory of their ids
 _Items = TypeVar("_Items", bound=Sequence[Any])
 
 
@@ -56,9 +62,10 @@ def load_tasks(
     """
     if not data.sources:
         raise UserError("no data: give --data a file, a directory, a hub name or a task plugin's name")
-    check_template(data.template)
     longest = min((limit for limit in (data.max_prompt_tokens, max_prompt_tokens) if limit is not None), default=None)
-    reader = _Reader(data, split, tokenizer, seed, longest, rows, PluginManager([]) if manager is None else manager)
+    prompts = Prompts(for_chat(tokenizer, data), data.system_prompt, data.template)
+    manager = PluginManager([]) if manager is None else manager
+    reader = _Reader(data, split, prompts, tokenizer, seed, longest, rows, manager)
     report: list[str] = []
     read: dict[str, Source] = {}
     for name, source in named(data.sources):
@@ -72,7 +79,7 @@ def load_tasks(
     if data.max_samples is not None:
         listed = share(listed, weights, data.max_samples)
     for name, tasks in listed.items():
-        read[name], line = reader.prepare_all(tasks)
+        read[name], line = reader.fitting(tasks)
         if line:
             report.append(f"{name}: {line}")
         if not read[name]:
@@ -113,7 +120,7 @@ def _stem(path: str) -> str:
 def open_source(source: DataSource, name: str, split: Split, rows: PythonRows) -> Rows | PluginInfo:
     """The rows that a source names, or the task plugin. Raises ``UserError`` where there is neither."""
     if source.path in rows:
-        return Rows(rows[source.path], lambda i: f"{name}[{i}]")
+        return Rows(plain_rows(rows[source.path]), lambda i: f"{name}[{i}]")
     if is_object(source.path):
         raise UserError(
             f"the data {name!r} was given in Python, and is not in a file: continue from Python with "
@@ -139,6 +146,7 @@ class _Reader:
 
     data: DataConfig
     split: Split
+    prompts: Prompts
     tokenizer: Any
     seed: int
     longest: int | None
@@ -152,7 +160,7 @@ class _Reader:
         if isinstance(rows, PluginInfo):
             return self._of_plugin(rows, source, name, limit)
         reader = RowReader(self.data, source, name, rows)
-        tasks = reader.read(limit)
+        tasks = self._tokenised(self._judged(reader.read(limit), reader), reader.bad)
         if source.path in self.rows:
             return (
                 tasks,
@@ -172,7 +180,8 @@ class _Reader:
             raise PluginError(f"{info} has no load_tasks hook, so it gives no tasks")
 
         def load() -> Any:
-            return manager.call(plugin.key, "load_tasks", split=self.split, seed=self.seed) or ()
+            entries = manager.call(plugin.key, "load_tasks", split=self.split, seed=self.seed)
+            return () if entries is None else entries
 
         def tasks(entries: Iterable[Any]) -> Iterator[Task]:
             with _blaming(info):
@@ -181,7 +190,7 @@ class _Reader:
 
         items = load()
         if isinstance(items, list | tuple) or limit is not None or self.split == "eval":
-            whole = list(islice(tasks(items), limit))
+            whole = self._tokenised(self._judged(list(islice(tasks(items), limit))))
             return whole, f"{name}: {len(whole)} tasks from {info}"
         if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
 
@@ -206,29 +215,61 @@ class _Reader:
     def fits(self, task: Task) -> bool:
         return self.longest is None or len(task.prompt_ids or ()) <= self.longest
 
-    def prepare_all(self, tasks: Sequence[Task], batch: int = 512) -> tuple[list[Task], str]:
+    def fitting(self, tasks: list[Task]) -> tuple[list[Task], str]:
         """Those that stay, and what was done to the others."""
-        # A tokenizer's encodings take many times the memory of their ids.
-        rendered = [task for begin in range(0, len(tasks), batch) for task in self._tokenised(tasks[begin : begin + batch])]
-        fitting = [task for task in rendered if self.fits(task)]
-        long = len(rendered) - len(fitting)
+        short = [task for task in tasks if self.fits(task)]
+        long = len(tasks) - len(short)
         if not long:
-            return rendered, ""
+            return tasks, ""
         if self.data.long_prompts == "filter":
-            return fitting, f"left out {long} of {len(tasks)} tasks: prompt longer than {self.longest} tokens"
-        cut = [self._cut(task) for task in rendered]
+            return short, f"left out {long} of {len(tasks)} tasks: prompt longer than {self.longest} tokens"
+        cut = [self._cut(task) for task in tasks]
         return cut, f"cut the beginning of {long} of {len(tasks)} prompts longer than {self.longest} tokens"
 
-    def _tokenised(self, tasks: Sequence[Task]) -> list[Task]:
-        open_prompts = [task.prompt for task in tasks if task.prompt_ids is None]
-        tokenizer = for_chat(self.tokenizer, self.data)
-        ids = iter(render_prompts(open_prompts, tokenizer, self.data.system_prompt, self.data.template))
-        tokenised = [task if task.prompt_ids is not None else replace(task, prompt_ids=tuple(next(ids))) for task in tasks]
-        if (empty := next((task for task in tokenised if not task.prompt_ids), None)) is not None:
-            raise UserError(
-                f"{empty.source}, task {empty.index + 1}: the tokenizer has no token for its prompt, {str(empty.prompt)[:40]!r}"
-            )
-        return tokenised
+    def _judged(self, tasks: list[Task], reader: RowReader | None = None) -> list[Task]:
+        """The tasks whose labels can be used; the others are counted as bad, or an error."""
+        loaded = [self.manager.by_key[key] for key in self.manager.names("check_labels")]
+        own = any(item.kind == EVAL_REWARD for item in self.manager.loaded)
+        idle = "reward" if self.split == "eval" and own else EVAL_REWARD
+        faults: dict[int, str] = {}
+        for item in (item for item in loaded if item.kind != idle and item.weight):
+            asked = [n for n, task in enumerate(tasks) if item.kind != "agent" or task.agent in (None, item.alias)]
+            found = self.manager.call(item.key, "check_labels", tasks=[tasks[n] for n in asked]) or {}
+            for place, problem in found.items():
+                faults.setdefault(asked[place], f"{item.key} cannot judge the row: {problem}")
+        for place, problem in sorted(faults.items()):
+            task = tasks[place]
+            if reader is not None and task.ground_truth is None:
+                problem += f"; its columns are {reader.columns_of(task)}: name the one with the label, --data.label-key NAME"
+                if reader.label_key is None:  # nor has any other row one
+                    reader.bad.add(task.index, Malformed(problem, whole=True))
+            _raise_or_count(task, problem, reader.bad if reader is not None else None)
+        return [task for place, task in enumerate(tasks) if place not in faults] if faults else tasks
+
+    def _tokenised(self, tasks: Sequence[Task], bad: BadRows | None = None) -> list[Task]:
+        """The tasks with the tokens of their prompts; those of which there are none are counted as bad, or an error."""
+        done: list[Task] = []
+        for begin in range(0, len(tasks), _BATCH):
+            texts: list[tuple[Task, str | None]] = []
+            for task in tasks[begin : begin + _BATCH]:
+                try:
+                    texts.append((task, self._text(task)))
+                except UserError as error:
+                    _raise_or_count(task, str(error), bad)
+            written = [text for _, text in texts if text is not None]
+            ids = iter(encode_prompts(written, self.prompts.writer.tokenizer, chat=self.prompts.chat))
+            for task, text in texts:
+                made = task if text is None else replace(task, prompt_ids=tuple(next(ids)))
+                if made.prompt_ids:
+                    done.append(made)
+                else:
+                    _raise_or_count(task, f"the tokenizer has no token for its prompt, {str(task.prompt)[:40]!r}", bad)
+        return done
+
+    def _text(self, task: Task) -> str | None:
+        if task.prompt_ids is not None:
+            return None
+        return self.prompts.text(task.prompt, RowContext(None, task.tools, task.template_kwargs))
 
     def _cut(self, task: Task) -> Task:
         if self.fits(task) or self.longest is None or self.data.long_prompts == "filter":
@@ -257,8 +298,16 @@ def _blaming(info: PluginInfo) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
-        raise PluginError(f"{info}: load_tasks failed: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
+        raise PluginError(f"{info}: load_tasks failed: {in_one_line(error)}") from error
+
+
+def _raise_or_count(task: Task, problem: str, bad: BadRows | None) -> None:
+    if bad is None:
+        raise UserError(f"{task.source}, task {task.index + 1}: {problem}")
+    bad.add(task.index, Malformed(problem))
 
 
 def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
@@ -269,10 +318,10 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
     try:
         if not isinstance(item, Task):
             raise Malformed(f"expected a Task or a mapping, got {type(item).__name__}")
-        check_prompt(list(item.prompt) if isinstance(item.prompt, tuple) else item.prompt, "prompt")
+        prompt = prompt_of(list(item.prompt) if isinstance(item.prompt, tuple) else item.prompt, "prompt")
+        return replace(item, prompt=prompt, index=index, source=name)
     except Malformed as fault:
         raise PluginError(f"{info}: task {index + 1}: {fault}") from None
-    return replace(item, index=index, source=name)
 
 
 # --- how many and how long ----------------------------------------------------------------------

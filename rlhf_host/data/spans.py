@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlhf_host.data.chat import apply_template, check_template, conversation, prompt_text, uses_chat_template
+from rlhf_host.data.bad_rows import Malformed
+from rlhf_host.data.chat import Prompts, conversation
+from rlhf_host.data.contents import text_of
 from rlhf_host.data.examples import Example
-from rlhf_host.data.row_reader import Malformed
-from rlhf_host.data.row_values import UNTRAINED, Text
+from rlhf_host.data.messages import UNTRAINED
+from rlhf_host.data.rendered import last_tag, special_tokens, without_end, without_opening
+from rlhf_host.data.row_context import with_system
+from rlhf_host.data.row_values import Text
+from rlhf_host.data.template_writer import TemplateWriter, Tools, reasoning_of, refuse_cuts, with_arguments
+from rlhf_host.data.templates import uses_chat_template
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
 
@@ -66,17 +72,18 @@ class Marker:
         history: Literal["rows", "refuse"] = "rows",
         stop_ids: Sequence[int] = (),
     ):
-        check_template(template)
-        self._tokenizer, self._system_prompt, self._template, self._history = tokenizer, system_prompt, template, history
-        self.chat = uses_chat_template(tokenizer, template)
-        known = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {*tokenizer.all_special_tokens, *(str(token) for token in known.values() if token.special)} - {""}
+        self._tokenizer, self._system_prompt, self._history = tokenizer, system_prompt, history
+        self._prompts = Prompts(tokenizer, system_prompt, template)
+        self.chat, self._writer, self._rendered = self._prompts.chat, self._prompts.writer, self._prompts.rendered
+        self._special = special_tokens(tokenizer)
         self.stops = {*tokenizer.convert_ids_to_tokens(list(stop_ids)), tokenizer.eos_token} - {None}
+        self._ends = tuple(self.stops)
+        """What ends a text that needs no end any more."""
         self._tail = ""
         self._eos: int | None = tokenizer.eos_token_id
         self.end = self._eos
         """The token that ends an answer."""
-        if self.chat:
+        if uses_chat_template(tokenizer, None):
             self._learn_ending()
 
     def _learn_ending(self) -> None:
@@ -84,14 +91,18 @@ class Marker:
         mark = secrets.token_hex(8)
         turn: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}]
         try:
-            last = apply_template(self._tokenizer, turn, add_generation_prompt=False).rpartition(mark)[2]
-            middle = apply_template(self._tokenizer, [*turn, turn[0]], add_generation_prompt=False).partition(mark)[2]
+            last = self._writer.write(turn, opens=False).rpartition(mark)[2]
+            middle = self._writer.write([*turn, turn[0]], opens=False).partition(mark)[2]
         except UserError:  # it wants other roles: then each row shows how it ends
             return
-        self._tail = last
         both = last[: _common(last, middle)]
         choices = ((both, self.stops), (both, self._special), (last, self.stops), (last, self._special))
         stop = next((found[0] for text, known in choices if (found := _first(text, known))), None)
+        if stop is not None:
+            self._ends = tuple(dict.fromkeys((*self._ends, stop)))
+        if not self.chat:
+            return
+        self._tail = last
         if stop is not None:
             self.stops = (self.stops - {self._tokenizer.eos_token}) | {stop}
             self.end = self._tokenizer.convert_tokens_to_ids(stop)
@@ -129,36 +140,52 @@ class Marker:
         ]
         if not trained:
             raise Malformed("no message of the assistant is trained")
-        plain = [{key: value for key, value in message.items() if key != UNTRAINED} for message in messages]
         if not self.chat:
-            if len(trained) > 1 or trained[0] != len(plain) - 1:
-                raise Malformed(
-                    "a conversation of several turns needs a chat template: leave data.template unset and use a tokenizer"
-                    " that has one"
-                )
-            only = Example(plain[:-1], (plain[-1]["content"],))
-            return [self._plain(only, plain[-1]["content"], columns)]
-        messages = conversation(plain, self._system_prompt)
-        shift = len(messages) - len(plain)
-        return self._conversation(messages, [number + shift for number in trained], example.tools, columns)
+            return [self._plain(_as_text(messages, trained, example), messages[-1]["content"], columns)]
+        plain = [self._clean(message, number) for number, message in enumerate(messages, start=1)]
+        whole = conversation(with_system(plain, example.beside.system), self._system_prompt)
+        shift = len(whole) - len(plain)
+        return self._conversation(whole, [number + shift for number in trained], example, columns)
+
+    def _clean(self, message: Message, number: int) -> Message:
+        """The message for the template: without the mark, and without an end that the template writes itself."""
+        self._rendered.refuse(message["content"], f"message {number} ({message['role']})")
+        content, end = without_end(message["content"], self._ends)
+        if not end and UNTRAINED not in message:
+            return message
+        return {**{key: value for key, value in message.items() if key != UNTRAINED}, "content": content}
 
     def _plain(self, example: Example, completion: str, columns: Mapping[str, float]) -> MarkedText:
-        """A completion put behind its prompt as it is."""
-        whole = ((0, len(completion)),)
+        """A completion put behind its prompt as it is, but with one end."""
+        content, end = ("", "") if example.steps else without_end(completion, self._ends)
+        completion = content + end if end else completion
         if not example.prompt:
-            return MarkedText("", completion, whole, False, self._eos, columns)
-        template = "none" if example.own_turns and self._template is None else self._template
-        chat = uses_chat_template(self._tokenizer, template)
-        prompt = prompt_text(example.prompt, self._tokenizer, self._system_prompt, template, example.tools)
-        end = self.end if chat else self._eos
-        return MarkedText(prompt, completion, whole, chat, end, columns, example.steps)
+            return MarkedText("", completion, ((0, len(completion)),), False, None if end else self._eos, columns)
+        chat, beside = self.chat and not example.own_turns, example.beside
+        if chat:
+            self._rendered.refuse(completion, "the answer")
+        prompt = with_system(example.prompt, beside.system) if isinstance(example.prompt, list) else example.prompt
+        text = self._prompts.text(prompt, beside, as_it_is=example.own_turns)
+        steps = example.steps
+        asked = prompt if isinstance(prompt, str) else text_of(prompt[-1].get("content"))
+        chat_opens = chat and not text.rstrip().endswith(asked.rstrip())
+        if chat_opens and steps:
+            steps = ((without_opening(text, steps[0][0]), steps[0][1]), *steps[1:])
+            completion = "".join(step for step, _ in steps)
+        elif chat_opens:
+            completion = without_opening(text, completion)
+        whole = ((0, len(completion)),)
+        last = None if end else self.end if chat else self._eos
+        return MarkedText(text, completion, whole, chat, last, columns, steps)
 
     def _conversation(
-        self, messages: list[Message], trained: Sequence[int], tools: Sequence[Any] | None, columns: Mapping[str, float]
+        self, messages: list[Message], trained: Sequence[int], example: Example, columns: Mapping[str, float]
     ) -> list[MarkedText]:
-        turns = [self._turn(messages[: number + 1], tools) for number in trained]
+        writer, tools = self._writer.told(example.beside.template_kwargs), example.beside.tools
+        writer.refuse_losses(messages[: trained[-1] + 1], tools, opens=False)
+        turns = [self._turn(messages[: number + 1], writer, tools) for number in trained]
+        refuse_cuts(messages[: trained[-1]], turns[-1].prompt, answers=False)
         whole = turns[-1].prompt + turns[-1].answer
-        _refuse_left_out(messages[: trained[-1] + 1], tools, whole)
         together = [turn for turn in turns if whole.startswith(turn.prompt + turn.answer)]
         alone = [turn for turn in turns if turn not in together]
         if alone and self._history == "refuse":
@@ -175,42 +202,83 @@ class Marker:
         end = None if turns[-1].stopped else self.end
         return MarkedText(text[:begin], text[begin:], spans, True, end, columns)
 
-    def _turn(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> _Turn:
+    def _turn(self, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> _Turn:
         """The last message as what the model is to write."""
-        prompt = apply_template(self._tokenizer, messages[:-1], add_generation_prompt=True, tools=tools)
-        text = apply_template(self._tokenizer, messages, add_generation_prompt=False, tools=tools)
+        prompt = writer.write(messages[:-1], opens=True, tools=tools)
+        text = writer.write(messages, opens=False, tools=tools)
         begin = _common(prompt, text)
-        if missing := prompt[begin:].strip():
-            raise Malformed(
-                f"the chat template prompts with {missing[-40:]!r}, and does not write this before the answer of a conversation:"
-                " give prompt and completion as texts"
-            )
-        end, stopped = self._end(text, begin, messages, tools)
+        if prompt[begin:].strip():
+            opening = prompt[_common(writer.write(messages[:-1], opens=False, tools=tools), prompt) :]
+            begin = self._behind(opening, text, messages, writer, tools)
+            if not begin:
+                return self._unopened(prompt, text, messages, writer, tools)
+        end, stopped = self._end(text, begin, messages, writer, tools)
         if end <= begin:
             raise Malformed(f"the chat template leaves out message {len(messages)} (assistant)")
-        for name in _called(messages[-1]):
-            if name not in text[begin:end]:
-                raise Malformed(f"the chat template leaves out the call of {name!r} in message {len(messages)} (assistant)")
+        refuse_cuts(messages[-1:], text[begin:end], answers=True, first=len(messages))
         return _Turn(prompt, text[begin:end], stopped)
 
-    def _end(self, text: str, begin: int, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[int, bool]:
+    def _behind(self, opening: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
+        """Find where the answer begins in a template that changes what is before its opening (Hermes, Mistral); 0: unknown."""
+        numbers = itertools.count()
+        asked, answer = (writer.all_marked(message, numbers) for message in messages[-2:])
+        words, mark = text_of(asked.get("content")), writer.mark
+        if mark not in words:
+            return 0
+        try:
+            if not opening.strip():
+                opening = writer.write([*messages[:-2], asked], opens=True, tools=tools).partition(words)[2]
+            ordered, seen = (
+                writer.write([*before, answer], opens=False, tools=tools) for before in ([*messages[:-2], asked], messages[:-1])
+            )
+        except UserError:
+            return 0
+        if not opening.strip() or opening not in ordered.partition(words)[2].partition(mark)[0]:  # it is an earlier turn's
+            return 0
+        begin = seen.rfind(opening, 0, seen.find(mark)) + len(opening)
+        return begin if text[:begin] == seen[:begin] else 0
+
+    def _unopened(
+        self, prompt: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
+    ) -> _Turn:
+        """An answer to an opening that the template writes for prompts alone, as DeepSeek-R1's: it brings that, or goes on."""
+        content = str(messages[-1].get("content") or "")
+        answer, tag = without_opening(prompt, content), last_tag(prompt)
+        goes_on = tag[1:] and tag not in content and f"{tag[0]}/{tag[1:]}" in content
+        if (answer == content and not goes_on) or messages[-1].get("tool_calls"):
+            missing = tag or prompt[_common(prompt, text) :].strip()[-40:]
+            raise Malformed(
+                f"the chat template prompts with {missing!r}, and does not write this before the answer of a conversation:"
+                " let the answer begin with it, or give prompt and completion as texts"
+            )
+        words = self._words_end(text, _common(prompt, text), messages, writer, tools)
+        stop = next((found[0] for known in (self.stops, self._special) if (found := _first(text[words:], known))), "")
+        return _Turn(prompt, answer + stop, bool(stop))
+
+    def _end(
+        self, text: str, begin: int, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
+    ) -> tuple[int, bool]:
         """Where the answer ends, and whether with a stop token."""
-        words = self._words_end(text, begin, messages, tools)
+        words = self._words_end(text, begin, messages, writer, tools)
         for known in (self.stops, self._special):
             if found := _first(text[words:], known):
                 return words + found.end(), True
         return (len(text) if messages[-1].get("tool_calls") or words <= begin else words), False
 
-    def _words_end(self, text: str, begin: int, messages: Sequence[Message], tools: Sequence[Any] | None) -> int:
+    def _words_end(
+        self, text: str, begin: int, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
+    ) -> int:
         """Where the content of the last message ends."""
         content = str(messages[-1].get("content") or "")
+        if messages[-1].get("tool_calls"):
+            return self._calls_end(text, messages, writer, tools)
         for words in (content, content.strip()):
-            if words and not messages[-1].get("tool_calls") and text.endswith(words + self._tail):
+            if words and text.endswith(words + self._tail):
                 return len(text) - len(self._tail)
         mark = secrets.token_hex(8)
         marked = [*messages[:-1], {**messages[-1], "content": mark}]
         try:
-            _, seen, tail = apply_template(self._tokenizer, marked, add_generation_prompt=False, tools=tools).rpartition(mark)
+            _, seen, tail = writer.write(marked, opens=False, tools=tools).rpartition(mark)
         except UserError:
             seen, tail = "", ""
         if seen and text.endswith(tail) and len(text) - len(tail) >= begin:
@@ -219,25 +287,29 @@ class Marker:
             raise Malformed(f"cannot tell where the chat template ends message {len(messages)}, which has special tokens")
         return begin
 
+    def _calls_end(self, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
+        """Find where the last call of the last message ends, at the latest: special tokens before it end nothing."""
+        calls = [with_arguments(call) for call in messages[-1]["tool_calls"]]
+        marked = [*messages[:-1], writer.all_marked({**messages[-1], "tool_calls": calls}, itertools.count())]
+        try:
+            tail = writer.write(marked, opens=False, tools=tools).rpartition(writer.mark)[2]
+        except UserError:
+            raise Malformed(f"cannot tell where the chat template ends message {len(messages)}, which has calls") from None
+        return len(text) - _common(text[::-1], tail[::-1])
 
-def _called(message: Message) -> list[str]:
-    """The names of the functions that a message calls."""
-    return [str(call.get("function", call)["name"]) for call in message.get("tool_calls") or ()]
 
-
-def _refuse_left_out(messages: Sequence[Message], tools: Sequence[Any] | None, text: str) -> None:
-    """Raises ``Malformed`` where tools, calls or their results are not in the text: a template need not know them."""
-    for tool in tools or ():
-        known = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-        if str(known.get("name", "")) not in text:
-            raise Malformed(f"the chat template leaves out the tool {known['name']!r}: it has no place for 'tools'")
+def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Example) -> Example:
+    """A conversation of one turn for plain text. Raises ``Malformed`` for what plain text has no form for."""
+    if len(trained) > 1 or trained[0] != len(messages) - 1:
+        raise Malformed(
+            "a conversation of several turns needs a chat template: leave data.template unset and use a tokenizer that has one"
+        )
     for number, message in enumerate(messages, start=1):
-        for name in _called(message):
-            if name not in text:
-                raise Malformed(f"the chat template leaves out the call of {name!r} in message {number} (assistant)")
-        content = str(message.get("content") or "").strip()
-        if message["role"] == "tool" and content not in text and json.dumps(content)[1:-1] not in text:
-            raise Malformed(f"the chat template leaves out message {number} (tool)")
+        lost = "tool calls" if message.get("tool_calls") else "reasoning" if reasoning_of(message) else ""
+        if lost or message["role"] not in ("system", "user", "assistant"):
+            what = lost or f"the role {message['role']!r}"
+            raise Malformed(f"message {number}: {what} needs a chat template, and there is none")
+    return Example(list(messages[:-1]), (messages[-1]["content"],), beside=example.beside)
 
 
 def _common(one: str, other: str) -> int:

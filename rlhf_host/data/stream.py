@@ -107,9 +107,12 @@ class TaskStream:
 
     Args:
         choose: draws instead.
+        chooser: the plugin that does.
     """
 
-    def __init__(self, taskset: TaskSet, seed: int = 0, shuffle: bool = True, choose: Choose | None = None):
+    def __init__(
+        self, taskset: TaskSet, seed: int = 0, shuffle: bool = True, choose: Choose | None = None, chooser: str = "a plugin"
+    ):
         self._sources = taskset.sources
         self._read = {name: source for name, source in self._sources.items() if isinstance(source, ReadTasks)}
         self._sizes = {name: len(source) for name, source in self._sources.items() if not isinstance(source, ReadTasks)}
@@ -119,7 +122,7 @@ class TaskStream:
         self._drawn = dict.fromkeys(self._sources, 0)
         self._chosen = 0
         self._orders: dict[str, tuple[int, list[int]]] = {}
-        self._choose = choose
+        self._choose, self._chooser = choose, chooser
         self._all: Sequence[Task] = _joined(list(self._sources.values())) if choose is not None else ()
         self.epoch = 0
         """Which pass over its source, from 0, the task drawn last belongs to."""
@@ -141,7 +144,7 @@ class TaskStream:
         chosen = list(islice(answer, count + 1))
         if len(chosen) != count:
             gave = len(chosen) if len(chosen) < count else f"more than {count}"
-            raise RunError(f"draw_tasks gave {gave} tasks at step {step}, expected {count}")
+            raise RunError(f"{self._chooser} gave {gave} tasks from draw_tasks at step {step}, expected {count}")
         return [self._take(choice) for choice in chosen]
 
     def _take(self, choice: int | Task) -> Draw:
@@ -150,7 +153,8 @@ class TaskStream:
         if isinstance(choice, Task):
             return Draw(choice, self._chosen)
         if isinstance(choice, bool) or not hasattr(choice, "__index__") or not 0 <= operator.index(choice) < len(self._all):
-            raise RunError(f"draw_tasks gave {choice!r}, expected a Task or a number below {len(self._all)}")
+            below = len(self._all)
+            raise RunError(f"{self._chooser} gave {choice!r} from draw_tasks, expected a Task or a number below {below}")
         return Draw(self._all[operator.index(choice)], self._chosen)
 
     def _next(self) -> Draw:

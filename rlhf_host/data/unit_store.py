@@ -20,7 +20,7 @@ from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
 
-VERSION = 2
+VERSION = 4
 """Part of every key: goes up with every change to how rows become units, and to what is stored."""
 COLUMNS = ("label", "margin", "reward")
 TOKEN_COLUMNS = ("step",)
@@ -196,6 +196,5 @@ def cache_key(path: str, rows: Rows, tokenizer: Any, settings: Mapping[str, Any]
 
 def _content(path: Path, rows: Rows) -> str | None:
     if not path.exists():  # a dataset of the hub knows its commit
-        known = getattr(rows.rows, "_fingerprint", None)
-        return known if isinstance(known, str) else None
+        return rows.fingerprint
     return content_hash(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else content_hash([path])

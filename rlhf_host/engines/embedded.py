@@ -7,25 +7,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from rlhf_host.engines.embedded_rows import Rows
 from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
 from rlhf_host.engines.requests import Request, check_request, end_tokens
-from rlhf_host.engines.sampling import Sampler
 from rlhf_host.engines.transformers import Transformers
-from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError
 from rlhf_host.models.loading import context_length
 from rlhf_host.models.modes import evaluation
+from rlhf_host.phases import slow_phase
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
-from rlhf_host.records.numbers import Numbers
 
 
 class EmbeddedEngine:
@@ -43,7 +42,7 @@ class EmbeddedEngine:
         use = self._use
         self.exact = use.autocast is None and use.dtype == torch.float32
         self.dead = False
-        self.busy_s = 0.0
+        self.busy_s, self.sampled = 0.0, 0
         self._incoming: deque[Callable[[], None]] = deque()
         """Weights to load as soon as the compute thread has time."""
         self._fresh: Decoder | None = None
@@ -157,109 +156,57 @@ class EmbeddedEngine:
 
     def _decode(self, decoder: Decoder, requests: list[Request], indices: list[int], finish: Finish, dropped: Dropped) -> bool:
         """One batch from prefill to the last row. False when nobody waits for the rest."""
-        prompts = {prompt: n for n, prompt in enumerate(dict.fromkeys(requests[i].token_ids for i in indices))}
-        indices = sorted(indices, key=lambda i: prompts[requests[i].token_ids])
-        rows = [requests[i] for i in indices]
-        number = {i: row for row, i in enumerate(indices)}
-
-        version = self.version
         # Drawing works in float64, which MPS does not have.
         home = next(self.model.parameters()).device
         device = torch.device("cpu") if home.type == "mps" else home
-        limit_list = [self._limit(row) for row in rows]
-        self._refresh(decoder)
-        longest = max(limit_list)
-        groups = torch.tensor([prompts[row.token_ids] for row in rows], device=device)
-        logits = decoder.prefill(list(prompts)).to(device)[groups]
-        if longest > 1:
-            decoder.start(groups.to(home), longest - 1)
-
-        sampler = Sampler([row.sampling for row in rows], device)
-        ends = [torch.tensor([*self._eos, *row.sampling.stop_token_ids], dtype=torch.int64) for row in rows]
-        stops = pad_sequence(ends, batch_first=True, padding_value=-1).to(device)
-        limits = torch.tensor(limit_list, device=device)
-        texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
-        tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
-        logprobs = torch.zeros(len(rows), longest, device=device)
-        versions: list[int] = []
-        here = torch.arange(len(rows), device=device)
-        alive = torch.ones(len(rows), dtype=torch.bool, device=device)
-        places = list(range(len(rows)))
-        uniforms = torch.empty(0)
-
-        for step in range(longest):
-            if step % BLOCK == 0:
-                uniforms = torch.from_numpy(uniform_block([rows[r].key for r in places], step // BLOCK)).to(device)
-            try:
-                drawn, drawn_logprobs = sampler.draw(logits, uniforms[:, step % BLOCK])
-            except ArithmeticError as error:
-                raise RunError(f"generation under weight version {version} stopped: {error}") from error
-            versions.append(version)
-            tokens[here, step] = drawn
-            logprobs[here, step] = drawn_logprobs
-
-            stopped = (drawn[:, None] == stops).any(-1)
-            if texts:
-                stopped |= self._text_stops(texts, places, alive, tokens, step).to(device)
-            ended = (stopped | (limits == step + 1)) & alive
+        rows = Rows({i: requests[i] for i in indices}, self._limit, self._eos, self.tokenizer, device)
+        version = self.version
+        logits = self._prefill(decoder, rows, home)
+        while True:
+            if broken := rows.draw(logits, version):  # these rows alone
+                error = RunError(f"generation under weight version {version} stopped: the model's logits are not finite")
+                finish([(i, error) for i in broken])
+            self.sampled += rows.left
             gone = dropped()
             if gone is True:
                 return False
-            if bool(ended.any()):
-                finished = here[ended]
-                columns = (finished, stopped[ended], tokens[finished, : step + 1], logprobs[finished, : step + 1])
-                results = []
-                for row, stop, ids, values in zip(*(column.tolist() for column in columns), strict=True):
-                    per_token = Numbers("i", ids), Numbers("f", values), Numbers("i", versions)
-                    answer = Generation(*per_token, "stop" if stop else "length")
-                    results.append((indices[row], answer))
-                finish(results)
-                alive &= ~ended
+            if answers := rows.finish():
+                finish(answers)
             if gone:
-                cancelled = {number[i] for i in gone if i in number}
-                alive &= torch.tensor([row not in cancelled for row in places], device=device)
-            left = int(alive.sum())
-            if left == 0:
-                break
-            # Copying the cache costs about a step's attention: worth it only for several rows at a time.
-            if left <= len(places) - max(1, len(places) // 8):
-                rest = alive.nonzero()[:, 0]
-                decoder.keep(rest.to(home))
-                sampler.keep(rest)
-                drawn, here, alive, stops, limits, uniforms = (t[rest] for t in (drawn, here, alive, stops, limits, uniforms))
-                places = here.tolist()
+                rows.drop(gone)
+            kept = rows.compact()
+            if not rows.left:
+                return True
+            if kept is not None:
+                decoder.keep(kept.to(home))
             self._take_in()
             self._require_weights()
-            if version != self.version:
-                version = self.version
+            changed, version = version != self.version, self.version
+            if changed:
                 self._refresh(decoder)
-                if self.options.kv_after_sync == "recompute":
-                    so_far = [
-                        [*rows[row].token_ids, *ids] for row, ids in zip(places, tokens[here, : step + 1].tolist(), strict=True)
-                    ]
-                    logits = decoder.prefill(so_far).to(device)
-                    if longest > step + 2:
-                        decoder.start(torch.arange(len(places), device=home), longest - step - 2)
-                    continue
-            logits = decoder.step(drawn.to(home)).to(device)
-        return True
+            if changed and self.options.kv_after_sync == "recompute":
+                logits = self._prefill_again(decoder, rows, home)
+            else:
+                logits = decoder.step(rows.drawn.to(home)).to(device)
+
+    def _prefill(self, decoder: Decoder, rows: Rows, home: torch.device) -> Tensor:
+        """``[B, V]``: each row's logits after its prompt."""
+        self._refresh(decoder)
+        line = f"Computing {len(rows.prompts):,} prompts of {sum(map(len, rows.prompts)):,} tokens"
+        with nullcontext() if self.sampled else slow_phase(line):  # later waves surprise nobody
+            logits = decoder.prefill(rows.prompts).to(rows.device)[rows.prompt_of_row]
+        if rows.longest > 1:
+            decoder.start(rows.prompt_of_row.to(home), rows.longest - 1)
+        return logits
+
+    def _prefill_again(self, decoder: Decoder, rows: Rows, home: torch.device) -> Tensor:
+        """``[B, V]``: each row's logits after what it has so far, its keys and values computed anew."""
+        logits = decoder.prefill(rows.so_far()).to(rows.device)
+        if rows.longest > rows.length + 1:
+            decoder.start(torch.arange(len(rows.places), device=home), rows.longest - rows.length - 1)
+        return logits
 
     def _refresh(self, decoder: Decoder) -> None:
         if self._fresh is not decoder:
             decoder.refresh()
             self._fresh = decoder
-
-    def _text_stops(
-        self, texts: dict[int, tuple[str, ...]], places: list[int], alive: Tensor, tokens: Tensor, step: int
-    ) -> Tensor:
-        """Which rows end in one of their stop strings. Only the tail that can hold one is decoded: a token is a byte at least,
-        but for the first few, where decoders drop a leading space or half a character."""
-        hits = []
-        for row, going in zip(places, alive.tolist(), strict=True):
-            if not going or row not in texts:
-                hits.append(False)
-                continue
-            reach = max(len(text.encode()) for text in texts[row]) + 4
-            tail = self.tokenizer.decode(tokens[row, max(0, step + 1 - reach) : step + 1].tolist(), skip_special_tokens=False)
-            hits.append(any(text in tail for text in texts[row]))
-        return torch.tensor(hits)

@@ -24,6 +24,7 @@ from rlhf_host.models.trial import (
     EXACT,
     FAILURES,
     ROUGH,
+    SHORTEST,
     WIDE,
     appearance,
     distance,
@@ -31,6 +32,7 @@ from rlhf_host.models.trial import (
     same_gradients,
     structure,
 )
+from rlhf_host.phases import slow_phase
 from rlhf_host.protocols import Decoder, KernelsPlugin, Use
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,8 @@ class TriedKernels:
             stamp, decoders = self._decoders[id(model), use] = structure(model), {}
         tried = 1 << max(5, (longest - 1).bit_length())
         if tried not in decoders:
-            decoders[tried] = self._find_decoder(model, use, tried, decoders)
+            with slow_phase(f"Comparing decoders with the whole {type(model).__name__}, on rows of {tried} tokens"):
+                decoders[tried] = self._find_decoder(model, use, tried, decoders)
         return decoders[tried]
 
     def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> Any:
@@ -180,7 +183,7 @@ class _WholeRows:
         logits, wanted = map(torch.cat, zip(*pairs, strict=True))
         if not bool(torch.isfinite(wanted).all()):
             return None  # weights that have diverged tell nothing; sampling will say so
-        if not decoder.ragged and self.changes_with_length:
+        if self.changes_with_length:
             return "what it gives for a token changes with the length of its row"
         gap = distance(logits, wanted, exact)
         # A recurrence step by step and the parallel scan of a whole row agree less well than attention does.
@@ -215,10 +218,13 @@ class _WholeRows:
     @cached_property
     def changes_with_length(self) -> bool:
         """As with rotary positions that depend on it, which no cache of keys can follow."""
-        ids = torch.tensor(self.even[:1], device=self.use.device)
-        rows = (decoder_of(self.model)(input_ids=part, use_cache=False) for part in (ids[:, :STEPS], ids))
-        start, whole = (row.last_hidden_state[0, :STEPS] for row in rows)
-        return not distance(start, whole, _is_exact(self.use)) <= (10 * EXACT if _is_exact(self.use) else ROUGH)
+        ids, exact = torch.tensor(self.even[:1], device=self.use.device), _is_exact(self.use)
+        whole, *starts = (
+            decoder_of(self.model)(input_ids=part, use_cache=False).last_hidden_state[0]
+            for part in (ids, ids[:, :STEPS], ids[:, :SHORTEST])
+        )
+        gaps = [distance(start, whole[: len(start)], exact) for start in starts]
+        return not max(gaps) <= (10 * EXACT if exact else ROUGH)
 
     def _row(self, prompt: Sequence[int], tail: Sequence[int]) -> Tensor:
         """``[steps + 1, V]``."""

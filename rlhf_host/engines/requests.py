@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.sampling import misfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,7 @@ class Call:
     future: asyncio.Future[Generation]
 
 
-def check_request(
-    request: Request, *, engine: str, vocabulary: int, context_length: int | None, remedy: str = "", coldest: float = 0.0
-) -> None:
+def check_request(request: Request, *, engine: str, vocabulary: int, context_length: int | None, remedy: str = "") -> None:
     """Raises ``UserError`` for a request that cannot be served.
 
     Args:
@@ -37,9 +36,8 @@ def check_request(
         vocabulary: token ids lie below it.
         context_length: of the model, in tokens; ``None``: no limit.
         remedy: what else helps a prompt that is too long.
-        coldest: the lowest temperature above 0 that the engine can sample at.
     """
-    ids, sampling = request.token_ids, request.sampling
+    ids = request.token_ids
     if not ids:
         raise UserError(f"engine {engine}: an empty prompt; give at least one token")
     if context_length is not None and len(ids) >= context_length:
@@ -50,12 +48,8 @@ def check_request(
     if not 0 <= min(ids) <= max(ids) < vocabulary:
         wrong = next(token for token in ids if not 0 <= token < vocabulary)
         raise UserError(f"engine {engine}: token {wrong} is not in the model's vocabulary of {vocabulary}")
-    if sampling.max_new_tokens < 1 or sampling.top_k < 0:
-        raise UserError(f"engine {engine}: max_new_tokens ≥ 1 and top_k ≥ 0 are needed, not {sampling}")
-    if sampling.temperature < 0 or 0 < sampling.temperature < coldest:
-        raise UserError(f"engine {engine}: temperature 0 (greedy) or ≥ {coldest:g} is needed, not {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
-        raise UserError(f"engine {engine}: top_p in (0, 1] and min_p in [0, 1] are needed, not {sampling}")
+    if problem := misfit(request.sampling):
+        raise UserError(f"engine {engine}: {problem}")
 
 
 def end_tokens(*sources: Any) -> set[int]:

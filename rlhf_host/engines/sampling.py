@@ -43,8 +43,8 @@ class Sampler:
         """Sample every row of ``logits`` ``[B, V]`` with ``uniforms`` ``[B]`` float64.
 
         Returns tokens ``[B]`` int64 and log-probabilities ``[B]`` fp32: log-softmax in fp32 of ``logits / temperature``, over
-        the kept tokens where the distribution is truncated. Greedy rows: the arg-max, 0.0.
-        Raises ``ArithmeticError`` when the logits of a row make no distribution.
+        the kept tokens where the distribution is truncated. Greedy rows: the arg-max, 0.0. A row whose logits make no
+        distribution has a log-probability that is not finite.
         """
         logits = logits.float()
         if self.scales:
@@ -59,11 +59,9 @@ class Sampler:
             tokens = torch.where(weights.gather(1, tokens[:, None])[:, 0] > 0, tokens, weights.argmax(-1))
         chosen = logits.gather(1, tokens[:, None])[:, 0]
         logprobs = chosen - top[:, 0] - total.log().float()
-        if not bool(torch.isfinite(logprobs).all()):
-            raise ArithmeticError("the model's logits are not finite")
         if self.some_greedy:
             tokens = torch.where(self.greedy, weights.argmax(-1), tokens)
-            logprobs = torch.where(self.greedy, 0.0, logprobs)
+            logprobs = torch.where(self.greedy & logprobs.isfinite(), 0.0, logprobs)
         return tokens, logprobs
 
     def _truncate(self, weights: Tensor) -> Tensor:
@@ -115,7 +113,7 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     before = sums.cumsum(-1).gather(1, block[:, None])[:, 0] - sums.gather(1, block[:, None])[:, 0]
     inside = blocks[torch.arange(rows, device=weights.device), block.clamp(max=blocks.shape[1] - 1)].double()
     token, _ = _scan(inside, uniforms, uniforms * total - before)
-    return block * BLOCK + token, total
+    return (block * BLOCK + token).clamp(max=size - 1), total  # beyond it only where weights are not finite
 
 
 def _scan(weights: Tensor, uniforms: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.protocols import Engine, EngineStart, EngineTraits
+from rlhf_host.errors import UserError
+from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that vLLM can be told."""
+OWNED = {
+    *("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs"),
+    *("enable_prefix_caching", "load_format", "kv_cache_memory_bytes", "max_model_len", "dtype", "enforce_eager"),
+    *("enable_sleep_mode", "logprobs_mode", "worker_extension_cls", "generation_config"),
+}
+"""Arguments of vLLM that follow from the options."""
 
 
 class Vllm:
@@ -41,6 +52,14 @@ class Vllm:
         sleep: bool = Field(False, description="release the engine's memory between rollouts; GPUs only")
         extra: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's EngineArgs")
 
+        @model_validator(mode="after")
+        def _together(self) -> Vllm.Options:
+            if self.multiprocess is False and self.tensor_parallel_size * self.pipeline_parallel_size > 1:
+                raise ValueError("several devices need multiprocess: true")
+            if taken := sorted(OWNED & set(self.extra)):
+                raise ValueError(f"extra.{taken[0]}: the engine sets this itself, from its own options")
+            return self
+
     def __init__(self, options: Options):
         self.options = options
 
@@ -57,6 +76,14 @@ class Vllm:
             in_flight=True,
             adapters=True,
         )
+
+    def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
+        if devices.get("actor") == "cpu" and self.options.pipeline_parallel_size > 1:
+            raise UserError("engine vllm: pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs")
+        if start.adapter_rank > RANKS[-1]:
+            raise UserError(
+                f"engine vllm takes adapters up to rank {RANKS[-1]}, not {start.adapter_rank}: leave --sync.adapter out"
+            )
 
     def start(self, start: EngineStart) -> Engine:
         from rlhf_host.engines.vllm_engine import VLLMEngine

@@ -21,6 +21,7 @@ import torch
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
+from rlhf_host.engines.vllm_measures import Measures
 from rlhf_host.engines.vllm_requests import Call, answer, generation_of, sampling_params
 from rlhf_host.engines.vllm_startup import (
     ends_of,
@@ -40,8 +41,6 @@ from rlhf_host.scratch import Scratch
 
 log = logging.getLogger(__name__)
 
-COLDEST = 0.01
-"""vLLM raises lower temperatures to this one, and its log-probabilities with them."""
 GROUPS = 100_000
 """Whose first version is remembered."""
 STEP_S = 600.0
@@ -64,8 +63,7 @@ class VLLMEngine:
         self.multiprocess = in_processes(options)
         self.options, self.version = options, start.version
         self.busy_s = 0.0
-        self._kv_use, self._preemptions, self._reported = 0.0, 0, 0
-        """Largest share of the cache in use since ``metrics``; preemptions so far, and those that ``metrics`` has given."""
+        self._measures = Measures()
         self.asleep = False
         self._actions: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
@@ -101,6 +99,10 @@ class VLLMEngine:
         stuck = begun is not None and time.perf_counter() - begun > STEP_S
         return self._failure is not None or stuck or (self.multiprocess and self.llm.engine_core.resources.engine_dead)
 
+    @property
+    def sampled(self) -> int:
+        return self._measures.sampled
+
     def expect(self, count: int) -> None:
         """Batching is continuous: nothing waits for others."""
 
@@ -113,7 +115,6 @@ class VLLMEngine:
             vocabulary=self._vocabulary,
             context_length=self.context_length,
             remedy=", or engine.max_model_len higher",
-            coldest=COLDEST,
         )
         call = Call(request, asyncio.get_running_loop())
         self._post(lambda: self._add(call))
@@ -128,11 +129,7 @@ class VLLMEngine:
         return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self.loader, arguments)))
 
     async def metrics(self) -> Sequence[Metric]:
-        if self.multiprocess:
-            return ()
-        (kv_use, self._kv_use), preemptions = (self._kv_use, 0.0), self._preemptions
-        count, self._reported = preemptions - self._reported, preemptions
-        return Metric("kv_use", kv_use, reduce="max"), Metric("preemptions", count, reduce="sum")
+        return () if self.multiprocess else self._measures.metrics()
 
     def set_version(self, version: int) -> None:
         """For weights that came in by another way than the loader. Forgets cached prompts."""
@@ -206,8 +203,7 @@ class VLLMEngine:
                 with self._condition:
                     while not self._actions and not self._running and not self._closed:
                         self._condition.wait()
-                for action in self._take_actions():
-                    action()
+                self._act()
                 if self._running and not self._closed:
                     self._step()
         except BaseException as error:
@@ -234,33 +230,26 @@ class VLLMEngine:
         self.exact, self._can_sleep = settings.dtype == torch.float32, settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
         if not self.multiprocess:
-            self._watch(self.llm.engine_core.engine_core.scheduler)
+            self._measures.watch_cache(self.llm.engine_core.engine_core.scheduler)
+        self._measures.watch_outputs(self.llm.output_processor)
 
-    def _watch(self, scheduler: Any) -> None:
-        """Note after each decision what is in the cache: vLLM's own statistics come with its logging."""
-        schedule = scheduler.schedule
-
-        def watched(*arguments: Any) -> Any:
-            by_sync = len(scheduler.reset_preempted_req_ids)  # these did not lack room
-            decision = schedule(*arguments)
-            self._preemptions += len(decision.preempted_req_ids or ()) - by_sync
-            self._kv_use = max(self._kv_use, scheduler.kv_cache_manager.usage)
-            return decision
-
-        scheduler.schedule = watched
-
-    def _take_actions(self) -> deque[Callable[[], None]]:
-        with self._condition:
-            actions, self._actions = self._actions, deque()
-        return actions
+    def _act(self) -> None:
+        """What was posted, one by one: what comes after one that ends the engine is still there to be told."""
+        for _ in range(len(self._actions)):
+            with self._condition:
+                action = self._actions.popleft()
+            action()
 
     def _step(self) -> None:
         self._step_began = time.perf_counter()
-        outputs = [output for output in self.llm.step() if output.finished]
+        outputs = [output for output in self.llm.step() if output.finished and output.request_id in self._running]
         self.busy_s += time.perf_counter() - self._step_began
         self._step_began = None
-        calls = ((self._running.pop(output.request_id, None), output) for output in outputs)
-        answer([(call, generation_of(call.request.sampling, output, self.version)) for call, output in calls if call])
+        calls = [(self._running[output.request_id], output) for output in outputs]
+        given = [(call, generation_of(call.request.sampling, output, self.version)) for call, output in calls]
+        for output in outputs:
+            del self._running[output.request_id]
+        answer(given)  # last: whoever gets one finds the others only in ``_running``
 
     def _add(self, call: Call) -> None:
         if call.future.cancelled():
@@ -292,13 +281,13 @@ class VLLMEngine:
             self.llm.abort_request([call.number])
 
     def _fail_running(self, error: BaseException) -> None:
-        answer([(call, error) for call in self._running.values()])
+        failed = [(call, error) for call in self._running.values()]
         self._running.clear()
+        answer(failed)
 
     def _stop(self) -> None:
         self._fail_running(RunError("the engine was closed while requests were pending"))
-        for action in self._take_actions():  # each learns that the engine is no more, and tells its caller
-            action()
+        self._act()  # each learns that the engine is no more, and tells its caller
         with contextlib.suppress(Exception):
             self.llm.engine_core.shutdown()
         for path in self._shared:  # a core that takes long to end is killed, and leaves it

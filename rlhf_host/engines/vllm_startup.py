@@ -17,17 +17,15 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from rlhf_host import errors
 from rlhf_host.engines.requests import end_tokens
-from rlhf_host.engines.vllm import Vllm
+from rlhf_host.engines.vllm import RANKS, Vllm
 from rlhf_host.errors import UserError
-from rlhf_host.models import loading
 from rlhf_host.protocols import NO_WEIGHTS
 
 log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 1 << 29
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks that vLLM can be told."""
 
 
 def memory_directory() -> str:
@@ -70,12 +68,9 @@ def start_vllm(
 
 
 def in_processes(options: Vllm.Options) -> bool:
-    """Whether vLLM's core runs in processes of its own. Raises ``UserError`` where it must and may not."""
+    """Tell whether vLLM's core runs in processes of its own."""
     devices = options.tensor_parallel_size * options.pipeline_parallel_size
-    multiprocess = devices > 1 if options.multiprocess is None else options.multiprocess
-    if devices > 1 and not multiprocess:
-        raise UserError("engine vllm: several devices need multiprocess: true")
-    return multiprocess
+    return devices > 1 if options.multiprocess is None else options.multiprocess
 
 
 def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, Any]:
@@ -202,4 +197,4 @@ def parameter_names(config: Any) -> set[str]:
 
 def first_line(error: BaseException) -> str:
     """The first line that says something; of pydantic's errors, of the first of them."""
-    return loading.first_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)
+    return errors.first_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)

@@ -13,8 +13,8 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import Compute
 from rlhf_host.records.episodes import Generation
 
-Finish = Callable[[Sequence[tuple[int, Generation]]], object]
-"""Told of requests, by their index, as they finish."""
+Finish = Callable[[Sequence[tuple[int, Generation | Exception]]], object]
+"""Told of requests, by their index, as they finish or fail."""
 Dropped = Callable[[], bool | set[int]]
 """Which requests nobody waits for any more; ``True``: none matters, stop."""
 
@@ -79,9 +79,8 @@ class Waves:
             try:
                 await asyncio.wrap_future(self._compute.submit(work))
             except Exception as error:
-                for call in calls + self._waiting:
+                for call in calls:
                     _reject(call, error)
-                self._waiting.clear()
             self._running = []
             self._news_at = time.monotonic()
 
@@ -100,10 +99,12 @@ class Waves:
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}
 
 
-def _resolve(calls: Sequence[Call], finished: Sequence[tuple[int, Generation]]) -> None:
-    for index, generation in finished:
-        if not calls[index].future.done():
-            calls[index].future.set_result(generation)
+def _resolve(calls: Sequence[Call], finished: Sequence[tuple[int, Generation | Exception]]) -> None:
+    for index, answer in finished:
+        if isinstance(answer, Exception):
+            _reject(calls[index], answer)
+        elif not calls[index].future.done():
+            calls[index].future.set_result(answer)
 
 
 def _reject(call: Call, error: Exception) -> None:

@@ -12,7 +12,7 @@ from rlhf_host import functional as F
 from rlhf_host.errors import UserError
 from rlhf_host.functional.options import AGGREGATIONS, check_aggregation
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.records.needs import Needs, Output, RoleNeed
+from rlhf_host.records.needs import DataFormat, Needs, Output, RoleNeed
 from rlhf_host.records.tensors import Aggregation, Batch, Experience, LossTerm, Metric, Outputs
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class KL:
         # In the reward the penalty is part of the advantages, so the actor's log-probabilities are needed before them.
         roles = ("reference", "actor") if self.options.place == "reward" else ("reference",)
         outputs = tuple(Output("logprobs", role=role) for role in roles)
-        return Needs(roles=(RoleNeed("reference", source="actor"),), outputs=outputs)
+        data: DataFormat | None = "prompts" if self.options.place == "reward" else None  # rows of data have no reward to add to
+        return Needs(data=data, roles=(RoleNeed("reference", source="actor"),), outputs=outputs)
 
     @hookimpl
     def shape_rewards(self, experience: Experience) -> Tensor | None:

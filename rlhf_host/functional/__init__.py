@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlhf_host.functional.options import (
     REFERENCE,
@@ -14,6 +13,7 @@ from rlhf_host.functional.options import (
     policy_needs,
     preference_needs,
 )
+from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
     from rlhf_host.functional.kl import kl_estimate, kl_loss
@@ -76,12 +76,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})
 
 
 def __dir__() -> list[str]:

@@ -103,7 +103,8 @@ def policy_needs(
     """The needs of an online algorithm with a policy loss: prompts, a trainable actor, and the needs of the loss.
 
     Args:
-        options: an entropy bonus adds the output entropy; ``gspo`` and ``pg`` forbid ``train.old_logprobs sampler``.
+        options: an entropy bonus adds the output entropy; ``gspo`` and ``pg`` forbid ``train.old_logprobs sampler``, and ``pg`` has
+            no ratio.
         min_group_size: episodes per task that the estimator needs.
         idle_steps: first steps in which the actor is not trained.
         roles: in addition to the actor.
@@ -118,6 +119,7 @@ def policy_needs(
         data="prompts",
         roles=(RoleNeed("actor", trainable=True, source=None, idle_steps=idle_steps), *roles),
         min_group_size=min_group_size,
+        ratio=options.loss != "pg",
         outputs=(*([Output("entropy")] if options.entropy_coef > 0 else []), *outputs),
         forbids=(
             *(Forbid("train.old_logprobs", "sampler", why) for loss, why in unfit.items() if loss == options.loss),

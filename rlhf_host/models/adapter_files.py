@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from rlhf_host.directories import content_hash
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, kinds, peft_library
+from rlhf_host.models.dtypes import DTYPES, NARROW
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.quantized import is_quantized
 
@@ -25,6 +26,8 @@ HASH = "base_sha256"
 """In the metadata of ``WEIGHTS``: the content hash of the base's weights."""
 QUANTIZED = "base_quantized"
 """There too: how the base was quantized, where it was."""
+ROUNDED = "base_dtype"
+"""There too: the 16-bit type that the base's weights were rounded to, where they were."""
 
 FREE = {
     *("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"),
@@ -83,8 +86,8 @@ def save_adapter(
     trained = adapter_weights(model) if trained is None else trained
     weights = {name: tensor.contiguous().cpu() for name, tensor in trained.items()}
     Path(directory).mkdir(parents=True, exist_ok=True)
-    kind = {QUANTIZED: "4bit"} if is_quantized(model) else {}
-    save_file(weights, Path(directory) / WEIGHTS, metadata={"format": "pt", HASH: content_hash(base_files), **kind})
+    metadata = {"format": "pt", HASH: content_hash(base_files), **_rounding(model)}
+    save_file(weights, Path(directory) / WEIGHTS, metadata=metadata)
     config.save_pretrained(str(directory))
 
 
@@ -187,6 +190,28 @@ def quantized_base(directory: str | Path) -> str | None:
     """How the base was quantized when the adapter was trained; ``None``: not at all, or the adapter does not say."""
     _read(directory)
     return _metadata(directory).get(QUANTIZED)
+
+
+def rounded_base(directory: str | Path) -> torch.dtype | None:
+    """Return the 16-bit type of the base when the adapter was trained; ``None``: it was in 32 bits, or the adapter does not say.
+
+    Raises:
+        UserError: it is no type that is known here.
+    """
+    recorded = _metadata(directory).get(ROUNDED)
+    if recorded is not None and recorded not in DTYPES:
+        path = Path(directory) / WEIGHTS
+        raise UserError(f"{path}: {ROUNDED} in its metadata is {recorded!r}, and must be one of {', '.join(DTYPES)}")
+    return None if recorded is None else DTYPES[recorded]
+
+
+def _rounding(model: Any) -> dict[str, str]:
+    """Metadata that say how the base's weights differ from those in its files."""
+    layer = adapter_layers(model)[0][1].get_base_layer()
+    in_4_bits = is_quantized(model)
+    dtype = layer.compute_dtype if in_4_bits else layer.weight.dtype
+    rounded = {ROUNDED: str(dtype).removeprefix("torch.")} if dtype in NARROW else {}
+    return rounded | ({QUANTIZED: "4bit"} if in_4_bits else {})
 
 
 def _metadata(directory: str | Path) -> dict[str, str]:

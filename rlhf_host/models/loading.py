@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,28 +14,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
-from rlhf_host.models.freezing import freeze
+from rlhf_host.models.classes import model_class
+from rlhf_host.models.dtypes import retype, weight_dtypes
+from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.places import Source, find_model, hub_answers, with_base
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
@@ -53,41 +49,14 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
         UserError: no such model, incomplete or pickled weights, or an unusable dtype, device, attention kernel or adapter.
     """
     role = with_base(role)
-    source = find_model(role.model)
-    device = choose_device(role.device)
-    adapts = trainable and bool(role.adapter or role.lora.rank)
-    if role.quantize and source.gguf:
-        raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
-    if trainable and not adapts and role.dtype not in ("auto", "float32"):
-        raise UserError(
-            f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
-            " swallow small updates; leave dtype at auto and set train.autocast to bfloat16"
-        )
+    source, device = find_model(role.model), choose_device(role.device)
+    refuse_settings(role, source, trainable=trainable)
     load = _load_gguf if source.gguf else _load_safetensors
     with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
         brings_head = role.adapter is not None and adapter_files.is_scalar(role.adapter)
         model = load(source, role, head, trainable, new_head=trainable or brings_head)
-    remove_dropout(model)
-    if role.gradient_checkpointing and trainable:
-        if not model.supports_gradient_checkpointing:
-            raise UserError(
-                f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false"
-            )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.requires_grad_(trainable and not adapts)
-    if trainable and (role.freeze or role.train_only):
-        freeze(model, role.freeze, role.train_only)
-    placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
     with quiet_transformers():
-        if role.adapter is not None:
-            adapter_files.load_adapter(placed, role.adapter)
-            if not trainable:
-                adapters.fold(placed)
-        elif adapts:
-            adapters.attach(placed, role.lora, source.name, None if source.local else role.revision)
-    if trainable:
-        _align(placed)
-    return placed
+        return fit(model, role, source, device, trainable=trainable)
 
 
 def weight_files(role: RoleConfig) -> list[Path]:
@@ -162,7 +131,7 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
         source = Source(str(Path(str(name)).expanduser()), local=True)
     else:
         source = find_model(name, weights=False)
-    options = _options(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
+    options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
     if role.tokenizer:
         del options["revision"]  # is the model's
     with quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
@@ -207,20 +176,25 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def remove_dropout(model: torch.nn.Module) -> None:
-    """Set every dropout probability to 0: with dropout π of two passes differ. The config keeps its own values for saving."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for key, value in vars(module).items():
-            if "drop" in key and isinstance(value, float):
-                setattr(module, key, 0.0)
-
-
-def _require_scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
+def require_scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
     if (head := scalar_head(model)) is None:
         raise UserError(f"{type(model).__name__} has no scalar head: give a causal model with one (ForSequenceClassification)")
     return head
+
+
+def head_of(directory: Path) -> Literal["lm", "scalar"]:
+    """Returns ``scalar`` for reward and value models, ``lm`` for others and for what is no directory of a model here."""
+    if adapter_files.is_adapter(directory):
+        return "scalar" if adapter_files.is_scalar(directory) else "lm"
+    config = directory / "config.json"
+    if not config.is_file():
+        return "lm"
+    try:
+        names = json.loads(config.read_text("utf-8")).get("architectures") or [""]
+    except (ValueError, AttributeError) as error:
+        other = "take another model of the run, as with --checkpoint last"
+        raise UserError(f"{config} is damaged: it is no configuration of a model; {other}") from error
+    return "scalar" if names[0].endswith("ForSequenceClassification") else "lm"
 
 
 def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
@@ -229,14 +203,14 @@ def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
     if source.gguf:
         return None, None
     with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
-        config = AutoConfig.from_pretrained(source.path, **_options(source, role))
+        config = AutoConfig.from_pretrained(source.path, **options_of(source, role))
     return getattr(config.get_text_config(), "vocab_size", None), _positions(config)
 
 
 def stop_tokens(role: RoleConfig) -> list[int]:
     """Tokens that end a turn, by the generation configuration beside the role's model; none where there is no such file."""
     source = find_model(role.model)
-    options = _options(source, role)
+    options = options_of(source, role)
     with quiet_transformers():
         try:
             ids = GenerationConfig.from_pretrained(source.path, **options).eos_token_id
@@ -245,7 +219,7 @@ def stop_tokens(role: RoleConfig) -> list[int]:
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
+def options_of(source: Source, role: RoleConfig) -> dict[str, Any]:
     return {
         "revision": None if source.local else role.revision,
         "trust_remote_code": role.trust_remote_code,
@@ -254,7 +228,7 @@ def _options(source: Source, role: RoleConfig) -> dict[str, Any]:
 
 
 def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
-    options = _options(source, role)
+    options = options_of(source, role)
     config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
     if head == "scalar":
         config.token_classification_bias = (
@@ -262,11 +236,12 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
         )
     if role.quantize:
         options |= quantized.settings(choose_device(role.device))
-    model, info = _model_class(head, config).from_pretrained(
+    read, kept = weight_dtypes(role, trainable, config.dtype, rounded_base(role))
+    model, info = model_class(head, config).from_pretrained(
         source.path,
         config=config,
-        dtype=_dtype(role, trainable),
-        attn_implementation=_attention(role, config),
+        dtype=read,
+        attn_implementation=attention_of(role, config),
         use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=head == "scalar",  # reported with what is missing below, in words of our own
@@ -274,19 +249,17 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
     )
     different = {str(key): shape for key, shape, _ in info["mismatched_keys"]}
     if head == "scalar" and "score.weight" in different:
-        count = different["score.weight"][0]
-        raise UserError(
-            f"the model {role.model!r} has a head with {count} outputs, and a scalar head has one: give a model with num_labels 1,"
-            " or the language model"
-        )
+        raise wide_head(role, different["score.weight"][0])
+    if head == "scalar":
+        require_scalar_head(model)
     missing = sorted(info["missing_keys"]) + sorted(different)
     if head == "scalar" and "score.weight" in missing:
         _new_head(model, role, new_head)
         missing.remove("score.weight")
     if missing:
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
-    if head == "scalar":
-        _require_scalar_head(model)
+    if kept != read:
+        retype(model, kept)
     if role.quantize:
         quantized.prepare(model)
     return model
@@ -300,64 +273,38 @@ def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool, new
     del config.quantization_config  # while it is there, save_pretrained refuses
     if head == "scalar":
         config.num_labels = 1
-    dtype = _dtype(role, trainable)
-    model_class = _model_class(head, config)
-    from_config = getattr(model_class, "from_config", None) or model_class._from_config
-    model = from_config(config, attn_implementation=_attention(role, config))
+    made = model_class(head, config)
+    from_config = getattr(made, "from_config", None) or made._from_config
+    model = from_config(config, attn_implementation=attention_of(role, config))
     model.load_state_dict(quantized.state_dict(), strict=head == "lm")
     if head == "scalar":
         _new_head(model, role, new_head)
     else:
         model.generation_config = quantized.generation_config
-    return model.to(torch.float32 if dtype == "auto" else dtype)
+    for dtype in weight_dtypes(role, trainable, torch.float32, rounded_base(role)):
+        retype(model, dtype)
+    return model
 
 
-def _attention(role: RoleConfig, config: PreTrainedConfig) -> str | None:
+def rounded_base(role: RoleConfig) -> torch.dtype | None:
+    return None if role.adapter is None else adapter_files.rounded_base(role.adapter)
+
+
+def attention_of(role: RoleConfig, config: PreTrainedConfig) -> str | None:
     """What the role says; else eager where the model caps its attention scores, which sdpa leaves out, or transformers' choice."""
     if role.attn_implementation != "auto":
         return role.attn_implementation
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
-def _model_class(head: str, config: PreTrainedConfig) -> Any:
-    if head == "lm":
-        return AutoModelForCausalLM
-    if type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForSequenceClassification
-    return _scalar_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-
-
-@functools.cache
-def _scalar_class(causal: Any) -> Any:
-    """The sequence classification model that transformers has for most language models, for those it has none for."""
-    base = next(parent for parent in causal.__mro__ if parent.__name__.endswith("PreTrainedModel"))
-    name = base.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
-    named = {"base_model_prefix": causal.base_model_prefix, "config_class": causal.config_class, "__module__": __name__}
-    return type(name, (GenericForSequenceClassification, base), named)
-
-
 def _new_head(model: PreTrainedModel, role: RoleConfig, wanted: bool) -> None:
     if not wanted:
-        raise UserError(
-            f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
-        )
-    torch.nn.init.zeros_(_require_scalar_head(model).weight)
+        raise no_head(role)
+    torch.nn.init.zeros_(require_scalar_head(model).weight)
     text: Any = model.config.get_text_config()
-    if text.pad_token_id is None:  # transformers reads scores before padding, and refuses batches where nothing pads
+    # transformers reads scores before padding, and refuses batches where nothing pads.
+    if getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = load_tokenizer(role).pad_token_id
-
-
-def _align(model: PreTrainedModel) -> None:
-    """Move weights that lie at odd addresses: kernels round by alignment, and files, so checkpoints too, differ in theirs."""
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.data_ptr() % 64:
-            tensor.data = tensor.data.clone()
-
-
-def _dtype(role: RoleConfig, trainable: bool) -> Any:
-    if role.dtype == "auto":
-        return torch.float32 if trainable else "auto"
-    return DTYPES[role.dtype]
 
 
 @contextlib.contextmanager
@@ -368,12 +315,6 @@ def _as_user_error(problem: str) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{problem}: {first_line(error)}") from error
-
-
-def first_line(error: object) -> str:
-    """The first line of an error that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager

@@ -12,9 +12,11 @@ from torch import Tensor
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.adapter_files import is_adapter, is_scalar, refuse_other_base
+from rlhf_host.models.dtypes import retype
 from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, weight_files
 from rlhf_host.models.modes import evaluation
 from rlhf_host.models.places import with_base
+from rlhf_host.models.quantized import widen
 from rlhf_host.models.trial import random_text
 
 PROBE = (2, 64)
@@ -65,9 +67,10 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
         model.save_pretrained(output)
         load_tokenizer(role).save_pretrained(output)
     written = str(next(model.parameters()).dtype).removeprefix("torch.")
-    exact = {"dtype": "float32", "device": "cpu"}
-    merged = _logits(load_model(RoleConfig(model=str(output), **exact), head=head))
-    beside = _logits(load_model(role.model_copy(update=exact), head=head, trainable=True))
+    merged = _logits(load_model(RoleConfig(model=str(output), dtype="float32", device="cpu"), head=head))
+    trained = widen(load_model(role.model_copy(update={"dtype": "auto"}), head=head, trainable=True))
+    retype(trained, torch.float32)
+    beside = _logits(trained)
     return Merged(written, float((merged - beside).abs().max()), float(beside.abs().max()))
 
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-NARROW = (torch.bfloat16, torch.float16)
+from rlhf_host.models.dtypes import NARROW
 
 
 @contextlib.contextmanager

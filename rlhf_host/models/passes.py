@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlhf_host.errors import RunError, UserError
@@ -21,7 +20,7 @@ from rlhf_host.models import attention
 from rlhf_host.models.adapters import using
 from rlhf_host.models.balance import Balance
 from rlhf_host.models.flops import ModelFlops
-from rlhf_host.models.heads import Head, decoder_of, find_head, scalar_head
+from rlhf_host.models.heads import decoder_of, find_head, scalar_head
 from rlhf_host.models.layouts import (
     Layout,
     Line,
@@ -36,8 +35,8 @@ from rlhf_host.models.layouts import (
     to_device,
     without_last,
 )
-from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
 from rlhf_host.models.modes import evaluation, in_32_bits
+from rlhf_host.models.output_heads import LanguageHead, ScalarHead, Wanted
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
@@ -83,7 +82,7 @@ class Passes:
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._examine()
-        self._flops = ModelFlops.of(model, () if self.head is None else self.head_parameters)
+        self._flops = ModelFlops.of(model, () if self.scalar else self.head_parameters)
 
     def under(self, adapter: str | None) -> Passes:
         """The same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
@@ -100,11 +99,14 @@ class Passes:
             purpose="train", device=self.device, dtype=weight.dtype, autocast=self.autocast, even_passes=self._even_passes
         )
         self.compute = model if self._kernels is None else self._kernels.module(model, use)
-        self.scalar = scalar_head(model)
-        autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
-        with torch.no_grad(), evaluation(model), autocast:
-            self.head = None if self.scalar is not None else find_head(model)
-        if self.head is None and self.scalar is None:
+        self.head: ScalarHead | LanguageHead
+        if (linear := scalar_head(model)) is not None:
+            self.head = ScalarHead(linear)
+        else:
+            autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+            with torch.no_grad(), evaluation(model), autocast:
+                self.head = LanguageHead(find_head(model), self.autocast)
+        if self.head.reads_logits:
             warnings.warn(
                 f"the head of {type(model).__name__} is more than a matrix product: all its logits are held in memory",
                 stacklevel=4,
@@ -115,10 +117,14 @@ class Passes:
         self._prepared_for = 0
 
     @property
+    def scalar(self) -> bool:
+        """The model has a scalar head, and no log-probabilities."""
+        return self.head.scalar
+
+    @property
     def head_parameters(self) -> tuple[nn.Parameter, ...]:
         """Those that are used outside of their own module's forward."""
-        head = self.scalar if self.head is None else self.head.linear
-        return () if head is None else tuple(head.parameters())
+        return self.head.parameters
 
     def go_through(self, backend: Backend, ranks: Ranks) -> None:
         """Weights are whole only where the backend runs a pass; from now on every pass goes there, once, whatever its outputs."""
@@ -172,7 +178,7 @@ class Passes:
     ) -> int:
         """Tokens that one ``forward`` over these rows computes, padding included; at most, of a model with a scalar head."""
         sharing = sharing_of(prompt_ids, group_id)
-        lengths = list(completion_lens) if self.scalar is not None else [max(0, length - 1) for length in completion_lens]
+        lengths = self.head.computed(completion_lens)
         if self._shares(prompt_ids, lengths, sharing):
             return shared_tokens(prompt_ids, lengths, sharing)
         return padded_tokens(prompt_ids, lengths)
@@ -184,7 +190,7 @@ class Passes:
         if self._flops is None:
             return math.nan
         sharing = sharing_of(prompt_ids, group_id)
-        counts = list(completion_lens) if self.scalar is not None else [max(0, length - 1) for length in completion_lens]
+        counts = self.head.computed(completion_lens)
         rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
         predicted = sum(completion_lens)
         if self._shares(prompt_ids, counts, sharing):
@@ -239,8 +245,9 @@ class Passes:
             )
         line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, not outputs.isdisjoint(AT_TOKENS))
         if line is None:
-            return self._nothing(outputs, completion_ids.shape)
-        read = partial(self._outputs, line, temperature, outputs, entropy_grad, others)
+            return self.head.nothing(outputs, torch.zeros(tuple(completion_ids.shape), device=self.device))
+        wanted = Wanted(outputs=outputs, temperature=temperature, entropy_grad=entropy_grad, others=others)
+        read = partial(self._read, line, wanted)
         results = read(self._states(line)) if self._backend is None else self._through(line, read)
         whole = (*OF_ROWS, "router_loss")
         results = {name: value if name in whole else _spread(value, line.mask) for name, value in results.items()}
@@ -249,41 +256,10 @@ class Passes:
         }
         return Outputs(**results, others=distributions)
 
-    def _outputs(
-        self,
-        line: Line,
-        temperature: float,
-        outputs: frozenset[str],
-        entropy_grad: bool,
-        others: Mapping[str, TopK],
-        states: Tensor,
-    ) -> Tensors:
+    def _read(self, line: Line, wanted: Wanted, states: Tensor) -> Tensors:
         """``[C, ...]`` of completion tokens, and ``[B]`` of rows, from hidden states, or from logits where no head is known."""
-        if self.scalar is not None:
-            score = Head(self.scalar)
-            places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last, "token_scores": line.own}
-            wanted = {name: states.index_select(0, at) for name, at in places.items() if name in outputs}
-            return {name: score(hidden, torch.float32).squeeze(-1) for name, hidden in wanted.items()}
-        hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
-        if others:
-            columns = [targets.unsqueeze(-1), *(topk.ids.to(self.device)[line.mask] for topk in others.values())]
-            targets = torch.cat(columns, -1)
-        if outputs & {"logprobs", "entropy"}:
-            settings: dict[str, Any] = {"with_entropy": "entropy" in outputs, "entropy_grad": entropy_grad}
-            if (head := self.head) is None:
-                logprobs, entropy = logprobs_of_logits(hidden, targets, temperature, **settings)
-            else:
-                settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
-                weight, bias = head.linear.weight, head.linear.bias
-                logprobs, entropy = token_logprobs(hidden, weight, bias, targets, temperature, **settings)
-            results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
-        if others:
-            logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
-            results["logprobs"] = logprobs.squeeze(-1)
-            results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
-        if "logits" in outputs:
-            results["logits"] = hidden.float() if self.head is None else self.head(hidden, self.autocast)
-        if self.balance is not None and torch.is_grad_enabled():
+        results = self.head.read(line, states, wanted)
+        if self.balance is not None and not self.scalar and torch.is_grad_enabled():
             results["router_loss"] = self.balance.loss()
         return results
 
@@ -305,17 +281,10 @@ class Passes:
             empty = completion_ids.new_zeros((*completion_ids.shape, k))
             return TopK(empty.float(), empty)
 
-        def likeliest(states: Tensor) -> Tensors:
-            hidden = states.index_select(0, line.predicts)
-            if (head := self.head) is None:
-                logprobs, ids = F.log_softmax(hidden.float() / temperature, dim=-1).topk(k)
-            else:
-                settings: dict[str, Any] = {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
-                logprobs, ids = top_logprobs(hidden, head.linear.weight, head.linear.bias, k, temperature, **settings)
-            return {"logprobs": logprobs, "ids": ids}
-
+        head = self.head
+        assert isinstance(head, LanguageHead)
         with torch.no_grad():
-            results = self._through(line, likeliest)
+            results = self._through(line, lambda states: head.topk(line, states, k, temperature))
         return TopK(*(_spread(results[name], line.mask) for name in ("logprobs", "ids")))
 
     def _line(
@@ -367,7 +336,7 @@ class Passes:
 
     def _states(self, line: Line) -> Tensor:
         """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
-        bare, autocast = self.scalar is None and self.head is None, None if line.exact else self.autocast
+        bare, autocast = self.head.reads_logits, None if line.exact else self.autocast
         routed = self.balance if torch.is_grad_enabled() else None
         asked = {} if routed is None else {"output_router_logits": True}
         precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
@@ -401,14 +370,6 @@ class Passes:
         # A backend that runs passes keeps the weights in pieces, which nothing may widen.
         with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():
             return self._through(line, lambda states: {"states": states[places]})["states"]
-
-    def _nothing(self, outputs: frozenset[str], shape: Sequence[int]) -> Outputs:
-        zeros = torch.zeros(tuple(shape), device=self.device)
-        if self.scalar is not None:
-            asked = outputs & {"values", *AT_TOKENS}
-            empty: dict[str, Any] = {name: zeros.sum(-1) if name in OF_ROWS else zeros for name in asked}
-            return Outputs(**empty)
-        return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

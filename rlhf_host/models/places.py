@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_files
-from rlhf_host.models.quickstart import quickstart_model_dir
+from rlhf_host.models.quickstart import MODEL, quickstart_model_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
     """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
-    if name == "quickstart":
+    if name == MODEL:
         return Source(str(quickstart_model_dir()), local=True)
     path = Path(name).expanduser()
     if adapter_files.is_adapter(path):

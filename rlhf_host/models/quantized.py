@@ -47,17 +47,24 @@ def prepare(model: nn.Module) -> None:
     """
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     for name, layer in layers(model).items():
-        if getattr(layer, "source_cls", nn.Linear) is not nn.Linear:
-            kind = layer.source_cls.__name__
-            raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is a {kind}, not a Linear (quantize)")
+        refuse_kind(model, name, getattr(layer, "source_cls", nn.Linear))
         layer.compute_dtype, layer.compute_type_is_set = dtype, True
         layer.support_avx512bf16_for_cpu = False
 
 
+def refuse_kind(model: Any, name: str, kind: type) -> None:
+    """Raises ``UserError`` for a linear map of a kind whose weights in 4 bits could not be given on."""
+    if kind is not nn.Linear:
+        raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is a {kind.__name__}, not a Linear (quantize)")
+
+
 def widen(model: Any) -> Any:
-    """The model with ordinary weights, in place."""
+    """The model with ordinary weights, in place, as its products used them."""
     if is_quantized(model):
+        narrow = layers(model)
         model.dequantize()
+        for name, layer in narrow.items():  # transformers widens into the type of the model, products into that of the layer
+            model.get_submodule(name).weight.data = plain_weight(layer)
         model.is_loaded_in_4bit = False
     return model
 

@@ -21,6 +21,9 @@ from rlhf_host.scratch import Scratch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+MODEL = "quickstart"
+"""What settings call it."""
+
 VERSION = 2
 """Part of the cached directory's name: goes up with every change to what is built."""
 

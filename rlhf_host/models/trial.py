@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, first_line
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
-from rlhf_host.models.loading import context_length, first_line
+from rlhf_host.models.loading import context_length
 
 EXACT = 1e-4
 """Largest relative distance of a position's hidden state, where everything is computed in 32 bits."""
@@ -30,6 +30,9 @@ WIDE = (torch.float32, torch.float64)
 
 HELD = 2**16
 """Elements of a parameter's gradient that are compared."""
+
+SHORTEST = 3
+"""Tokens of the shortest row that is tried: what changes with a row's length may do so from its fourth token on."""
 
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, StopIteration)
 """What models raise for input that they do not take."""
@@ -62,21 +65,22 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Three rows, two of which share a prompt. The third is always short: what changes with a row's length shows beside it."""
+    """Four rows, two of which share a prompt. The others are always short: what changes with a row's length shows beside them."""
 
     prompt_ids: list[list[int]]
     completions: Tensor
     lengths: list[int]
-    sharing: list[int] = field(default_factory=lambda: [0, 0, 1])
+    sharing: list[int] = field(default_factory=lambda: [0, 0, 1, 2])
 
     @classmethod
     def of(cls, length: int, config: Any) -> Sample:
         """The longest row has ``length`` tokens."""
         generator = torch.Generator().manual_seed(length)
-        sizes = [length - length // 2, max(1, min(8, length // 3))]
-        lengths = [length // 2, max(1, length // 4), max(1, min(8, length // 5))]
-        first, second = (random_text(config, size, generator) for size in sizes)
-        return cls([first, first, second], torch.tensor(random_text(config, sum(lengths), generator)), lengths)
+        sizes = [length - length // 2, max(1, min(8, length // 3)), SHORTEST - 1]
+        lengths = [length // 2, max(1, length // 4), max(1, min(8, length // 5)), 1]
+        first, second, third = (random_text(config, size, generator) for size in sizes)
+        completions = torch.tensor(random_text(config, sum(lengths), generator))
+        return cls([first, first, second, third], completions, lengths)
 
     def alone(self) -> list[Layout]:
         parts = self.completions.split(self.lengths)
@@ -145,7 +149,7 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
                 chosen[layout] = module
                 break
             problems.append(f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {gap:.1e})")
-    if chosen["padded"] is not None and _follows_length(partial(hidden, model), sample, rows[-1], exact):
+    if chosen["padded"] is not None and _follows_length(partial(hidden, model), sample, rows, exact):
         problems.append(f"what {name} gives for a token changes with the length of its row")
         chosen = {"padded": None}
     if chosen["padded"] is None:
@@ -157,13 +161,15 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     return Verdict(chosen.get("shared"), chosen["padded"], tuple(problems))
 
 
-def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, whole: Tensor, exact: bool) -> bool:
+def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: list[Tensor], exact: bool) -> bool:
     """Whether a row's last token changes what is before it by being there: passes leave it out where nothing is read from it."""
-    size = sample.lengths[-1]
+    row = 2  # of a length at which passes leave tokens out
+    size = sample.lengths[row]
     if size < 2:
         return False
-    shorter = hidden(padded_layout(sample.prompt_ids[-1:], sample.completions[-size:-1], [size - 1]))
-    return not distance(shorter[:-1], whole[: size - 1], exact) <= (EXACT if exact else ROUGH)
+    own = sample.completions.split(sample.lengths)[row]
+    shorter = hidden(padded_layout([sample.prompt_ids[row]], own[:-1], [size - 1]))
+    return not distance(shorter[:-1], rows[row][: size - 1], exact) <= (EXACT if exact else ROUGH)
 
 
 def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -> bool:

@@ -1,9 +1,10 @@
-"""What a plugin does, in a sentence: from its source, which is read and not imported."""
+"""Plugins as their source describes them, which is read and not imported."""
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -13,8 +14,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!])(?<!Dr\.)\s+(?=[A-Z`])")
 
 
 def about(info: PluginInfo) -> str:
-    """The first sentence of the class's docstring, else of its module's, else the distribution's summary; of presets the first
-    comment."""
+    """Returns a sentence: the first of the docstring of the class or the command, else of its module's, else the distribution's
+    summary; of presets the first comment."""
     try:
         text = _comment(info) if info.kind == "preset" else _docstring(info.module, info.attribute)
     except (OSError, ValueError, SyntaxError):  # whoever chooses the plugin is told
@@ -23,14 +24,27 @@ def about(info: PluginInfo) -> str:
     return _SENTENCE_END.split(paragraph)[0].replace("``", "`") or info.summary
 
 
-def _docstring(module: str, attribute: str) -> str:
-    """Of a class where it is defined, which may be a module that its own one imports it from."""
-    spec = locate(module)
-    if spec is None or not spec.origin:
+def help_group(info: PluginInfo) -> str:
+    """Returns where ``rlhf --help`` lists a command: the text of ``HELP_GROUP`` in its module; empty where there is none."""
+    try:
+        tree = _tree(info.module)
+    except (OSError, ValueError, SyntaxError):
         return ""
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.Assign) and any(
+            isinstance(name, ast.Name) and name.id == "HELP_GROUP" for name in node.targets
+        ):
+            return node.value.value if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else ""
+    return ""
+
+
+def _docstring(module: str, attribute: str) -> str:
+    """Returns that of a class or function where it is defined, which may be a module that its own one imports it from."""
+    spec, tree = locate(module), _tree(module)
+    if spec is None or tree is None:
+        return ""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == attribute:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
             return ast.get_docstring(node) or ast.get_docstring(tree) or ""
         if isinstance(node, ast.ImportFrom):
             names = {alias.asname or alias.name: alias.name for alias in node.names}
@@ -38,6 +52,17 @@ def _docstring(module: str, attribute: str) -> str:
                 package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
                 return _docstring(resolve_name("." * node.level + (node.module or ""), package), names[attribute])
     return ast.get_docstring(tree) or ""
+
+
+def _tree(module: str) -> ast.Module | None:
+    """Returns a module's source, parsed; ``None`` where there is none."""
+    spec = locate(module)
+    return _parsed(spec.origin, Path(spec.origin).stat().st_mtime_ns) if spec is not None and spec.origin else None
+
+
+@cache
+def _parsed(path: str, changed_ns: int) -> ast.Module:
+    return ast.parse(Path(path).read_text(encoding="utf-8"))
 
 
 def _comment(info: PluginInfo) -> str:

@@ -40,10 +40,20 @@ class Offer(NamedTuple):
 @cache
 def offered() -> dict[str, dict[str, Offer]]:
     """Kind → plugin's name → the distribution that has it, without the host itself."""
-    # Not by plugins.index: it needs pydantic, which installing must not wait for.
-    entries = [entry for path in (OURS, OTHERS) for entry in json.loads(path.read_bytes())["distributions"]]
     offers: dict[str, dict[str, Offer]] = {kind: {} for kind in GROUPS}
-    for entry in entries:
+    for entry in _entries():
         for plugin in entry["plugins"] if normalised(entry["name"]) != HOST else ():
             offers[plugin["kind"]].setdefault(plugin["name"], Offer.of(entry))
     return offers
+
+
+@cache
+def listed(kind: str) -> list[Mapping[str, Any]]:
+    """The plugins of a kind, as the lists have them, those of the host too."""
+    return [plugin for entry in _entries() for plugin in entry["plugins"] if plugin["kind"] == kind]
+
+
+@cache
+def _entries() -> list[Mapping[str, Any]]:
+    # Not by plugins.index: it needs pydantic, which installing must not wait for.
+    return [entry for path in (OURS, OTHERS) for entry in json.loads(path.read_bytes())["distributions"]]

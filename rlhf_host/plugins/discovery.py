@@ -6,15 +6,16 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from email.message import Message
 from email.parser import HeaderParser
+from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from importlib_metadata import Distribution, distributions
+from importlib_metadata import Distribution, EntryPoint, distributions
 
 from rlhf_host import __version__
 
@@ -33,11 +34,23 @@ GROUPS: dict[str, str] = {
     "backend": "rlhf.backends",
     "runtime": "rlhf.runtimes",
     "kernels": "rlhf.kernels",
+    "server": "rlhf.servers",
+    "command": "rlhf.commands",
 }
-"""Kind → entry-point group."""
+"""Kind → entry-point group. What else is said of a kind's plugins is in ``GROUP.spellings`` and ``GROUP.recommended``
+(``plugins.spellings``, ``plugins.recommended``)."""
+
+HINTS = {"hint": "rlhf.hints"}
+"""The same for what explains unknown names (``plugins.hints``). Nobody chooses one, so it is no kind of plugin."""
 
 PROTOCOLS = ("engine", "backend", "runtime", "kernels")
 """Kinds that have a protocol instead of hooks."""
+
+WITHOUT_OPTIONS = ("preset", "server", "command")
+"""Kinds that are chosen by being there: a file, a ``protocols.Server``, a ``click.Command``."""
+
+HOOKED = tuple(kind for kind in GROUPS if kind not in (*PROTOCOLS, *WITHOUT_OPTIONS))
+"""Kinds that have hooks."""
 
 DISABLE = "RLHF_DISABLE_PLUGINS"
 """Environment variable: plugins to leave out, ``name`` or ``distribution:name``, with commas between."""
@@ -61,6 +74,10 @@ class PluginInfo:
     """``module:attribute``; of presets ``package:file``."""
     problem: str = ""
     """Why ``status`` is not ok."""
+    spellings: tuple[tuple[str, str], ...] = ()
+    """Forms that choose the plugin instead of its name, each with the options that it sets: ``(".py", "path.function")``."""
+    recommended: tuple[str, ...] = ()
+    """Topics on which messages of the host recommend the plugin."""
 
     @property
     def module(self) -> str:
@@ -85,13 +102,37 @@ class PluginInfo:
 
 
 def discover(disabled: bool = False) -> list[PluginInfo]:
-    """Every installed plugin, sorted by kind (in the order of ``GROUPS``), name and distribution.
+    """Returns every installed plugin, sorted by kind (in the order of ``GROUPS``), name and distribution.
 
-    A distribution whose metadata cannot be read is left out: it must not take the command line down.
+    Metadata is read once per process, and again where a directory of ``sys.path`` has changed. A distribution whose metadata
+    cannot be read is left out: it must not take the command line down.
 
     Args:
         disabled: have those too that ``RLHF_DISABLE_PLUGINS`` leaves out, with that status.
     """
+    found, off = _found(GROUPS)
+    plugins = list(_with_conflicts(found))
+    if disabled:
+        plugins += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
+    kinds = list(GROUPS)
+    return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
+
+
+def hints() -> list[PluginInfo]:
+    """Returns what is installed that explains unknown names, sorted by name and distribution."""
+    return sorted(_found(HINTS)[0], key=lambda info: (info.name, info.distribution))
+
+
+def _found(kinds: Collection[str]) -> tuple[list[PluginInfo], list[PluginInfo]]:
+    """Returns what is installed of these kinds, and what of them ``RLHF_DISABLE_PLUGINS`` leaves out."""
+    plugins = [info for info in _scan(tuple(sys.path), tuple(map(_changed_ns, sys.path))) if info.kind in kinds]
+    out = [spec.strip() for spec in os.environ.get(DISABLE, "").split(",")]
+    off = [info for info in plugins if any(info.goes_by(spec) for spec in out)]
+    return [info for info in plugins if info not in off], off
+
+
+@cache
+def _scan(path: Sequence[str], changed_ns: Sequence[int]) -> list[PluginInfo]:
     plugins: list[PluginInfo] = []
     seen: set[str] = set()
     for distribution in distributions():
@@ -104,13 +145,14 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
         if infos and name not in seen:
             seen.add(name)
             plugins += infos
-    out = [spec.strip() for spec in os.environ.get(DISABLE, "").split(",")]
-    off = [info for info in plugins if any(info.goes_by(spec) for spec in out)]
-    plugins = list(_with_conflicts([info for info in plugins if info not in off]))
-    if disabled:
-        plugins += [replace(info, status="disabled", problem=f"left out by --disable or {DISABLE}") for info in off]
-    kinds = list(GROUPS)
-    return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
+    return plugins
+
+
+def _changed_ns(directory: str) -> int:
+    try:
+        return os.stat(directory or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def normalised(distribution: str) -> str:
@@ -162,17 +204,31 @@ def _plugins_of(distribution: Distribution) -> Iterator[PluginInfo]:
     metadata = HeaderParser().parsestr(distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "")
     name, version = metadata.get("Name", "unknown"), metadata.get("Version", "unknown")
     api, unfit = _api(name, version, metadata)
-    kinds = {group: kind for kind, group in GROUPS.items()}
-    for point in distribution.entry_points:
+    kinds = {group: kind for kind, group in {**GROUPS, **HINTS}.items()}
+    points = list(distribution.entry_points)
+    for point in points:
         if point.group in kinds:
             summary = " ".join(metadata.get("Summary", "").split())
             info = PluginInfo(kinds[point.group], point.name, name, version, api, "ok", summary, point.value)
+            info = replace(
+                info,
+                spellings=tuple(_said(points, f"{point.group}.spellings", point.name)),
+                recommended=tuple(topic for topic, _ in _said(points, f"{point.group}.recommended", point.name)),
+            )
             if unfit:
                 yield replace(info, status="incompatible", problem=unfit)
             elif absent := _absent(info):
                 yield replace(info, status="missing", problem=absent)
             else:
                 yield info
+
+
+def _said(points: Iterable[EntryPoint], group: str, plugin: str) -> Iterator[tuple[str, str]]:
+    """What the distribution's entry points of a group say of the plugin: their names, and what follows its own, behind a colon."""
+    for point in points:
+        name, _, rest = point.value.partition(":")
+        if point.group == group and name.strip() == plugin:
+            yield point.name, rest.strip()
 
 
 def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
@@ -219,7 +275,7 @@ def _absent(info: PluginInfo) -> str:
     return ""
 
 
-def _with_conflicts(plugins: list[PluginInfo]) -> Iterator[PluginInfo]:
+def _with_conflicts(plugins: Sequence[PluginInfo]) -> Iterator[PluginInfo]:
     claims: dict[tuple[str, str], list[PluginInfo]] = defaultdict(list)
     for info in plugins:
         claims[info.kind, info.name].append(info)

@@ -5,11 +5,8 @@ TRL (``GRPOTrainer``, ``reward_funcs``), verl (``custom_reward_function``: ``com
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import logging
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,13 +14,10 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from rlhf_host.errors import PluginError
-from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
+from rlhf_host.plugins.awaiting import await_all
+from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
+from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import ScoreContext
-
-log = logging.getLogger(__name__)
-
-METRICS = 100
-"""Names that become metrics of one reward: the first ones of a run."""
 
 Rewards: TypeAlias = list[Reward | Unjudged]
 Form: TypeAlias = Callable[[Callable[..., Any], Sequence[Trajectory], ScoreContext], Any]
@@ -31,6 +25,9 @@ Form: TypeAlias = Callable[[Callable[..., Any], Sequence[Trajectory], ScoreConte
 
 LABELS = ("label", "answer", "ground_truth", "solution", "target", "output", "labels")
 """A column of one of these names, where the data do not have it beside the label, is the label."""
+
+OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What its functions are given beside columns."""
 
 SHOWN = (
     "(prompts, completions, **columns) of TRL, (data_source, solution_str, ground_truth, extra_info) of verl, "
@@ -42,9 +39,8 @@ class Metrics:
     """Another project's names, such as ``entropy``, as metrics here: ``reward/ALIAS/entropy``, so that none is the host's own."""
 
     def __init__(self, reward: str):
-        self.reward = reward
-        self._names: dict[str, str] = {}
-        self._left_out = False
+        self._prefix = f"reward/{reward}/"
+        self._names = MetricNames(f"reward {reward!r}", prefix=self._prefix)
 
     def renamed(self, rewards: Any) -> Any:
         """The rewards of a form, or what gives them when it is awaited."""
@@ -56,24 +52,8 @@ class Metrics:
     def _of(self, reward: Reward | Unjudged) -> Reward | Unjudged:
         if isinstance(reward, Unjudged) or not reward.metrics:
             return reward
-        names = {name: known for name in reward.metrics if (known := self._name(name)) is not None}
-        return replace(reward, metrics={known: reward.metrics[name] for name, known in names.items()})
-
-    def _name(self, name: str) -> str | None:
-        if (known := self._names.get(name)) is not None:
-            return known
-        if len(self._names) < METRICS and re.fullmatch(r"[\w./-]{1,100}", name, re.ASCII):
-            return self._names.setdefault(name, f"reward/{self.reward}/{name}")
-        if not self._left_out:
-            self._left_out = True
-            log.warning(
-                "reward %r: some metrics are left out, such as %.100r: it has the first %d names of at most 100 letters, digits"
-                " and _ . / -",
-                self.reward,
-                name,
-                METRICS,
-            )
-        return None
+        kept = {self._prefix + name: value for name, value in reward.metrics.items() if self._names.takes(name)}
+        return replace(reward, metrics=kept)
 
 
 def form_of(function: Callable[..., Any]) -> Form | None:
@@ -88,6 +68,18 @@ def form_of(function: Callable[..., Any]) -> Form | None:
         return verl
     if "queries" in names:
         return openrlhf
+    return None
+
+
+def lack(function: Callable[..., Any], task: Task) -> str | None:
+    """What a task has not that a function of TRL wants: the label, or another column."""
+    parameters = inspect.signature(function).parameters.values()
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    wanted = {one.name for one in parameters if one.default is one.empty and one.kind not in variable}
+    missing = sorted(wanted - {*OF_TRL, *task.metadata})
+    for name in missing:
+        if name not in LABELS or task.ground_truth is None:
+            return f"the function takes {name!r}, and the row has no such column" + " or label" * (name in LABELS)
     return None
 
 
@@ -188,7 +180,7 @@ def _together(judged: Sequence[Any]) -> Any:
 
 
 async def _gathered(judged: Sequence[Any]) -> Rewards:
-    return [reward for rewards in await asyncio.gather(*judged) for reward in rewards]
+    return [reward for rewards in await await_all(judged) for reward in rewards]
 
 
 def _completion(row: Trajectory) -> Any:

@@ -77,8 +77,12 @@ class ListedPlugin(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Annotated[str, AfterValidator(_kind)]
-    name: str = Field(pattern=r"^[\w-]+$")
+    name: str = Field(pattern=r"^[\w.-]+$")
     about: Line
+    spellings: dict[str, str] | None = None
+    """What chooses it instead of its name, as its entry points say (``plugins.spellings``)."""
+    recommended: list[str] | None = None
+    """On what messages recommend it (``plugins.recommended``)."""
 
 
 class ListedDistribution(BaseModel):

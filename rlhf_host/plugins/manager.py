@@ -11,9 +11,9 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -23,12 +23,12 @@ from pluggy import HookimplOpts
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError, RunError, UserError, near_matches
 from rlhf_host.hookspecs import RULES
+from rlhf_host.plugins.answers import Untouched, other_answer
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
-from rlhf_host.records.tensors import Batch
 
 MOVED = {("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`"}
 """A hook and an argument that it had once → what became of it."""
@@ -82,6 +82,8 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in RULES}
         self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
+        self.awaited = Counter[tuple[str, str]]()
+        """Plugin and hook → calls of ``acall`` that have no answer yet."""
         self.silenced: set[str] = set()
         """Keys of plugins that failed in a ``report``."""
         self._threads = Threads(_THREADS)
@@ -149,27 +151,23 @@ class PluginManager:
         rule = RULES[hook]
         # Lists and dicts are each plugin's own; of tensors a copy would cost too much, but for the rewards that are passed on.
         own = {name: value.copy() if type(value) in (list, dict) else value for name, value in kwargs.items()}
-        shared = [value for name, value in own.items() if name != "rewards"]
-        before = _stamps(shared)
+        tensors = Untouched(value for name, value in own.items() if name != "rewards")
         try:
             results = (self._callers.get((key, hook)) or self._caller(key, hook))(**own)
             if not isinstance(results, list):
                 raise TypeError(f"a wrapper of {hook} returned {type(results).__name__} instead of the list its yield gave")
             answer = results[0] if results else None
-            if inspect.isgenerator(answer) and rule.where == "worker":
+            if rule.reads and isinstance(answer, Iterator):
                 answer = list(answer)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             self._raise_named(error, key, hook)
-        for (name, tensor, version), (_, now, after) in zip(before, _stamps(shared), strict=False):
-            if tensor is not now or version != after:
-                self.raise_misfit(
-                    key, hook, f"changed {name} in {hook}, which the other plugins and the host use: work on a copy"
-                )
+        if (name := tensors.changed()) is not None:
+            self.refuse_answer(key, hook, f"changed {name} in {hook}, which the other plugins and the host use: work on a copy")
         if inspect.iscoroutine(answer) and not (rule.awaited or rule.threaded):
             answer.close()
-            self.raise_misfit(key, hook, f"gave a coroutine from {hook}, which is not awaited: write def, not async def")
-        if not inspect.isawaitable(answer) and (misfit := rule.misfit(answer, kwargs)) is not None:
-            self.raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
+            self.refuse_answer(key, hook, f"gave a coroutine from {hook}, which is not awaited: write def, not async def")
+        if not inspect.isawaitable(answer) and (odd := other_answer(rule, answer, kwargs)) is not None:
+            self.refuse_answer(key, hook, f"gave {odd[0]} from {hook}, expected {odd[1]}")
         return answer
 
     def each(self, hook: str, kind: str | None = None, **kwargs: Any) -> list[tuple[str, Any]]:
@@ -178,7 +176,7 @@ class PluginManager:
         return [(key, result) for key, result in results if result is not None]
 
     def report(self, hook: str, **kwargs: Any) -> None:
-        """Call every implementation of a hook that only looks on; one that fails is said aloud, and called no more."""
+        """Calls every implementation of a hook that only looks on. Logs the first failure of a plugin, then skips that plugin."""
         for key in self.names(hook):
             if key not in self.silenced:
                 try:
@@ -197,6 +195,7 @@ class PluginManager:
     async def acall(self, key: str, hook: str, *, within_s: float | None = None, **kwargs: Any) -> Any:
         """As ``call``, awaiting an awaitable result; synchronous ``score`` and agent hooks run in the thread pool. Raises
         ``TimeoutError`` when there is no answer after ``within_s``."""
+        self.awaited[key, hook] += 1
         try:
             async with asyncio.timeout(within_s):
                 if (key, hook) in self._blocking:
@@ -212,20 +211,22 @@ class PluginManager:
                     return result
                 try:
                     result = await result
-                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                except BaseException as error:
                     self._raise_named(error, key, hook)
         except TimeoutError as error:  # the hook's own has the plugin's name by now
             raise TimeoutError(f"{key}: no answer of {hook} in {within_s:g} s") from error
-        if (misfit := RULES[hook].misfit(result, kwargs)) is not None:
-            self.raise_misfit(key, hook, f"gave {misfit[0]} from {hook}, expected {misfit[1]}")
+        finally:
+            self.awaited[key, hook] -= 1
+        if (odd := other_answer(RULES[hook], result, kwargs)) is not None:
+            self.refuse_answer(key, hook, f"gave {odd[0]} from {hook}, expected {odd[1]}")
         return result
 
     def close(self) -> None:
         """Let the thread pool end."""
         self._threads.close()
 
-    def raise_misfit(self, key: str, hook: str, message: str) -> NoReturn:
-        """Raise ``HookFailed`` for an answer that no one can use: ``key`` and the message."""
+    def refuse_answer(self, key: str, hook: str, message: str) -> NoReturn:
+        """Raises ``HookFailed`` for an answer that no one can use: ``key`` and the message."""
         raise HookFailed(key, self.by_key[key].info.distribution, hook, f"{key} {message}")
 
     def _register(self, loaded: Loaded) -> _Part:
@@ -248,7 +249,7 @@ class PluginManager:
             try:
                 self._pluggy.register(part, name)
             except pluggy.PluginValidationError as error:
-                raise PluginError(f"{loaded}: {_misfit(part) or ' '.join(str(error).split())}") from error
+                raise PluginError(f"{loaded}: {_foreign_argument(part) or ' '.join(str(error).split())}") from error
         for hook in own.functions:
             self._parts[hook][loaded.key] = own
         return own
@@ -277,7 +278,7 @@ class PluginManager:
         return caller
 
     def _raise_named(self, error: BaseException, key: str, hook: str) -> NoReturn:
-        if isinstance(error, EpisodeFailed | HookFailed):
+        if isinstance(error, EpisodeFailed | HookFailed | asyncio.CancelledError | GeneratorExit):
             raise error
         if type(error).__name__ == "BdbQuit":  # who leaves the debugger means the run, not this one call
             raise KeyboardInterrupt from error
@@ -304,18 +305,7 @@ class PluginManager:
         return owner
 
 
-def _stamps(arguments: Iterable[Any]) -> list[tuple[str, Any, int]]:
-    """Every tensor in a hook's arguments with its version, which any change in place raises."""
-    tensors = [("a tensor", value) for value in arguments if not isinstance(value, Batch) and hasattr(value, "_version")]
-    for batch in (value for value in arguments if isinstance(value, Batch)):
-        fields = [(each.name, getattr(batch, each.name)) for each in fields_of(batch)]
-        nested = [(name, value) for name, values in fields if isinstance(values, Mapping) for value in values.values()]
-        nested += [(name, value) for name, values in nested if isinstance(values, Mapping) for value in values.values()]
-        tensors += [(name, value) for name, value in fields + nested if hasattr(value, "_version")]
-    return [(name, tensor, tensor._version) for name, tensor in tensors]
-
-
-def _misfit(part: _Part) -> str:
+def _foreign_argument(part: _Part) -> str:
     """Which implementation names arguments that its hook does not have."""
     for hook, function in part.functions.items():
         spec = list(inspect.signature(getattr(hookspecs, hook)).parameters)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlhf_host.errors import PluginError, near_matches
+from rlhf_host.errors import PluginError, asks_to_stop, in_one_line, near_matches
 
 RESERVED = {
     "": ("name", "weight"),
@@ -63,8 +63,10 @@ def parse_options(model: type[BaseModel], options: Mapping[str, Any], who: str) 
         parsed = model.model_validate(cleaned)
     except ValidationError as error:
         raise PluginError(f"{who}: " + "; ".join(_explain(problem) for problem in error.errors())) from error
-    except Exception as error:  # a validator of the plugin's own that raises something else
-        raise PluginError(f"{who}: checking its options raised {type(error).__name__}: {error}") from error
+    except BaseException as error:  # a validator of the plugin's own that raises something else
+        if asks_to_stop(error):
+            raise
+        raise PluginError(f"{who}: checking its options raised {in_one_line(error)}") from error
     if wrong := next(_infinite(parsed), None):
         raise PluginError(f"{who}: {wrong[0]}: should be a finite number of 32 bits, not {wrong[1]}")
     return parsed

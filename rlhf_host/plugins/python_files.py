@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhf_host.errors import UserError, near_matches
+from rlhf_host.errors import UserError, asks_to_stop, in_one_line, near_matches
 
 
 def import_file(path: str | Path, option: str) -> ModuleType:
@@ -38,9 +38,11 @@ def import_file(path: str | Path, option: str) -> ModuleType:
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
         way = "importing a file runs it: what a script does belongs under if __name__ == '__main__'"
-        raise UserError(f"{option}: importing {path} failed: {type(error).__name__}: {error} ({way})") from error
+        raise UserError(f"{option}: importing {path} failed: {in_one_line(error)} ({way})") from error
     finally:
         sys.path.remove(folder)
         if not known:

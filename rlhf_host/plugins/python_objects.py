@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from rlhf_host import hookspecs
-from rlhf_host.errors import PluginError
+from rlhf_host.errors import PluginError, asks_to_stop, in_one_line
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.options import options_model, parse_options
 from rlhf_host.plugins.reward_functions import FunctionReward
@@ -58,8 +58,10 @@ def build_object(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> o
             raise PluginError(f"{who}: the class marks no method with @hookimpl")
         try:
             return plugin() if plugin.__init__ is object.__init__ else plugin(parsed)  # type: ignore[misc]
-        except Exception as error:
-            raise PluginError(f"{who}: building it failed: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if asks_to_stop(error):
+                raise
+            raise PluginError(f"{who}: building it failed: {in_one_line(error)}") from error
     if has_hooks(plugin):
         return plugin
     if info.kind == "reward" and callable(plugin):

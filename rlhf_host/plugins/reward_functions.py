@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins import foreign_rewards
-from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
+from rlhf_host.plugins.awaiting import await_all
+from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
 from rlhf_host.records.needs import ScoreContext
 
 OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
@@ -24,6 +24,7 @@ OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
 }
 """What a parameter of this name is given."""
 
+NO_LABEL = "the task has no label"
 BY_COUNT = {1: ("trajectory",), 2: ("text", "label")}
 """What parameters of other names are given, by how many there are."""
 
@@ -51,6 +52,21 @@ class FunctionReward:
         self.optional = set() if self.form else with_default(function)
 
     @hookimpl
+    def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
+        told = ((place, self._lack(task)) for place, task in enumerate(tasks))
+        return {place: lack for place, lack in told if lack is not None}
+
+    def _lack(self, task: Task) -> str | None:
+        """What a task has not that the function wants."""
+        if self.form is not None:
+            return foreign_rewards.lack(self.function, task) if self.form is foreign_rewards.trl else None
+        return NO_LABEL if task.ground_truth is None and self._wants_label else None
+
+    @property
+    def _wants_label(self) -> bool:
+        return any(offer == "label" and name not in self.optional for name, offer in self.arguments)
+
+    @hookimpl
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
         if self.form is not None:
             return self.metrics.renamed(self.form(self.function, trajectories, context))
@@ -61,8 +77,8 @@ class FunctionReward:
         arguments = self.arguments
         if trajectory.task.ground_truth is None:
             # Compared with None, every answer would be wrong.
-            if any(offer == "label" and name not in self.optional for name, offer in arguments):
-                return Unjudged("the task has no label")
+            if self._wants_label:
+                return Unjudged(NO_LABEL)
             arguments = [(name, offer) for name, offer in arguments if offer != "label"]
         by_place = [OFFERS[offer](trajectory, context) for name, offer in arguments if name is None]
         by_name = {name: OFFERS[offer](trajectory, context) for name, offer in arguments if name is not None}
@@ -98,7 +114,7 @@ def with_default(function: Callable[..., Any]) -> set[str | None]:
 
 
 async def _gathered(values: Sequence[Any]) -> list[Any]:
-    return list(map(as_reward, await asyncio.gather(*values)))
+    return list(map(as_reward, await await_all(values)))
 
 
 def as_reward(value: Any) -> Any:

@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, in_one_line, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
-from rlhf_host.plugins.elsewhere import of_choice
+from rlhf_host.plugins.hints import of_choice
+from rlhf_host.plugins.spellings import other_kinds, schemes
 
 if TYPE_CHECKING:
+    import click
     from pydantic import BaseModel
 
 PYTHON = "python"
@@ -55,24 +57,6 @@ def _alias(spec: str) -> str:
     return spec.partition(":")[2] or spec
 
 
-def written_out(spec: str) -> tuple[str, dict[str, Any]]:
-    """The plugin that a choice names, and options that it implies: ``FILE.py[:NAME]`` is the plugin ``file``, and
-    ``http://HOST/PATH[,...]`` is ``http_reward``."""
-    if "://" in spec:
-        return "http_reward", {"urls": spec.split(",")}
-    path, colon, name = spec.partition(".py:")
-    if colon or spec.endswith(".py"):
-        return "file", {"path": path + ".py" if colon else spec} | ({"function": name} if colon else {})
-    return spec, {}
-
-
-def written_short(name: str, options: Mapping[str, Any]) -> str:
-    """The inverse of ``written_out``, as far as it goes."""
-    if name == "file":
-        return f"{options.get('path')}:{options['function']}" if options.get("function") else str(options.get("path"))
-    return ",".join(options.get("urls", ())) if name == "http_reward" else name
-
-
 def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> PluginInfo:
     """The plugin that ``spec``, a ``name`` or ``distribution:name``, means among ``plugins`` (default: all installed).
 
@@ -84,8 +68,10 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     distribution, name = _split(spec)
     if not name:
         raise PluginError(f"{spec!r} names no {kind}: write NAME or DISTRIBUTION:NAME")
-    if kind == "reward" and re.fullmatch(r"[\w.-]+:\d+(/.*)?", spec):
-        raise PluginError(f"no reward named {spec!r} is installed; an address begins with http://, as in http://{spec}")
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", spec) and (scheme := next(iter(schemes(kind)), None)):
+        raise PluginError(f"no {kind} named {spec!r} is installed; an address begins with {scheme}://, as in {scheme}://{spec}")
+    if kinds := other_kinds(kind, spec):
+        raise PluginError(f"{spec!r} is written for {', '.join(kinds)}, not for {kind}: give the name of {a(kind)}")
     named = [info for info in known if info.kind == kind and info.name == name]
     chosen = [info for info in named if info.goes_by(spec)]
     if len(chosen) == 1:
@@ -126,20 +112,40 @@ def find_all(spec: str, plugins: Sequence[PluginInfo]) -> list[PluginInfo]:
 
 
 def load(info: PluginInfo) -> type:
-    """The plugin's class, imported; its stated API range is judged before the import.
+    """Returns the plugin's class. Raises ``PluginError`` as ``imported`` does."""
+    if info.kind == "preset":
+        raise PluginError(f"{info} is a file, not a class")
+    value = imported(info)
+    if not isinstance(value, type):
+        raise PluginError(f"{info}: {info.value} is a {type(value).__name__}, not a class")
+    return value
+
+
+def load_command(info: PluginInfo) -> click.Command:
+    """Returns the command that the entry point names. Raises ``PluginError`` as ``imported`` does."""
+    import click
+
+    command = imported(info)
+    if not isinstance(command, click.Command):
+        raise PluginError(f"{info}: {info.value} is a {type(command).__name__}, not a click.Command")
+    return command
+
+
+def imported(info: PluginInfo) -> Any:
+    """Returns what the plugin's entry point names; its stated API range is judged before the import.
 
     Raises ``PluginError`` naming plugin, distribution and cause.
     """
     if info.status in ("incompatible", "disabled"):
         raise PluginError(f"{info}: {info.problem}")
-    if info.kind == "preset":
-        raise PluginError(f"{info} is a file, not a class")
     if not info.module or not info.attribute:
         raise PluginError(f"{info}: {info.problem}")
     try:
         module = importlib.import_module(info.module)
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{info}: importing {info.module} failed: {_cause(error)}") from error
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
+        raise PluginError(f"{info}: importing {info.module} failed: {in_one_line(error)}") from error
     value: Any = module
     for part in info.attribute.split("."):
         try:
@@ -147,8 +153,6 @@ def load(info: PluginInfo) -> type:
         except Exception as error:
             near = near_matches(part, (name for name in dir(value) if not name.startswith("_")))
             raise PluginError(f"{info}: {info.module} has no {info.attribute!r}{near}") from error
-    if not isinstance(value, type):
-        raise PluginError(f"{info}: {info.value} is a {type(value).__name__}, not a class")
     return value
 
 
@@ -166,8 +170,10 @@ def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None
         return cls(parsed)
     except UserError as error:
         raise PluginError(f"{who}: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{who}: building it failed: {_cause(error)}") from error
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
+        raise PluginError(f"{who}: building it failed: {in_one_line(error)}") from error
 
 
 def options_model(cls: type, kind: str = "") -> type[BaseModel]:
@@ -197,10 +203,6 @@ def _who(info: PluginInfo, alias: str | None) -> str:
     return f"{info.kind} {alias!r} ({info.name} from {info.source})" if alias and alias != info.name else str(info)
 
 
-def _cause(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool = False) -> str:
     """One line: near matches among the installed and the listed, the same name in another kind, an install line."""
     installed = [info.name for info in known if any_kind or info.kind == kind]
@@ -218,7 +220,7 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
         return f"{message}, though {offer.distribution} is: upgrade it"
     others = sorted({info.kind for info in known if info.name == name}, key=list(GROUPS).index)
     if others:
-        kinds = " and ".join(f"{'an' if other[0] in 'aeiou' else 'a'} {other}" for other in others)
+        kinds = " and ".join(map(a, others))
         return f"{message}; {name!r} is the name of {kinds}"
     near = of_choice(name) or near_matches(name, sorted({*installed, *(offers if not any_kind else ())}))
     return message + (near or "; rlhf plugins lists what is installed")

@@ -68,6 +68,8 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
+                except StopIteration as error:  # in asyncio's futures there is no room for it: who awaits it would wait forever
+                    future.set_exception(RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__))
                 except BaseException as error:
                     future.set_exception(error)
             del job, future, function

@@ -60,7 +60,10 @@ def _inspect(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """In the child."""
     info = PluginInfo(**job)
     try:
-        inspection = _inspect_preset(info) if info.kind == "preset" else _inspect_class(info)
+        inspect = {"preset": _inspect_preset, "server": _inspect_server, "command": _inspect_command}.get(
+            info.kind, _inspect_class
+        )
+        inspection = inspect(info)
     except PluginError as error:
         trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
         inspection = Inspection(problem=str(error).removeprefix(f"{info}: "), trace=trace)
@@ -74,7 +77,7 @@ def _inspect_class(info: PluginInfo) -> Inspection:
     from rlhf_host.plugins.selection import build, load
 
     cls = load(info)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    file = _file_of(cls.__module__)
     options = [dataclasses.asdict(option) for option in describe_options(options_model(cls, info.kind))]
     if info.kind in PROTOCOLS:
         buildable = not any(field.is_required() for field in options_model(cls).model_fields.values())
@@ -85,6 +88,22 @@ def _inspect_class(info: PluginInfo) -> Inspection:
     hooks = manager.hooks(f"{info.kind}:{info.name}")
     problem = "" if hooks else f"{info.value} implements no hook: mark its methods with @hookimpl"
     return Inspection(problem=problem, file=file, hooks=hooks, options=options)
+
+
+def _inspect_server(info: PluginInfo) -> Inspection:
+    from rlhf_host.plugins.selection import load
+
+    cls = load(info)
+    lacking = [name for name in ("open", "close_session", "close") if not hasattr(cls, name)]
+    problem = f"{info.value} has no {lacking[0]}: rlhf_host.protocols.Server says what a server has" if lacking else ""
+    return Inspection(problem=problem, file=_file_of(cls.__module__))
+
+
+def _inspect_command(info: PluginInfo) -> Inspection:
+    from rlhf_host.plugins.selection import load_command
+
+    load_command(info)
+    return Inspection(file=_file_of(info.module))
 
 
 def _inspect_preset(info: PluginInfo) -> Inspection:
@@ -99,3 +118,8 @@ def _inspect_preset(info: PluginInfo) -> Inspection:
         return Inspection(problem=f"{file}: {' '.join(str(error).split())}", file=str(file))
     problem = "" if isinstance(content, dict) else f"{file}: a preset is a mapping of settings"
     return Inspection(problem=problem, file=str(file))
+
+
+def _file_of(module: str) -> str:
+    """Returns where an imported module lies; empty where it has no file."""
+    return getattr(sys.modules.get(module), "__file__", None) or ""

@@ -1,8 +1,8 @@
-"""What engines, backends, runtimes, kernels and the two ends of a weight sync must have. Imports no torch.
+"""What engines, backends, runtimes, kernels, servers and the two ends of a weight sync must have. Imports no torch.
 
 The host creates a plugin of these kinds as ``Plugin(options)``. This must be cheap and have no side effects. The host reads
 ``traits`` from this object, so they may depend on the options. ``start`` does the work. Only the host creates the records that it
-passes to ``start``, so they may get new fields.
+passes to ``start``, so they may get new fields. A server is created in another way: see ``ServerPlugin``.
 
 Errors have one meaning everywhere. ``UserError``: the settings or the input cannot work; raised before anything runs. ``RunError``:
 the run has to end. ``LostError``: a process is gone. Every other error is a defect of the plugin: one in ``generate`` is reported
@@ -11,16 +11,18 @@ with the engine's name, others end the run with a traceback.
 
 from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult
 from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits, Writer
-from rlhf_host.protocols.engines import Engine, EnginePlugin, EngineStart, EngineTraits, Generator, Measured, SyncEnd
+from rlhf_host.protocols.engines import Counting, Engine, EnginePlugin, EngineStart, EngineTraits, Generator, Measured, SyncEnd
 from rlhf_host.protocols.kernels import Decoder, Kernels, KernelsPlugin, SharedRows, Use
-from rlhf_host.protocols.runtimes import Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
+from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
+from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
 from rlhf_host.protocols.syncs import Bring, Loader, SyncTarget, Weights, WeightSource
 
 # fmt: off
 __all__ = [
-    "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Compute", "Decoder",
-    "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin", "Loader", "Measured", "Ranks",
-    "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
-    "Trainer", "Traits", "Update", "Use", "WeightSource", "Weights", "Writer",
+    "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking", "Compute",
+    "Counting", "Decoder", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin",
+    "Loader", "Measured", "Ranks", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "Server", "ServerPlugin",
+    "ServerSession", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer", "Traits", "Update", "Use",
+    "WeightSource", "Weights", "Writer",
 ]
 # fmt: on

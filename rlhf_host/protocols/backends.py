@@ -23,6 +23,9 @@ class BackendTraits(Traits):
     """Ranks exchange tensors inside passes. So all must run the same number of passes, with gradients in the same order."""
     sharded: bool = False
     """Weights are complete only inside ``run_pass``."""
+    state_bytes: int = 0
+    """Of each trained number, beside its weight and on the same device, in every process: gradient and optimizer. 0: less, or it is
+    not known."""
 
 
 class Ranks(Protocol):

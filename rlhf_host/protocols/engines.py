@@ -118,6 +118,15 @@ class Measured(Protocol):
         combined as each metric's ``reduce`` says."""
 
 
+@runtime_checkable
+class Counting(Protocol):
+    """What an engine may have too, so that people see how far its answers are, and a run that one does not move."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far, also those of answers that are not finished. It never goes down."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
     """The argument of ``EnginePlugin.start``."""

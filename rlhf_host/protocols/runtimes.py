@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlhf_host.protocols.common import Traits, Writer
 from rlhf_host.protocols.engines import Generator
@@ -100,6 +100,19 @@ class RuntimeStart:
     debug: bool
     adapter_rank: int = 0
     """As in ``EngineStart``."""
+
+
+@runtime_checkable
+class Checking(Protocol):
+    """What the plugin of an engine or a backend may have too."""
+
+    def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
+        """Raise ``UserError`` for a run that it cannot take part in, as far as settings say. Called before anything is loaded,
+        also by ``--dry-run``.
+
+        Args:
+            devices: role → ``cpu``, ``cuda``, ... of those that this process will hold; other places are not known before.
+        """
 
 
 class Runtime(Protocol):

@@ -1,4 +1,4 @@
-"""Tasks, episodes, trajectories and the answers of engines. Nothing here imports torch."""
+"""Tasks, episodes and trajectories. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from rlhf_host.records.generations import FinishReason, Generation, Sampling
+from rlhf_host.records.generations import SampleKey as SampleKey
+
 if TYPE_CHECKING:
     from rlhf_host.records.endpoints import Endpoint
     from rlhf_host.records.messages import Reply
 
 Message: TypeAlias = dict[str, Any]
 """One chat message, ``{"role": ..., "content": ...}``."""
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,14 @@ class Task:
     """Name of the data source, for metrics per source."""
     prompt_ids: tuple[int, ...] | None = None
     """The rendered and tokenised prompt, if the loader has computed it."""
+    tools: Sequence[Any] | None = None
+    """Those that its row brings; they are in the prompt."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What its row tells the chat template."""
+
+
+OF_HOST = ("call", "ignored", "retry")
+"""Kinds of events that the host counts."""
 
 
 @dataclass(slots=True)
@@ -53,7 +63,16 @@ class Episode:
 
     def log(self, kind: str, **values: Any) -> None:
         """Note something for the log, such as a tool's result. Attempts of an episode share it. Raises ``ValueError`` for a value
-        that contains itself, or is nested too deeply."""
+        that contains itself or is nested too deeply, for one called ``t``, and for the kinds of events that the host notes itself:
+        ``call``, ``ignored`` and ``retry``."""
+        if kind in OF_HOST or "t" in values:
+            raise ValueError(
+                f"episode.log of {kind!r}: {kind if kind in OF_HOST else 't'} is the host's own: choose another name"
+            )
+        self._note(kind, **values)
+
+    def _note(self, kind: str, **values: Any) -> None:
+        """``log``, for the host."""
         try:
             json.dumps(values, default=str, skipkeys=True)
         except (ValueError, RecursionError) as error:
@@ -302,41 +321,6 @@ class NoRoom(EpisodeFailed):
     """The conversation fills ``rollout.max_tokens``: the policy cannot say anything more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn. With ``top_k = 0``, ``top_p = 1`` and ``min_p = 0`` the distribution is not truncated."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-
-    @property
-    def truncates(self) -> bool:
-        """True if some tokens of the vocabulary cannot be drawn."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
-
-
-SampleKey: TypeAlias = tuple[int, ...]
-"""``(seed, split, source hash, task index, epoch, sample, turn)`` or similar: fixes a request's random numbers in any batch."""
-
-
-@dataclass(slots=True)
-class Generation:
-    """The answer of an engine: ``token_ids`` and, per token, its log-probability and the version of the weights.
-
-    Engines may give lists. In a run they become ``Numbers``, which take little memory and compare, add and slice as lists do.
-    """
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    versions: Sequence[int]
-    finish_reason: FinishReason
-
-
 class Policy(Protocol):
     """The policy, for agents that run their own loop (``agent_run``). It keeps every call with its tokens."""
 
@@ -393,7 +377,7 @@ class Policy(Protocol):
 
     async def endpoint(self) -> Endpoint:
         """The policy behind a base URL that OpenAI's clients understand, as long as the episode lasts. Its calls are in the same
-        tree. Raises ``UserError`` without the extra ``rlhf-host[serve]``."""
+        tree. Raises ``PluginError`` without a server (``pip install rlhf-server``)."""
 
     def trajectories(self, final: str | None = None) -> list[Trajectory]:
         """The rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. The row with the last

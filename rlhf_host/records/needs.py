@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from rlhf_host.records.episodes import Trajectory
 
@@ -108,6 +108,12 @@ class Needs:
     overlap_safe: bool = False
     """For a reward with a state. True: with ``async_depth`` it may score beside the steps. The state in a checkpoint has then
     counted just the groups that are not scored again after a resume; scoring stands still while it is noted."""
+    ratio: bool = True
+    """For an algorithm. False: its loss has no ratio to the policy that sampled, so nothing corrects the later of several updates
+    per batch, which is told."""
+    server: bool = False
+    """For an agent. True: it asks for ``policy.endpoint()``, so a run without an installed server (``pip install rlhf-server``) is
+    refused before it starts."""
 
     @property
     def samples(self) -> bool:
@@ -119,6 +125,8 @@ class Needs:
             for item in getattr(self, name):
                 if not isinstance(item, kind):
                     raise TypeError(f"Needs: {name} is a tuple of {kind.__name__}(...), and has {item!r}")
+        if self.data is not None and self.data not in get_args(DataFormat):
+            raise ValueError(f"Needs: data is None or one of {', '.join(get_args(DataFormat))}, not {self.data!r}")
         if self.weights not in ("token", "row", None):
             raise ValueError(f"Needs: weights is 'token', 'row' or None, not {self.weights!r}")
         if not isinstance(self.min_group_size, int) or self.min_group_size < 1:
@@ -200,3 +208,7 @@ class Adjust:
     ``ALIAS.NAME``, which the hook ``adjust`` of the plugin ``ALIAS`` receives."""
 
     settings: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.settings, Mapping):
+            raise TypeError(f"Adjust takes names with their numbers, such as {{'actor.lr': 1e-6}}, not {self.settings!r}")

@@ -1,1 +1,45 @@
-"""Rollouts: episodes, scoring, filtering, and the batch of groups as tensors."""
+"""Rollouts: episodes, scoring, filtering, and the batch of groups as tensors.
+
+The names here are for packages through which something else than an agent's hooks asks the policy of an episode. ``misfit`` says
+what is wrong with a ``Sampling`` that a request asks for, ``misnamed`` with names of metrics that a program reports. Importing
+this loads no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_host.lazily import lazily
+
+if TYPE_CHECKING:
+    from rlhf_host.data.chat import encode_prompts
+    from rlhf_host.records.metric_names import misnamed
+    from rlhf_host.records.sampling import misfit
+    from rlhf_host.rollouts.conversation import Call, Plan
+    from rlhf_host.rollouts.policy import EpisodePolicy
+
+_HOME = {
+    "Call": "rollouts.conversation",
+    "EpisodePolicy": "rollouts.policy",
+    "Plan": "rollouts.conversation",
+    "encode_prompts": "data.chat",
+    "misfit": "records.sampling",
+    "misnamed": "records.metric_names",
+}
+"""Name → its module in ``rlhf_host``, imported when the name is first asked for."""
+
+__all__ = [
+    "Call",
+    "EpisodePolicy",
+    "Plan",
+    "encode_prompts",
+    "misfit",
+    "misnamed",
+]
+
+
+__getattr__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
+
+
+def __dir__() -> list[str]:
+    return __all__

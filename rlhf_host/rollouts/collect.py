@@ -8,24 +8,37 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
 
-from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
-from rlhf_host.rollouts.gate import Barrier
+from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
 from rlhf_host.rollouts.watch import watched
 
 T = TypeVar("T")
 
+TELL_S = {"eval": 20.0, "train": 60.0}
+"""So often it is told how far a rollout of a split is."""
 SHOWN = 3
 """Groups that a message names."""
+
+
+class NoBatchError(RunError):
+    """No batch can be made of what was drawn.
+
+    Args:
+        draws: what became of them, as in ``Collected``.
+    """
+
+    def __init__(self, message: str, draws: Sequence[tuple[int, str, int, str]]):
+        super().__init__(message)
+        self.draws = draws
 
 
 @dataclass(slots=True)
@@ -109,8 +122,11 @@ class Played:
             row.task, row.decode = task, decode
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Playing:
+    """A group that is not over."""
+
+    group_id: str
     episodes: int
     """So many are not over."""
     since: float
@@ -122,19 +138,22 @@ class Collector:
     """Turns draws into scored groups for one split."""
 
     episodes: Episodes
-    manager: PluginManager
-    settings: RolloutConfig
+    _: KW_ONLY
     n: int
+    """Episodes of each group."""
     seed: int
     split: Literal["train", "eval"]
     scoring: Barrier | None = None
     """Which groups pass when they are over."""
+    gate: Gate | None = None
+    """Before the engine."""
 
     def __post_init__(self) -> None:
-        self.open: dict[str, _Playing] = {}
-        """Group → since when it plays, or is scored."""
+        self.manager, self.settings = self.episodes.manager, self.episodes.settings.rollout
+        self.open: set[_Playing] = set()
         self.over = 0
         """Episodes that were played and groups that were scored."""
+        self.groups_over = 0
         self.judges = judges(self.manager, self.split)
         self.needless = brings_signal(self.manager)
         self.in_order = bool({*self.manager.names("keep_group")} & {*self.manager.names("state_dict")})
@@ -157,28 +176,51 @@ class Collector:
             self.episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         numbers = range(into.drawn, into.drawn + len(draws))
         into.drawn += len(draws)
-        self.episodes.expect(len(draws) * self.n - self.episodes.live)
-        names = (f"{self.split}-{context.step}-{number}" for number in numbers)
-        playing = [self.play(name, draw, context) for name, draw in zip(names, draws, strict=True)]
-        for number, played in zip(numbers, await self.watched(side_by_side("scoring a group", playing)), strict=True):
+        opened = self._open([f"{self.split}-{context.step}-{number}" for number in numbers])
+        try:
+            playing = [self._play(group, draw, context) for group, draw in zip(opened, draws, strict=True)]
+            over = await self.watched(side_by_side("scoring a group", playing), len(draws))
+        finally:
+            for group in opened:
+                self._close(group)
+        for number, played in zip(numbers, over, strict=True):
             self.settle(number, played, into)
         self.check(into, context)
 
     def check(self, into: Collected, context: ScoreContext) -> None:
-        """Raises ``RunError`` when too much of it could not be judged."""
+        """Raises ``NoBatchError`` when too much of it could not be judged."""
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
         if total and lost / total > self.settings.max_unjudged:
             rows = into.trajectories_in_order()
             self.manager.each("log_trajectories", step=context.step, split=self.split, trajectories=rows)
             [(reason, count)] = (into.unjudged + into.failed).most_common(1)
-            raise RunError(
+            raise NoBatchError(
                 f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged "
-                f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)"
+                f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)",
+                into.draws,
             )
 
-    async def play(self, group_id: str, draw: Draw, context: ScoreContext) -> Played:
-        """A draw's episodes, and their rewards."""
+    def begin(self, group_id: str, draw: Draw, context: ScoreContext) -> asyncio.Task[Played]:
+        """Play a draw's episodes and have them scored, beside whatever else is done."""
+        [group] = self._open([group_id])
+        task = asyncio.create_task(self._play(group, draw, context))
+        task.add_done_callback(lambda _: self._close(group))  # a task that is cancelled at once never begins
+        return task
+
+    def _open(self, group_ids: Sequence[str]) -> list[_Playing]:
+        groups = [_Playing(group_id, self.n, time.monotonic()) for group_id in group_ids]
+        self.open.update(groups)
+        self.episodes.expect(self.n * len(groups))
+        return groups
+
+    def _close(self, group: _Playing) -> None:
+        if group in self.open:
+            self.open.remove(group)
+            self.episodes.expect(-group.episodes)
+
+    async def _play(self, group: _Playing, draw: Draw, context: ScoreContext) -> Played:
+        group_id = group.group_id
         seed = episode_seed(self.seed, self.split, draw.task, draw.epoch)
         failed: list[Trajectory] = []
         states = Counter[str]()
@@ -198,7 +240,6 @@ class Collector:
                 group.episodes -= 1
                 self.episodes.expect(-1)
 
-        group = self.open[group_id] = _Playing(self.n, time.monotonic())
         try:
             episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
             trajectories = [trajectory for rows in episodes for trajectory in rows]
@@ -206,23 +247,51 @@ class Collector:
             async with self.scoring.passing() if self.scoring is not None else nullcontext():
                 await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         finally:
-            del self.open[group_id]
+            self._close(group)
         self.over += 1
+        self.groups_over += 1
         return Played(Group(group_id, draw.task, trajectories), failed, states)
 
-    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` gives; it is told, and in the end an error, when no request is answered, no episode ends and no group is
-        scored meanwhile."""
+    async def watched(self, work: Coroutine[Any, Any, T], of: int | None = None) -> T:
+        """What ``work`` gives. It is told now and then how far it is; when no token is sampled, no request is answered, no episode
+        ends and no group is scored meanwhile, that is told too, and in the end an error.
+
+        Args:
+            of: so many groups.
+        """
+        before, sampled = self.groups_over, self.episodes.sampled
+
+        def progress() -> str:
+            over, tokens = self.groups_over - before, self.episodes.sampled - sampled
+            of_all = "" if of is None else f" of {of:,}"
+            made = f", {tokens:,} tokens are sampled" if tokens else ""
+            return f"{'Evaluating' if self.split == 'eval' else 'Sampling'}: {over:,}{of_all} tasks are over{made}"
 
         def waiting() -> str:
             now = time.monotonic()
-            oldest = sorted(self.open.items(), key=lambda item: item[1].since)[:SHOWN]
-            groups = ", ".join(f"{group} {one.what} for {now - one.since:.0f} s" for group, one in oldest)
+            oldest = sorted(self.open, key=lambda one: one.since)[:SHOWN]
+            groups = ", ".join(f"{one.group_id} {one.what} for {now - one.since:.0f} s" for one in oldest)
             more = len(self.open) - len(oldest)
-            asked = self.episodes.asked - self.episodes.answered
-            return f"{groups}{f' and {more} more' if more else ''}; {asked} requests are with {self.episodes.engine_name}"
+            return "; ".join([f"{groups}{f' and {more} more' if more else ''}" or "no group is open", *self._whom()])
 
-        return await watched(work, lambda: (self.over, self.episodes.answered), waiting, self.settings.stall_s)
+        def moved() -> tuple[int, ...]:
+            return self.over, self.episodes.answered, self.episodes.sampled
+
+        own = self.settings.stall_s, lambda: bool(self._at_work()), progress, TELL_S[self.split]
+        return await watched(work, moved, waiting, *own)
+
+    def _at_work(self) -> list[str]:
+        """What is done outside of the host, for people."""
+        asked = self.gate.in_flight if self.gate is not None else self.episodes.asking
+        calls = {f"calls of {hook} are with {key}": count for (key, hook), count in self.manager.awaited.items()}
+        work = {f"requests are with {self.episodes.model.engine_name}": asked, **calls}
+        return [f"{count} {what}" for what, count in work.items() if count]
+
+    def _whom(self) -> list[str]:
+        """The same, with what waits for new weights, or that nothing is done."""
+        nothing = f"no request is with {self.episodes.model.engine_name}, and no plugin is at work"
+        held = self.gate.held if self.gate is not None else 0
+        return [*(self._at_work() or [nothing]), *([f"{held} requests wait for new weights"] if held else [])]
 
     def ask(self, played: Played) -> bool:
         """Whether something of it is judged and no filter refuses it. To be called in the order of the draws where filters have a
@@ -271,11 +340,11 @@ def counted(rows: Sequence[Trajectory]) -> Counter[str]:
 
 
 def refuse_empty(collected: Collected) -> None:
-    """Raises ``RunError`` where no group was kept."""
+    """Raises ``NoBatchError`` where no group was kept."""
     if not collected.groups:
         commonest = (collected.dropped + collected.unjudged).most_common(3)
         reasons = ", ".join(f"{reason} ({count})" for reason, count in commonest)
-        raise RunError(f"no group was kept of {collected.drawn} drawn: {reasons}")
+        raise NoBatchError(f"no group was kept of {collected.drawn} drawn: {reasons}", collected.draws)
 
 
 def drop_reason(manager: PluginManager, group: Group) -> str | None:
@@ -289,7 +358,7 @@ def drop_reason(manager: PluginManager, group: Group) -> str | None:
 async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone. Raises ``RunError``
     when a piece of work was cancelled by somebody else."""
-    stray = RunError(f"{purpose} was cancelled, and not by the host")
+    stray, works = RunError(f"{purpose} was cancelled, and not by the host"), list(works)
 
     async def guarded(work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -308,6 +377,9 @@ async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) ->
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first  # noqa: B904  (its own cause must stay)
+    finally:
+        for work in works:
+            work.close()  # one that was cancelled before it began
     if any(task.cancelled() for task in tasks):
         raise stray
     return [task.result() for task in tasks]

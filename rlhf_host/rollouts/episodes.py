@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
-from typing import Any, get_args
+from typing import Any
 
-from rlhf_host.config.schema import DataConfig, RolloutConfig
-from rlhf_host.data.chat import for_chat
 from rlhf_host.data.codec import ChatCodec
-from rlhf_host.errors import RunError, UserError, told_of
+from rlhf_host.data.template_writer import MEMO
+from rlhf_host.data.templates import for_chat, for_row
+from rlhf_host.errors import RunError, UserError, blaming
 from rlhf_host.plugins.manager import HookFailed, PluginManager
+from rlhf_host.protocols import Server
 from rlhf_host.records.episodes import (
     FAILED,
     Action,
     Episode,
     EpisodeFailed,
-    FinishReason,
     Generation,
     Message,
-    NoRoom,
     SampleKey,
     Sampling,
     Segment,
@@ -35,9 +34,18 @@ from rlhf_host.records.episodes import (
     Trajectory,
 )
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.rollouts.agent_answers import (
+    branch_problem,
+    is_tokens,
+    make_plain,
+    step_problem,
+    told_problem,
+    trajectory_problem,
+)
 from rlhf_host.rollouts.conversation import Plan
-from rlhf_host.rollouts.gate import Answering
-from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, Endpoints, EpisodePolicy, Expected
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
+from rlhf_host.rollouts.gate import sampled_by
+from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, EpisodePolicy, Expected
 
 log = logging.getLogger(__name__)
 
@@ -57,39 +65,53 @@ class Episodes:
     """Runs episodes of one split against one engine."""
 
     manager: PluginManager
-    engine: Answering
-    tokenizer: Any
-    data: DataConfig
-    sampling: Sampling
-    max_tokens: int
-    """Longest trajectory, prompt included."""
-    settings: RolloutConfig = field(default_factory=RolloutConfig)
-    """Its retries and deadlines."""
-    engine_name: str = "the engine"
-    stop_ids: Collection[int] = ()
-    """Tokens that end an answer, beside the tokenizer's end of sequence."""
-    endpoints: Endpoints | None = None
-    strict: bool = False
-    """Whatever an agent raises ends the run at once."""
+    model: SampledModel
+    settings: EpisodeSettings
+    endpoints: Server | None = None
     frozen: Mapping[str, Episodes] = field(default_factory=dict)
-    """Roles that generate, each with its engine and tokenizer."""
+    """Roles that generate, each with its own model."""
 
     def __post_init__(self) -> None:
-        self.codec = ChatCodec(
-            for_chat(self.tokenizer, self.data),
-            self.data.template,
-            system_prompt=self.data.system_prompt,
-            tool_format=self.settings.tool_format,
-            stop_ids=self.stop_ids,
-        )
-        self.live = self.asked = self.answered = 0
+        self.codec = self._codec(for_chat(self.model.tokenizer, self.settings.data))
+        self._codecs: dict[str, ChatCodec] = {}
+        """Of tasks whose rows tell the chat template something, by what that is."""
+        self.live = self.asking = self.answered = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
         limits = {key: needs.episodes_at_once for key, needs in self.manager.each("needs")}
         self._slots = {key: asyncio.Semaphore(most) for key, most in limits.items() if most}
 
+    @property
+    def vocabulary(self) -> int:
+        return self.model.vocabulary
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the engines have sampled, as far as these say."""
+        return sampled_by(self.model.engine) + sum(each.sampled for each in self.frozen.values())
+
+    def _codec(self, tokenizer: Any) -> ChatCodec:
+        return ChatCodec(
+            tokenizer,
+            self.settings.data.template,
+            system_prompt=self.settings.data.system_prompt,
+            tool_format=self.settings.rollout.tool_format,
+            stop_ids=self.model.stop_ids,
+        )
+
+    def codec_of(self, task: Task) -> ChatCodec:
+        """The codec whose chat template knows what the task's row tells it."""
+        if not task.template_kwargs:
+            return self.codec
+        key = json.dumps(task.template_kwargs, sort_keys=True, default=str)
+        if key not in self._codecs:
+            if len(self._codecs) >= MEMO:
+                self._codecs.clear()
+            self._codecs[key] = self._codec(for_row(self.codec.tokenizer, task.template_kwargs))
+        return self._codecs[key]
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return self.model.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def agent_key(self, task: Task) -> str:
         name = task.agent or next(iter(self.agents), None)
@@ -100,19 +122,14 @@ class Episodes:
             )
         return self.agents[name]
 
-    def fitting(self, length: int) -> Sampling:
-        """The sampling for a turn after ``length`` tokens."""
-        room = self.max_tokens - length
-        if room <= 0:
-            raise NoRoom(f"the prompt has {length} tokens; no room is left of max_tokens {self.max_tokens}")
-        sampling = self.sampling
-        return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
-
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """What the engine answers. Raises ``RunError`` with its name for whatever it gets wrong."""
-        self.asked += 1
-        with told_of(self.engine_name, "generate"):
-            answer = await self.engine.generate(token_ids, sampling, key)
+        with blaming(self.model.engine_name, "generate"):
+            self.asking += 1
+            try:
+                answer = await self.model.engine.generate(token_ids, sampling, key)
+            finally:
+                self.asking -= 1
             count, logprobs = len(answer.token_ids), answer.logprobs
             if len(logprobs) != count or len(answer.versions) != count or count > sampling.max_new_tokens:
                 raise ValueError(f"{count} tokens of at most {sampling.max_new_tokens} with {len(logprobs)} log-probabilities")
@@ -128,7 +145,7 @@ class Episodes:
     def expect(self, more: int) -> None:
         """So many more episodes than before may ask the engine soon."""
         self.live += more
-        self.engine.expect(self.live)
+        self.model.engine.expect(self.live)
 
     async def play(self, episode: Episode) -> list[Trajectory]:
         """The episode's trajectories; retried as configured when it fails retryably.
@@ -137,7 +154,7 @@ class Episodes:
             EpisodeFailed: it could not be finished. Whatever an agent's hook raises, and an answer that nobody can use, fails its
                 episode alone; the first of each kind is said. The host's own errors end the run.
         """
-        attempts = self.settings.episode_retries + 1
+        attempts = self.settings.rollout.episode_retries + 1
         while True:
             attempts -= 1
             try:
@@ -148,15 +165,15 @@ class Episodes:
                 raise self._failed(self.agent_key(episode.task), late) from late
             except HookFailed as failure:
                 cause = failure.__cause__
-                if self.strict or isinstance(cause, UserError | RunError):
-                    if self.strict and cause is not None:
+                if self.settings.strict or isinstance(cause, UserError | RunError):
+                    if self.settings.strict and cause is not None:
                         log.error("%s", failure, exc_info=(type(cause), cause, cause.__traceback__))
                     raise
                 raise self._failed(failure.key, failure) from failure
             except EpisodeFailed as failure:
                 if not failure.retryable or not attempts:
                     raise
-                episode.log("retry", reason=failure.reason)
+                episode._note("retry", reason=failure.reason)
 
     def failed_row(self, episode: Episode, reason: str) -> Trajectory:
         """What the log has of an episode that failed."""
@@ -204,7 +221,7 @@ class Episodes:
         return rows
 
     async def _close(self, key: str, episode: Episode) -> None:
-        timeout_s = self.settings.step_timeout_s
+        timeout_s = self.settings.rollout.step_timeout_s
         closing = asyncio.ensure_future(self.manager.acall(key, "agent_close", within_s=timeout_s, episode=episode))
         try:
             await asyncio.shield(closing)
@@ -215,48 +232,35 @@ class Episodes:
 
     def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
         """The policy for one attempt at an episode."""
-        history = self.settings.history
-        frozen = {name: episodes.policy for name, episodes in self.frozen.items()}
-        return EpisodePolicy(
-            episode,
-            self.sampling,
-            self.max_tokens,
-            self.codec,
-            self.generate,
-            self.fitting,
-            history,
-            expected,
-            self.endpoints,
-            frozen,
-        )
+        return EpisodePolicy(episode, self, expected=expected)
 
     async def _run_by_agent(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
-        timeout_s = self.settings.episode_timeout_s
+        timeout_s = self.settings.rollout.episode_timeout_s
         rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
         trajectories = list(rows)
         if len({id(row) for row in trajectories}) < len(trajectories):
-            self.manager.raise_misfit(key, "agent_run", "gave one trajectory twice, so its tokens would train twice")
+            self.manager.refuse_answer(key, "agent_run", "gave one trajectory twice, so its tokens would train twice")
         if not trajectories:
             raise EpisodeFailed("agent_run gave no trajectory")
         for row, trajectory in enumerate(trajectories):
-            if problem := _problem(trajectory, episode) or _told_problem(trajectory):
-                self.manager.raise_misfit(key, "agent_run", problem)
+            if problem := trajectory_problem(trajectory, episode, self.vocabulary) or told_problem(trajectory):
+                self.manager.refuse_answer(key, "agent_run", problem)
             length = sum(len(segment.token_ids) for segment in trajectory.segments)
-            if length > self.max_tokens:
-                raise EpisodeFailed(f"{key}: a trajectory has {length} tokens, more than max_tokens {self.max_tokens}")
-            _make_plain(trajectory)
+            if length > self.settings.max_tokens:
+                raise EpisodeFailed(f"{key}: a trajectory has {length} tokens, more than max_tokens {self.settings.max_tokens}")
+            make_plain(trajectory)
             trajectory.row, trajectory.decode = row, self.decode
-            if problem := _branch_problem(trajectory, trajectories):
-                self.manager.raise_misfit(key, "agent_run", problem)
+            if problem := branch_problem(trajectory, trajectories):
+                self.manager.refuse_answer(key, "agent_run", problem)
         if not any(trajectory.final for trajectory in trajectories):
-            self.manager.raise_misfit(key, "agent_run", "gave no final row: set final on the one with the answer")
+            self.manager.refuse_answer(key, "agent_run", "gave no final row: set final on the one with the answer")
         return trajectories
 
     async def _take_turns(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
-        timeout_s = self.settings.step_timeout_s
+        timeout_s = self.settings.rollout.step_timeout_s
         first: Step = await self.manager.acall(key, "agent_reset", within_s=timeout_s, episode=episode)
-        if problem := _step_problem(first) or ("gave done=True: nothing was played yet" if first.done else ""):
-            self.manager.raise_misfit(key, "agent_reset", f"{problem} from agent_reset")
+        if problem := step_problem(first, self.vocabulary) or ("gave done=True: nothing was played yet" if first.done else ""):
+            self.manager.refuse_answer(key, "agent_reset", f"{problem} from agent_reset")
         tools = first.tools
         plan = Plan(None, self._prompt(episode.task, first), "root")
         tokens = len(plan.added)
@@ -271,26 +275,26 @@ class Episodes:
             parse = partial(policy.read, call, answer, tools)
             action = Action(None, answer.token_ids, answer.finish_reason, self.decode, parse)
             step: Step = await self.manager.acall(key, "agent_step", within_s=timeout_s, episode=episode, action=action)
-            if problem := _step_problem(step):
-                self.manager.raise_misfit(key, "agent_step", f"{problem} from agent_step")
+            if problem := step_problem(step, self.vocabulary):
+                self.manager.refuse_answer(key, "agent_step", f"{problem} from agent_step")
             agent_rewards.append(step.reward)
             score = score if step.score is None else step.score
             metrics.update(step.metrics)
             if step.done:
                 break
             tools = step.tools if step.tools is not None else tools
-            observed = self._observation(step, action, tools, key)
+            observed = self._observation(policy.codec, step, action, tools, key)
             tokens += len(answer.token_ids) + len(observed)
-            if cut := tokens >= self.max_tokens:
+            if cut := tokens >= self.settings.max_tokens:
                 break
             plan = Plan(call, observed, "extend")
             episode.turn += 1
         [trajectory] = policy.trajectories()
         trajectory.decode, trajectory.agent_rewards = self.decode, agent_rewards
         trajectory.score, trajectory.metrics = score, metrics
-        if problem := _told_problem(trajectory):
-            self.manager.raise_misfit(key, "agent_step", problem)
-        _make_plain(trajectory)
+        if problem := told_problem(trajectory):
+            self.manager.refuse_answer(key, "agent_step", problem)
+        make_plain(trajectory)
         if cut:
             trajectory.finish_reason = "length"
         return [trajectory]
@@ -299,94 +303,27 @@ class Episodes:
         if step.observation is None and task.prompt_ids is not None and not step.tools:
             return task.prompt_ids
         seen = task.prompt if step.observation is None else step.observation
-        if _is_tokens(seen):
+        if is_tokens(seen):
             return seen  # type: ignore[return-value]
-        return self.codec.render(as_messages(seen), step.tools)  # type: ignore[arg-type]
+        if task.tools and step.tools and list(step.tools) != list(task.tools):
+            raise UserError(
+                f"{task.source}, task {task.index + 1}: both the row and the agent bring tools: leave the row's unread (data.ignore"
+                " tools)"
+            )
+        return self.codec_of(task).render(as_messages(seen), step.tools or task.tools)  # type: ignore[arg-type]
 
-    def _observation(self, step: Step, action: Action, tools: Sequence[Mapping[str, Any]] | None, key: str) -> Sequence[int]:
+    def _observation(
+        self, codec: ChatCodec, step: Step, action: Action, tools: Sequence[Mapping[str, Any]] | None, key: str
+    ) -> Sequence[int]:
         seen = step.observation
         if seen is None:
-            self.manager.raise_misfit(key, "agent_step", "gave neither an observation nor done=True from agent_step")
-        if _is_tokens(seen):
+            self.manager.refuse_answer(key, "agent_step", "gave neither an observation nor done=True from agent_step")
+        if is_tokens(seen):
             return seen  # type: ignore[return-value]
         last: Message = {"role": "assistant", "content": action.text} if tools is None else action.message.message
-        return self.codec.delta(last, as_messages(seen), action.token_ids, tools=tools)  # type: ignore[arg-type]
+        return codec.delta(last, as_messages(seen), action.token_ids, tools=tools)  # type: ignore[arg-type]
 
 
 def as_messages(seen: str | Sequence[Message]) -> list[Message]:
     """A text as a user's message."""
     return [{"role": "user", "content": seen}] if isinstance(seen, str) else list(seen)
-
-
-def _problem(trajectory: Trajectory, episode: Episode) -> str:
-    """What of an agent's own trajectory the host cannot use."""
-    if not isinstance(trajectory, Trajectory):
-        return f"gave a {type(trajectory).__name__} from agent_run, expected Trajectory"
-    if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
-        return "gave a trajectory without the episode's own group_id and episode_id from agent_run"
-    if not trajectory.segments or trajectory.segments[0].kind != "prompt":
-        return "gave a trajectory that does not begin with its prompt segment from agent_run"
-    if trajectory.finish_reason not in get_args(FinishReason):
-        known = ", ".join(get_args(FinishReason))
-        return f"gave the finish_reason {trajectory.finish_reason!r} from agent_run; it is one of {known}"
-    for segment in trajectory.actions:
-        count = len(segment.token_ids)
-        if len(segment.logprobs or ()) != count or len(segment.versions or ()) != count:
-            return "gave an action segment from agent_run where some tokens lack their log-probability or version"
-        if count and not math.isfinite(sum(segment.logprobs or ())):
-            return "gave an action segment from agent_run with log-probabilities that are not finite"
-    return ""
-
-
-def _step_problem(step: Step) -> str:
-    """What of a step no one can use."""
-    seen = step.observation
-    if hasattr(seen, "tolist"):
-        step.observation = seen = seen.tolist()  # type: ignore[union-attr]
-    if seen is not None and not isinstance(seen, str):
-        if not isinstance(seen, Sequence) or not seen:
-            return f"gave an observation of the type {type(seen).__name__}; it is a text, messages or token ids"
-        tokens = all(isinstance(one, int) and 0 <= one < 1 << 31 for one in seen)
-        if not tokens and not all(isinstance(one, Mapping) and "role" in one for one in seen):
-            return f"gave the observation {str(seen)[:60]}; it is a text, messages with a role each, or token ids"
-    if not isinstance(step.metrics, Mapping):
-        return f"gave metrics of the type {type(step.metrics).__name__}"
-    return ""
-
-
-def _told_problem(row: Trajectory) -> str:
-    """What an agent says of a row that is no reward, score or metric."""
-    for name, value in row.metrics.items():
-        if not isinstance(value, float | Real):  # float first: asking an abstract class takes ten times as long
-            return f"gave {value!r} as the metric {name!r}; a metric is a number"
-    if not isinstance(row.agent_rewards, list) or len(row.agent_rewards) > len(row.actions):
-        return f"gave the agent_rewards {row.agent_rewards!r} for {len(row.actions)} turns: a list, a number or None for each"
-    if odd := [value for value in row.agent_rewards if not isinstance(value, float | Real | None)]:
-        return f"gave {odd[0]!r} as a reward; a reward is a number"
-    if row.score is not None and not (isinstance(row.score, float | Real) and 0.0 <= row.score <= 1.0):
-        return f"gave the score {row.score!r}; a score lies in [0, 1]"
-    return ""
-
-
-def _make_plain(row: Trajectory) -> None:
-    """Other numbers than these have no place in files."""
-    row.metrics = {name: float(value) for name, value in row.metrics.items()}
-    row.agent_rewards = [None if value is None else float(value) for value in row.agent_rewards]
-    row.score = None if row.score is None else float(row.score)
-
-
-def _branch_problem(row: Trajectory, rows: Sequence[Trajectory]) -> str:
-    """Whether a row does not begin as the row that it says it branched from."""
-    if row.parent is None:
-        return ""
-    if not 0 <= row.parent < row.row:
-        return f"gave row {row.row} with the parent {row.parent}; that is the index of an earlier row of its episode"
-    tokens = [token for segment in rows[row.parent].segments for token in segment.token_ids]
-    branch, prompt = row.branch, row.prompt_ids
-    if not 0 < branch <= min(len(tokens), len(prompt)) or tokens[:branch] != prompt[:branch]:
-        return f"gave row {row.row}, which does not begin with the first {branch} tokens of row {row.parent}"
-    return ""
-
-
-def _is_tokens(value: Any) -> bool:
-    return not isinstance(value, str) and len(value) > 0 and isinstance(value[0], int)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,33 +31,9 @@ def make_experience(
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     if any(AGENT in row.rewards for row in rows):
         weights = {**weights, AGENT: 1.0}
-    # Flat columns over all rows' completion tokens: there may be millions.
-    ids, logprobs, versions = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.int32)]
-    turns: list[int] = []
-    segment_lengths: list[int] = []
-    lengths: list[int] = []
-    for row in rows:
-        turn, length = 0, 0
-        for segment in row.completion:
-            acts, count = segment.kind == "action", len(segment.token_ids)
-            ids.append(np.asarray(segment.token_ids))
-            known = segment.logprobs if acts else np.zeros(count, np.float32)
-            logprobs.append(np.asarray(np.full(count, np.nan, np.float32) if known is None else known))
-            versions.append(np.asarray((segment.versions if acts else None) or np.zeros(count, np.int32)))
-            turns.append(turn if acts else -1)
-            segment_lengths.append(count)
-            turn += acts
-            length += count
-        lengths.append(length)
-    completion_mask = torch.arange(max(1, *lengths)) < _tensor(lengths, np.int64)[:, None]
-    shape = completion_mask.shape
-
-    def spread(values: Tensor, fill: int = 0) -> Tensor:
-        # Where nothing is written zeros take no memory.
-        empty = torch.full(shape, fill, dtype=values.dtype) if fill else torch.zeros(shape, dtype=values.dtype)
-        return empty.masked_scatter_(completion_mask, values)
-
-    turn_ids = spread(torch.repeat_interleave(_tensor(turns, np.int64), _tensor(segment_lengths, np.int64)), -1)
+    completions = _Completions.of(rows)
+    spread = completions.spread
+    turn_ids = spread(completions.turns, -1)
     action_mask = turn_ids >= 0
     columns = _reward_columns(rows, weights)
     segments = [segment for row in rows for segment in row.completion]
@@ -68,8 +45,8 @@ def make_experience(
     parents = [-1 if row.parent is None else places.get((row.episode_id, row.parent), -1) for row in rows]
     return Experience(
         prompt_ids=[row.prompt_ids for row in rows],
-        completion_ids=spread(_tensor(np.concatenate(ids), np.int64)),
-        completion_mask=completion_mask,
+        completion_ids=spread(completions.ids),
+        completion_mask=completions.mask,
         action_mask=action_mask,
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
@@ -82,8 +59,8 @@ def make_experience(
         plugin_rewards=_tensor([values for _, values in columns.values()], np.float32).reshape(len(columns), len(rows)).T,
         scores=_tensor([math.nan if row.score is None else row.score for row in rows], np.float32),
         token_rewards=_place_rewards(rows, weights, turn_ids, action_mask),
-        sampler_logprobs=spread(_tensor(np.concatenate(logprobs), np.float32)),
-        versions=spread(_tensor(np.concatenate(versions), np.int64)),
+        sampler_logprobs=spread(completions.logprobs),
+        versions=spread(completions.versions),
         version=version,
         reward_names=tuple(columns),
         reward_weights=tuple(weight for weight, _ in columns.values()),
@@ -96,6 +73,53 @@ def make_experience(
         temperature=temperature,
         trajectories=rows,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Completions:
+    """The completion tokens of all rows, one after the other: there may be millions."""
+
+    mask: Tensor
+    """``[B, T]``: where they are in their rows."""
+    ids: Tensor
+    logprobs: Tensor
+    versions: Tensor
+    turns: Tensor
+    """Which turn of its row an action token belongs to; -1 for others."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Trajectory]) -> _Completions:
+        ids, logprobs, versions = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.int32)]
+        turns: list[int] = []
+        segment_lengths: list[int] = []
+        lengths: list[int] = []
+        for row in rows:
+            turn, length = 0, 0
+            for segment in row.completion:
+                acts, count = segment.kind == "action", len(segment.token_ids)
+                ids.append(np.asarray(segment.token_ids))
+                known = segment.logprobs if acts else np.zeros(count, np.float32)
+                logprobs.append(np.asarray(np.full(count, np.nan, np.float32) if known is None else known))
+                versions.append(np.asarray((segment.versions if acts else None) or np.zeros(count, np.int32)))
+                turns.append(turn if acts else -1)
+                segment_lengths.append(count)
+                turn += acts
+                length += count
+            lengths.append(length)
+        return cls(
+            mask=torch.arange(max(1, *lengths)) < _tensor(lengths, np.int64)[:, None],
+            ids=_tensor(np.concatenate(ids), np.int64),
+            logprobs=_tensor(np.concatenate(logprobs), np.float32),
+            versions=_tensor(np.concatenate(versions), np.int64),
+            turns=torch.repeat_interleave(_tensor(turns, np.int64), _tensor(segment_lengths, np.int64)),
+        )
+
+    def spread(self, values: Tensor, fill: int = 0) -> Tensor:
+        """``[B, T]``: their values at their places, ``fill`` elsewhere."""
+        # Where nothing is written zeros take no memory.
+        shape = self.mask.shape
+        empty = torch.full(shape, fill, dtype=values.dtype) if fill else torch.zeros(shape, dtype=values.dtype)
+        return empty.masked_scatter_(self.mask, values)
 
 
 def _tensor(values: Sequence[Any] | np.ndarray, dtype: Any) -> Tensor:
@@ -209,12 +233,16 @@ def reward_metrics(experience: Experience) -> dict[str, float]:
     for column, name in enumerate(experience.reward_names):
         values[f"reward/{name}"] = experience.plugin_rewards[final, column].double().nanmean()
     values["score/mean"] = experience.scores[final].double().nanmean()
-    extra: dict[str, list[float]] = {}
-    for row in experience.trajectories:
+    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def row_means(rows: Iterable[Trajectory]) -> dict[str, float]:
+    """Means of what agents, rewards and programs measured of rows, over those that have it."""
+    measured: dict[str, list[float]] = {}
+    for row in rows:
         for name, value in row.metrics.items():
-            extra.setdefault(name, []).append(float(value))
-    means = {name: sum(items) / len(items) for name, items in extra.items()}
-    return joined(means, {name: float(value) for name, value in values.items() if math.isfinite(value)})
+            measured.setdefault(name, []).append(float(value))
+    return {name: sum(values) / len(values) for name, values in measured.items()}
 
 
 def joined(*parts: Mapping[str, float]) -> dict[str, float]:

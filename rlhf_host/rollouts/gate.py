@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from rlhf_host.protocols import Generator
+from rlhf_host.protocols import Counting, Generator
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
@@ -20,18 +20,27 @@ class Answering(Protocol):
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation: ...
 
 
+def sampled_by(engine: object) -> int:
+    """Tokens that an engine has sampled; 0 where it does not count them."""
+    return engine.sampled if isinstance(engine, Counting) else 0
+
+
 class Barrier:
     """Work passes until it is closed."""
 
     def __init__(self) -> None:
-        self.closed, self.in_flight = False, 0
+        self.closed, self.in_flight, self.held = False, 0, 0
         self._opened, self._idle = asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
         """Work that is waited for when it closes."""
         while self.closed:
-            await self._opened.wait()
+            self.held += 1
+            try:
+                await self._opened.wait()
+            finally:
+                self.held -= 1
         self.in_flight += 1
         try:
             yield
@@ -95,6 +104,10 @@ class GatedEngine:
     def __init__(self, gate: Gate, number: int):
         self.gate, self._number = gate, number
         gate.expected[number] = 0
+
+    @property
+    def sampled(self) -> int:
+        return sampled_by(self.gate.engine)
 
     def expect(self, count: int) -> None:
         self.gate.expected[self._number] = count

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from rlhf_host.data.stream import Draw, TaskStream
+from rlhf_host.data.stream import TaskStream
 from rlhf_host.errors import RunError
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.admission import Admission
 from rlhf_host.rollouts.collect import Collected, Collector, Played, refuse_empty
-from rlhf_host.rollouts.switch import Switch
 
 BEFORE = -1
 """A version of before the run was resumed."""
@@ -28,7 +28,7 @@ class _Open:
     place: dict[str, Any]
     """Where the stream was before it."""
     epoch: int
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Played] | None = None
     played: Played | None = None
     over: int = BEFORE
     """The version under which it was."""
@@ -47,7 +47,6 @@ class Pipeline:
         context: of the rewards; its step is that of the admission.
         fixed: what is begun under a version is over before the next one, and is begun at once; so with an engine whose batches do
             not depend on time, a run gives the same values again.
-        switch: with ``fixed``: what waits there counts as over, and goes on when a batch waits for it.
     """
 
     steps = None
@@ -62,23 +61,20 @@ class Pipeline:
         context: ScoreContext,
         *,
         fixed: bool = False,
-        switch: Switch | None = None,
     ):
         self.stream, self.collector, self.admission, self.context = stream, collector, admission, context
-        self.fixed, self.switch = fixed, switch
-        if switch is not None:
-            switch.look = self._look
+        self.fixed = fixed
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}
         self._open: dict[int, _Open] = {}
         self._restored: dict[int, Played] = {}
         self._filled = Collected()
         """Of the batch that is filled."""
         self.max_age = admission.max_age
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Played]] = set()
+        self._ending: set[asyncio.Task[Played]] = set()
         """Tasks of draws that were given back."""
-        self._playing = 0
         self._news = asyncio.Event()
+        """Set whenever a draw is over, however it ended: who waits then looks at what it waits for."""
         self._error: BaseException | None = None
         self._closed = False
 
@@ -103,8 +99,6 @@ class Pipeline:
         if self._error is not None:
             raise self._error
         while (taken := self.admission.take()) is None:
-            if self.switch is not None and self._still:
-                self.switch.release()  # the next weights come after this batch
             await self._wait()
         return taken
 
@@ -113,10 +107,8 @@ class Pipeline:
         self.admission.publish(version)
         if self.admission.depth:
             self._admit()
-        if self.switch is not None:
-            self.switch.renew()
 
-    async def meet(self) -> None:
+    async def wait_until_over(self) -> None:
         """With ``fixed``: wait until all that was begun is over."""
         await self.collector.watched(self._rest())
 
@@ -126,20 +118,8 @@ class Pipeline:
 
     @property
     def _still(self) -> bool:
-        """Whether what was begun is over, or waits."""
-        if not self._playing or self.switch is None:
-            return not self._playing
-        begun = not self.switch.asking and len(self.collector.open) == self._playing
-        return begun and sum(one.episodes or 1 for one in self.collector.open.values()) == self.switch.waiting
-
-    def _look(self) -> None:
-        if self._playing and self._still and not self._closed:
-            try:
-                if self._settle():
-                    self._admit()
-            except Exception as error:
-                self._fail(error)
-            self._news.set()
+        """Whether what was begun is over."""
+        return all(one.played is not None for one in self._open.values())
 
     async def close(self) -> None:
         """Cancel what is open."""
@@ -154,9 +134,7 @@ class Pipeline:
         those that a batch has."""
         first = self._open.get(self.admission.taken)
         place = first.place if first is not None else self.stream.state_dict()
-        answers = {} if self.switch is None else {"answers": self.switch.state_dict()}
-        place = {**place, "ordinal": self.admission.taken, "passed": sorted(self.admission.passed)}
-        return {**place, "max_age": self.max_age, **answers}
+        return {**place, "ordinal": self.admission.taken, "passed": sorted(self.admission.passed), "max_age": self.max_age}
 
     def finished(self) -> dict[int, Played]:
         """Ordinal → group that is over and in no batch. A resumed run does not play it again."""
@@ -176,8 +154,6 @@ class Pipeline:
         self.stream.load_state_dict(state)
         self.admission.begin_at(state.get("ordinal", 0), state.get("passed", ()))
         self._restored = dict(finished)
-        if self.switch is not None:
-            self.switch.load_state_dict(state.get("answers", ()))
         if finished:
             self.max_age = max(self.max_age, state["max_age"])
 
@@ -210,21 +186,29 @@ class Pipeline:
             one.played = played
             self.admission.over(ordinal)
             return
-        self._playing += 1
-        episodes.expect(self.collector.n)
-        task = one.task = asyncio.create_task(self._play(ordinal, draw, replace(self.context, step=step)))
+        task = one.task = self.collector.begin(f"train-{ordinal}", draw, replace(self.context, step=step))
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(partial(self._over, ordinal, one))
 
-    async def _play(self, ordinal: int, draw: Draw, context: ScoreContext) -> None:
-        one = self._open[ordinal]
-        one.played = await self.collector.play(f"train-{ordinal}", draw, context)
-        one.over = self.admission.version
-        self._playing -= 1
+    def _over(self, ordinal: int, one: _Open, task: asyncio.Task[Played]) -> None:
+        self._tasks.discard(task)
+        if self._open.get(ordinal) is not one:
+            return  # it was given back
+        self._news.set()
+        try:
+            one.played, one.over = task.result(), self.admission.version
+            self._take_in(ordinal, one.played)
+        except asyncio.CancelledError:
+            self._fail(RunError("a group was cancelled, and not by the host"))
+        except BaseException as error:
+            self._fail(error)
+
+    def _take_in(self, ordinal: int, played: Played) -> None:
+        """Make batches of it, and begin what there is room for now."""
         if self.fixed and not self._still:
             return
         if not (self.fixed or self.collector.in_order):
-            self.admission.verdict(ordinal, kept=self.collector.ask(one.played))
+            self.admission.verdict(ordinal, kept=self.collector.ask(played))
             self._admit()
         self.admission.over(ordinal)
         if self._settle():
@@ -242,10 +226,7 @@ class Pipeline:
             if not self.admission.filling:
                 self._filled = Collected()
                 self._give_back(self.admission.surplus())
-        if self.admission.unsettled == settled:
-            return False
-        self._news.set()
-        return True
+        return self.admission.unsettled != settled
 
     def _give_back(self, surplus: Iterable[int]) -> None:
         """End draws as if they had never begun."""
@@ -256,8 +237,6 @@ class Pipeline:
             if one.played is not None and one.over == BEFORE:
                 self._restored[ordinal] = one.played
             elif one.task is not None and not one.task.done():
-                self._playing -= one.played is None
-                one.task.remove_done_callback(self._over)
                 one.task.cancel()
                 self._tasks.discard(one.task)
                 self._ending.add(one.task)
@@ -271,15 +250,7 @@ class Pipeline:
         self._news.clear()
         await self._news.wait()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            self._fail(RunError("a group was cancelled, and not by the host"))
-        elif (error := task.exception()) is not None:
-            self._fail(error)
-
     def _fail(self, error: BaseException) -> None:
         """Whoever waits for a batch hears of it."""
         if not self._closed and self._error is None:
             self._error = error
-            self._news.set()

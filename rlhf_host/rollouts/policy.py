@@ -5,32 +5,49 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import reprlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import RunError
+from rlhf_host.protocols import Server, ServerSession
 from rlhf_host.records.endpoints import Endpoint
-from rlhf_host.records.episodes import Episode, Generation, Message, SampleKey, Sampling, Trajectory
+from rlhf_host.records.episodes import Episode, Generation, Message, SampleKey, Sampling, Task, Trajectory
 from rlhf_host.records.messages import Reply
+from rlhf_host.records.sampling import misfit
 from rlhf_host.rollouts.conversation import Call, Plan, Tree
+from rlhf_host.rollouts.episode_settings import EpisodeSettings
 
 
-class Endpoints(Protocol):
-    """Where base URLs come from: ``serving.endpoints``."""
+class PolicyHost(Protocol):
+    """What a policy needs of whoever plays its episode: ``Episodes``."""
 
-    async def open(self, policy: EpisodePolicy) -> Any:
-        """A base URL for the policy."""
+    @property
+    def settings(self) -> EpisodeSettings: ...
 
-    def close_session(self, session: Any) -> None:
-        """It is over: later requests find nothing."""
+    @property
+    def vocabulary(self) -> int:
+        """Number of the model's tokens."""
 
+    @property
+    def endpoints(self) -> Server | None:
+        """``None``: there is no policy server here."""
 
-Generate = Callable[[Sequence[int], Sampling, SampleKey], Awaitable[Generation]]
+    @property
+    def frozen(self) -> Mapping[str, PolicyHost]:
+        """Roles that generate."""
+
+    def codec_of(self, task: Task) -> ChatCodec:
+        """What renders the task's conversations."""
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
+        """What the engine answers, checked."""
+
 
 MOST = 1 << 62
 """Above the number of every call."""
@@ -51,6 +68,7 @@ class Expected:
     next_s: float = NEXT_CALL_S
     _open: int = 0
     _counted: bool = True
+    _over: bool = False
     _timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -68,16 +86,18 @@ class Expected:
             self._wait(self.next_s)
 
     def end(self) -> None:
-        """It counts again, as when it began: whoever counts episodes takes it away."""
+        """It counts again, as when it began: whoever counts episodes takes it away. A call that outlives it changes nothing."""
         if self._timer is not None:
             self._timer.cancel()
         self._set(True)
+        self._over = True
 
     def _wait(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._set, False)
+        if not self._over:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._set, False)
 
     def _set(self, counted: bool) -> None:
-        if counted != self._counted:
+        if counted != self._counted and not self._over:
             self._counted = counted
             self.add(1 if counted else -1)
 
@@ -87,37 +107,43 @@ class EpisodePolicy:
     """``records.Policy`` for one attempt at an episode."""
 
     episode: Episode
-    sampling: Sampling
-    max_tokens: int
-    """Longest row, prompt included."""
-    codec: ChatCodec
-    ask: Generate
-    """The engine, checked."""
-    fitting: Callable[[int], Sampling]
-    """The sampling after so many tokens."""
-    history: Any = "append"
+    host: PolicyHost
+    _: KW_ONLY
     expected: Expected | None = None
-    endpoints: Endpoints | None = None
-    frozen: Mapping[str, Callable[[Episode], EpisodePolicy]] = field(default_factory=dict)
-    """Roles that generate."""
     name: str = ""
     """Whose rows these are: ``Trajectory.role``."""
     trainable: bool = True
+    sampling: Sampling = field(init=False)
+    codec: ChatCodec = field(init=False)
     tree: Tree = field(init=False)
-    served: Any = field(init=False, default=None)
+    served: ServerSession | None = field(init=False, default=None)
     """The open endpoint, if there is one."""
     forks: list[EpisodePolicy] = field(default_factory=list)
     _asked: Counter[int] = field(default_factory=Counter)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.tree = Tree(self.codec, self.history, self._numbers)
+        settings = self.host.settings
+        self.sampling, self.codec = settings.sampling, self.host.codec_of(self.episode.task)
+        self.tree = Tree(self.codec, settings.rollout.history, self._numbers)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest row, prompt included."""
+        return self.host.settings.max_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of the model's tokens, which may be more than its tokenizer has."""
+        return self.host.vocabulary
 
     @property
     def tokenizer(self) -> Any:
         return self.codec.tokenizer
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
+        if problem := "there are none" if not len(token_ids) else foreign(token_ids, self.vocabulary):
+            raise ValueError(f"token_ids: {problem}")
         call = await self.answer(self.tree.plan_ids(token_ids), sampling)
         assert call.generation is not None
         return call.generation
@@ -132,8 +158,6 @@ class EpisodePolicy:
     ) -> Reply:
         asked = replace(self.sampling, stop=(stop,) if isinstance(stop, str) else tuple(stop))
         if max_new_tokens is not None:
-            if max_new_tokens < 1:
-                raise ValueError(f"max_new_tokens is {max_new_tokens}, and an answer has one token at least")
             asked = replace(asked, max_new_tokens=max_new_tokens)
         call = await self.complete(messages, tools, asked)
         assert call.reply is not None
@@ -156,15 +180,17 @@ class EpisodePolicy:
     ) -> Call:
         """The planned call, answered by the engine."""
         length = len(plan.added) + (plan.parent.ends if plan.parent else 0)
-        chosen = self.fitting(length)
+        chosen = self.host.settings.fitting(length)
         if sampling is not None:
+            if problem := misfit(sampling):
+                raise ValueError(problem)
             chosen = _within(sampling, chosen, train=self.trainable and self.episode.split == "train")
         call = self.tree.begin(plan)
         prompt = call.prompt_ids
         if self.expected is not None:
             self.expected.asks()
         try:
-            answer = await self.ask(prompt, chosen, key or self._key(prompt))
+            answer = await self.host.generate(prompt, chosen, key or self._key(prompt))
         except asyncio.CancelledError:
             self.tree.drop(call, "cancelled")
             raise
@@ -184,22 +210,22 @@ class EpisodePolicy:
         return replace(reply, tool_calls=tuple(calls))
 
     async def endpoint(self) -> Endpoint:
-        if self.endpoints is None:
+        if self.host.endpoints is None:
             raise RunError("there is no policy server here")
         if self.served is None:
-            self.served = await self.endpoints.open(self)
-        return self.served  # type: ignore[no-any-return]
+            self.served = await self.host.endpoints.open(self)
+        return self.served
 
     def close(self) -> None:
         """Close its endpoints, and note what was asked in the episode's log. Raises what ended the engine where a program heard of
         it alone."""
         lost = None
         for policy in self._family():
-            if policy.served is not None and policy.endpoints is not None:
-                policy.endpoints.close_session(policy.served)
+            if policy.served is not None and policy.host.endpoints is not None:
+                policy.host.endpoints.close_session(policy.served)
                 lost = lost or policy.served.lost
                 if policy.served.ignored:
-                    self.episode.log("ignored", parameters=dict(policy.served.ignored))
+                    self.episode._note("ignored", parameters=dict(policy.served.ignored))
         calls = [(policy, call) for policy in self._family() for call in policy.tree.calls]
         if len(calls) > 1 or self.episode.events:
             self.episode.events += [_event(policy, call) for policy, call in calls]
@@ -209,16 +235,17 @@ class EpisodePolicy:
 
     def fork(self, role: str = "", *, trainable: bool = True) -> EpisodePolicy:
         fork = replace(self, name=role, trainable=self.trainable and trainable, forks=[])
+        fork.sampling = self.sampling
         self.forks.append(fork)
         return fork
 
     def role(self, name: str) -> EpisodePolicy:
-        if name not in self.frozen:
+        if name not in self.host.frozen:
             raise ValueError(
                 f"no role {name!r} generates here; an agent asks for one in needs():"
                 f" Needs(roles=(RoleNeed({name!r}, generates=True),))"
             )
-        frozen = replace(self.frozen[name](self.episode), name=name, trainable=False, _numbers=self._numbers, forks=[])
+        frozen = EpisodePolicy(self.episode, self.host.frozen[name], name=name, trainable=False, _numbers=self._numbers)
         self.forks.append(frozen)
         return frozen
 
@@ -265,6 +292,14 @@ class EpisodePolicy:
         value = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         letters = "0123456789abcdefghijklmnopqrstuvwxyz"
         return "".join(letters[value // 36**place % 36] for place in range(9))
+
+
+def foreign(token_ids: Sequence[int], vocabulary: int) -> str:
+    """Why no model can read these tokens; nothing where it can."""
+    ids = np.asarray(token_ids)
+    if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu" or not 0 <= ids.min() <= ids.max() < vocabulary):
+        return f"tokens are whole numbers from 0 to {vocabulary - 1}, not {reprlib.repr(token_ids)}"
+    return ""
 
 
 def _event(policy: EpisodePolicy, call: Call) -> dict[str, Any]:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 from rlhf_host.config.choices import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
-from rlhf_host.errors import LostError
+from rlhf_host.errors import LostError, in_one_line
+from rlhf_host.hookspecs import Items
+from rlhf_host.plugins.answers import other_items
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
+from rlhf_host.records.metric_names import misnamed
 from rlhf_host.records.needs import ScoreContext
 
 AGENT = "agent"
+
+_REWARDS = Items("a reward, a number, Unjudged or None for each trajectory")
 
 _LARGEST = (2 - 2**-23) * 2.0**127
 
@@ -146,8 +151,8 @@ async def _ask(
             timeout_s = settings.score_timeout_s
             # A tuple, because the order of a list might not be that of the answer.
             answer = await manager.acall(key, "score", within_s=timeout_s, trajectories=tuple(trajectories), context=context)
-            if isinstance(answer, Mapping):
-                raise TypeError(f"rewards come in the order of the trajectories, not as a {type(answer).__name__}")
+            if (odd := other_items(_REWARDS, answer)) is not None:
+                raise TypeError(f"score gave {odd}, expected {_REWARDS}, in the order of the trajectories")
             rewards = list(answer)
             if len(rewards) != len(trajectories):
                 raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
@@ -158,7 +163,7 @@ async def _ask(
             cause = error.__cause__ or error
             if isinstance(cause, LostError):
                 raise cause from error  # it is not the plugin that failed: nothing will be judged any more
-            problem = f"{type(cause).__name__}: {cause}"
+            problem = in_one_line(cause)
     return [Unjudged(problem)] * len(trajectories)
 
 
@@ -180,7 +185,11 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
         return Unjudged("could not judge")
     if reward.score is not None and not 0.0 <= reward.score <= 1.0:
         raise ValueError(f"a score lies in [0, 1], not {reward.score}")
+    if problem := misnamed(reward.parts):
+        raise ValueError(f"parts of a reward have {problem}")
     for name, value in reward.metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a metric is a text, not {name!r}")
         if not isinstance(value, float | Real):  # float first: asking an abstract class takes ten times as long
             raise TypeError(f"metric {name!r} is a number, not {type(value).__name__}")
     if not all(map(_fits, (reward.total, *(placed or ()), *reward.parts.values()))):

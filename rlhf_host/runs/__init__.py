@@ -1,1 +1,50 @@
-"""What a run left in its directory, for people: reading it, and showing it in the terminal."""
+"""What a run left in its directory. Importing this loads no torch; a name that needs it does when it is first used.
+
+``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means.
+``read_steps`` reads saved trajectories, of a run or a file, as the records that hooks get.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_host.lazily import lazily
+
+if TYPE_CHECKING:
+    from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
+    from rlhf_host.runs.models import RunModel, run_model, run_of
+    from rlhf_host.runs.usual import usual_settings
+    from rlhf_host.training.checkpoints import refuse_damaged
+    from rlhf_host.training.saved_rows import read_steps
+
+_HOME = {
+    "HEADLINES": "runs.directory",
+    "RunDirectory": "runs.directory",
+    "RunModel": "runs.models",
+    "flat": "runs.directory",
+    "read_steps": "training.saved_rows",
+    "refuse_damaged": "training.checkpoints",
+    "run_model": "runs.models",
+    "run_of": "runs.models",
+    "usual_settings": "runs.usual",
+}
+"""Name → its module in ``rlhf_host``, imported when the name is first asked for."""
+
+__all__ = [
+    "HEADLINES",
+    "RunDirectory",
+    "RunModel",
+    "flat",
+    "read_steps",
+    "refuse_damaged",
+    "run_model",
+    "run_of",
+    "usual_settings",
+]
+
+
+__getattr__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.run_dir import CONFIG, PLUGINS, about_run, in_use, require_run
+from rlhf_host.config.run_dir import CONFIG, PLUGINS, about_run, checkpoint_dirs, in_use, require_run
 from rlhf_host.config.tree import SHORTHANDS
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import UserError, near_matches
@@ -18,32 +18,6 @@ from rlhf_host.runs.signs import Signs
 
 HEADLINES = ("eval/pass@1", "eval/score/mean", "eval/reward/mean", "eval/loss", "reward/mean", "loss")
 """What says most about a run, of those that it has; before them comes what ``checkpoint.best`` names."""
-
-TELLING = (
-    *(
-        "score/mean",
-        "reward/mean",
-        "loss",
-        "accuracy",
-        "kl",
-        "entropy",
-        "length/mean",
-        "truncated",
-        "grad_norm",
-        "clip_fraction",
-    ),
-    *(
-        "mismatch/mean",
-        "groups/no_variance",
-        "rollout/dropped",
-        "staleness/mean",
-        "time/step",
-        "tokens_per_s",
-        "memory/actor_gb",
-    ),
-)
-"""Metrics to look at first."""
-
 
 _SHORT = {f"roles.{role}.": f"{short}." for short, role in SHORTHANDS.items()}
 
@@ -90,9 +64,19 @@ class RunDirectory:
     def status(self) -> Any:
         """``running``, ``finished``, ``interrupted``, ``failed``, or ``killed`` where nothing could be written at the end."""
         known = self.about.get("status", "finished" if (self.path / "model").is_dir() else "running")
-        if known == "running" and not in_use(self.path):
+        if known == "running" and not self.in_use:
             return "killed"
         return known
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process writes there now."""
+        return in_use(self.path)
+
+    @property
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """Step and directory of the whole checkpoints, oldest first."""
+        return checkpoint_dirs(self.path)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -177,18 +161,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + name] = value
     return found
-
-
-def names_of(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ. Raises ``UserError`` for a directory that is given twice."""
-    whole = [path.resolve() for path in paths]
-    if twice := next((path for path, place in zip(paths, whole, strict=True) if whole.count(place) > 1), None):
-        raise UserError(f"{twice} is given twice")
-    for count in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-count:]) for path in paths]
-        if len({*names}) == len(names):
-            return names
-    return [str(path) for path in paths]
 
 
 def _finite(value: Any) -> bool:

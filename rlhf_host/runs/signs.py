@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rlhf_host.plugins.recommended import recommended
+
 BEGINNING = 5
 """Steps whose mean entropy is the one at the start."""
 GONE = 20
@@ -58,7 +60,7 @@ class Signs:
                 "entropy",
                 (
                     f"entropy is {entropy:.2g}, and was {start:.2g} in the first steps: the policy hardly explores any more;"
-                    " lower --actor.lr, or set an entropy coefficient or --kl.coef"
+                    f" lower --actor.lr, set an entropy coefficient, or add --with {recommended('extension', 'entropy')}"
                 ),
             )
         if (identical := value("rollout/identical")) > IDENTICAL and not learned:
@@ -84,8 +86,8 @@ class Signs:
                 "mismatch",
                 (
                     f"mismatch/mean is {mean:.2g} (limit {MISMATCH:g}) and mismatch/k3 {k3:.2g} (limit {MISMATCH_K3:g}): the engine"
-                    " samples from another distribution than the trainer's; correct for it with --with tis, or compute both in the"
-                    " same type"
+                    " samples from another distribution than the trainer's; correct for it with --with"
+                    f" {recommended('extension', 'mismatch')}, or compute both in the same type"
                 ),
             )
         if value("grad_norm") == 0 and value("groups/no_variance") != 1:  # where it is 1, that is reported already
@@ -95,6 +97,6 @@ class Signs:
                 "truncated",
                 (
                     f"{truncated:.0%} of the trajectories are cut off (truncated): raise --rollout.max-new-tokens, or"
-                    " --with overlong_penalty"
+                    f" --with {recommended('extension', 'truncated')}"
                 ),
             )

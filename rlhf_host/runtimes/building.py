@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host import __version__
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import LostError, RunError, UserError, told_of
+from rlhf_host.errors import LostError, RunError, UserError, blaming, in_one_line
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.specs import PluginSpec, check_host
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, Writer
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.scratch import Scratch
+from rlhf_host.training.trained_roles import adapter_views, check_state
+
+__all__ = ["EngineSetup", "Roles", "RolesSetup", "check_state", "plain", "start_engine"]
 
 log = logging.getLogger(__name__)
 
@@ -68,31 +71,6 @@ class RolesSetup:
             total_updates=start.total_updates,
             adapter_rank=start.adapter_rank,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterView:
-    """A frozen role that needs no model of its own: it differs from ``source``, which trains an adapter, by its adapter alone."""
-
-    source: str
-    adapter: str
-    """Its name inside the model."""
-    start: str | None
-    """The directory of the adapter; ``None``: it has none."""
-
-
-def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, AdapterView]:
-    """By the role's name. What is left at ``auto`` is as in the other role."""
-    trained = {need.name: (need, own) for need, own in roles if need.trainable and (own.adapter or own.lora.rank)}
-    views = {}
-    for need, own in roles:
-        source, other = trained.get(need.source or "", (None, None))
-        if source is None or other is None or need.trainable or need.generates or need.head != source.head:
-            continue
-        same = ("model", "revision", "dtype", "quantize", "attn_implementation", "device")
-        if all(getattr(own, name) in ("auto", getattr(other, name)) for name in same):
-            views[need.name] = AdapterView(source.name, f"of_{need.name}".replace(".", "_"), own.adapter)
-    return views
 
 
 class Roles:
@@ -175,7 +153,7 @@ class Roles:
         from rlhf_host.models.loading import quiet_transformers
 
         trainer = self.worker.roles[name].trainer
-        with quiet_transformers(), told_of(trainer, "save_model"):
+        with quiet_transformers(), blaming(trainer, "save_model"):
             write = self.backends[name].save_model(Path(directory))
         return partial(_write, [(trainer, "save_model", write)])
 
@@ -189,14 +167,14 @@ class Roles:
         for name, backend in self.backends.items():
             Path(directory, name).mkdir(exist_ok=True)
             trainer = self.worker.roles[name].trainer
-            with told_of(trainer, "save"):
+            with blaming(trainer, "save"):
                 writers.append((trainer, "save", backend.save(Path(directory, name))))
         return partial(_write, writers)
 
     def load_state(self, directory: str | Path) -> None:
         """Take them back. Collective."""
         for name, backend in self.backends.items():
-            with told_of(self.worker.roles[name].trainer, "load"):
+            with blaming(self.worker.roles[name].trainer, "load"):
                 backend.load(Path(directory, name))
 
 
@@ -205,7 +183,7 @@ def _write(writers: list[tuple[str, str, Writer | None]]) -> None:
     while writers:
         trainer, method, write = writers.pop(0)
         if write is not None:
-            with told_of(trainer, method):
+            with blaming(trainer, method):
                 write()
 
 
@@ -214,17 +192,6 @@ def _report_frozen(name: str, model: Any) -> None:
     whole, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     if trained < whole:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
-
-
-def check_state(directory: Path, needs: Needs) -> None:
-    """Raises ``UserError`` when a checkpoint's roles are not those this run trains."""
-    saved, trained = (
-        sorted(path.name for path in directory.iterdir()),
-        sorted(need.name for need in needs.roles if need.trainable),
-    )
-    if saved != trained:
-        then, now = ", ".join(saved), ", ".join(trained)
-        raise UserError(f"the checkpoint trains {then}, this run {now}: resume with the algorithm it was started with")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +243,7 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
             with_weights = setup.version >= 0 or setup.adapter_rank > 0
             model = save_for_engine(load_model(role), tokenizer, directory, with_weights=with_weights)
         kernels = tried_kernels(setup.kernels)
-        with told_of(f"engine {setup.engine.name}", "start"):
+        with blaming(f"engine {setup.engine.name}", "start"):
             settings: dict[str, Any] = {"version": setup.version, "adapter_rank": setup.adapter_rank}
             return plugin.start(EngineStart(model=model, tokenizer=tokenizer, compute=compute, kernels=kernels, **settings))
 
@@ -326,4 +293,4 @@ def plain(error: Exception) -> Exception:
     for kind in (UserError, LostError, RunError):
         if isinstance(error, kind):
             return kind(str(error))
-    return RunError(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    return RunError(in_one_line(error))

@@ -59,6 +59,8 @@ class EnginePool:
         self._scheduled: asyncio.TimerHandle | None = None
         self._aborted: dict[Lane, list[int]] = defaultdict(list)
         self._readers: set[asyncio.Task[None]] = set()
+        self._sampled: dict[str, int] = {}
+        """Life of an engine → tokens that it has sampled."""
         self._busy_since: float | None = None
         self._busy_s = 0.0
         self._closed = False
@@ -72,6 +74,11 @@ class EnginePool:
         """Seconds in which something was being generated."""
         since = self._busy_since
         return self._busy_s + (time.perf_counter() - since if since is not None else 0.0)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the engines have sampled, as of their last words."""
+        return sum(self._sampled.values())
 
     def expect(self, count: int) -> None:
         self._expected = count
@@ -210,7 +217,8 @@ class EnginePool:
 
         try:
             async for reference in stream:
-                self._take(seat, engine, await reference)
+                self._sampled[engine.life], answers = await reference
+                self._take(seat, engine, answers)
             if seat.engine is engine and any(number in seat.lane.sent for number in numbers):
                 raise RunError(f"engine {seat.name} ended without answering every request")
         except ray.exceptions.RayError as error:
@@ -218,7 +226,7 @@ class EnginePool:
                 self.lives.report_lost(engine)
             else:
                 self._fail(seat.lane, numbers, plain_error(error, f"engine {seat.name}"))
-        except RunError as error:
+        except Exception as error:
             self._fail(seat.lane, numbers, error)
 
     def _take(self, seat: Seat, engine: RemoteEngine, answers: Iterable[tuple[int, Generation | Exception]]) -> None:
@@ -235,11 +243,12 @@ class EnginePool:
                 ticket.content.future.set_exception(RunError(f"{sampled}, and was given {newest}"))
             else:
                 ticket.content.future.set_result(answer)
-        self._note_rest()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Engines have room now: what waits gets it, or nothing is in flight."""
         if self._queue.waits:
             self._dispatch_soon()
-
-    def _note_rest(self) -> None:
         if self._busy_since is not None and not self._queue.in_flight:
             self._busy_s += time.perf_counter() - self._busy_since
             self._busy_since = None
@@ -267,12 +276,11 @@ class EnginePool:
         for ticket in tickets:
             if ticket is not None and not ticket.content.future.done():
                 ticket.content.future.set_exception(error)
-        self._note_rest()
+        self._go_on()
 
     def _give_to_others(self, seat: Seat) -> int:
         count = self._queue.close(seat.lane)
-        self._note_rest()
-        self._dispatch_soon()
+        self._go_on()
         return count
 
     async def _bring_up(self, info: EngineInfo) -> None:

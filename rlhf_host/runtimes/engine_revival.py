@@ -150,9 +150,9 @@ class EngineLives:
                 except ray.exceptions.ActorUnavailableError:
                     await self._look_for_machine(seat, time.monotonic() - since)
                     await asyncio.sleep(RETRY_S)
-        except (ray.exceptions.RayError, LostError) as error:
+        except Exception as error:
             seat.state = "gone"
-            reason = error if isinstance(error, LostError) else plain_error(error, f"engine {seat.name}")
+            reason = plain_error(error, f"engine {seat.name}") if isinstance(error, ray.exceptions.RayError) else error
             log.error("engine %s cannot be started again: %s", seat.name, reason)
             self._fail_if_none_is_left(LostError(f"no engine is left: {reason}"))
             return

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
+from rlhf_host.errors import UserError
 from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
 
 
@@ -21,6 +22,11 @@ class Local:
         self.options = options
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
+        if (parts := start.backend.build().traits.parts) > 1:
+            raise UserError(
+                f"backend {start.backend.name} splits a model over {parts} processes, and runtime local has one: choose a runtime"
+                " of several processes (--runtime), or options of the backend that do not split models (--backend.*)"
+            )
         return ["everything in this process"]
 
     def start(self, start: RuntimeStart) -> Runtime:

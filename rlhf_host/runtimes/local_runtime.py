@@ -10,14 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from rlhf_host.errors import told_of
+from rlhf_host.errors import blaming
 from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update, Writer
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
-from rlhf_host.runtimes.building import Roles, RolesSetup, check_state, save_for_engine, with_tokenizer
+from rlhf_host.runtimes.building import Roles, RolesSetup, save_for_engine, with_tokenizer
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.scratch import Scratch
 from rlhf_host.training.reduction import Metrics
+from rlhf_host.training.trained_roles import check_state
 from rlhf_host.training.worker import Worker
 from rlhf_host.weight_sync.local_source import LocalSource
 
@@ -79,7 +80,7 @@ class LocalRuntime:
         """For a role whose weights stay."""
         model: Any = roles.models[name]
         tokenizer = load_tokenizer(start.roles[name])
-        with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory, told_of(self._engine_name, "start"):
+        with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory, blaming(self._engine_name, "start"):
             if engine.traits.takes != "module":
                 model = save_for_engine(model, tokenizer, directory, with_weights=True)
             setup = EngineStart(model=model, tokenizer=tokenizer, version=0, compute=self._compute, kernels=roles.kernels)
@@ -105,7 +106,7 @@ class LocalRuntime:
                 kernels=roles.kernels,
                 adapter_rank=start.adapter_rank,
             )
-            with told_of(self._engine_name, "start"):
+            with blaming(self._engine_name, "start"):
                 self.engine = engine.start(setup)
         self.targets = [SyncTarget("local", self.engine, in_place)]
         self.exact = self.engine.exact and roles.exact
@@ -129,7 +130,7 @@ class LocalRuntime:
         try:
             for engine in (self.engine, *self.engines.values()):
                 if engine is not None:
-                    with told_of(self._engine_name, "close"):
+                    with blaming(self._engine_name, "close"):
                         await engine.close()
         finally:
             self._compute.close()

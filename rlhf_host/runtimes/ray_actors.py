@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
-from rlhf_host.protocols import Measured, Writer
+from rlhf_host.garbage import freeze
+from rlhf_host.protocols import Counting, Measured, Writer
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
@@ -26,6 +27,8 @@ Answer = tuple[int, Generation | Exception]
 """A request's number and what came of it."""
 BESIDE, WRITING = "beside", "writing"
 """The concurrency groups of ``WorkerActor.alive`` and ``write``: all else is done one after another, by one thread."""
+TELL_S = 5.0
+"""So often an engine tells how many tokens it has sampled, where no answer is finished."""
 WATCH_S = 1.0
 """Between looks whether an engine's own processes live."""
 
@@ -113,6 +116,7 @@ class WorkerActor:
             torch.set_num_threads(setup.train.threads)
         ranks = Ranks.join(rank, size, address, port, parts=parts, backend="nccl" if gpu else "gloo")
         self.roles = Roles(setup, ranks)
+        freeze()
         return self.roles.context_lengths, self.roles.exact
 
     @_plainly
@@ -182,7 +186,7 @@ class EngineActor:
     def __init__(self) -> None:
         self.life = secrets.token_hex(8)
         self.engine: Any = None
-        self.open: dict[int, asyncio.Task[None]] = {}
+        self.open: dict[int, asyncio.Task[Generation]] = {}
         self.watch: asyncio.Task[None] | None = None
 
     async def alive(self) -> None:
@@ -204,12 +208,14 @@ class EngineActor:
             from rlhf_host.runtimes.compute import OneThread
 
             self.engine = start_engine(setup, OneThread(threads))
+            freeze()
             self.watch = asyncio.create_task(_leave_with(self.engine))
         engine = self.engine
         return EngineInfo(self.life, engine.version, engine.context_length, engine.exact, os.getpid())
 
-    async def generate(self, life: str, batch: Sequence[tuple[int, Request]]) -> AsyncIterator[list[Answer]]:
-        """Sample all; answers come in lists, as they finish. A request that cannot be served has an error for an answer.
+    async def generate(self, life: str, batch: Sequence[tuple[int, Request]]) -> AsyncIterator[tuple[int, list[Answer]]]:
+        """Sample all; answers come in lists, as they finish, each with the number of tokens that the engine has sampled so far,
+        which also comes now and then without answers. A request that cannot be served has an error for an answer.
 
         Raises:
             LifeOver: when ``life`` is not this process's.
@@ -218,29 +224,35 @@ class EngineActor:
         finished: asyncio.Queue[Answer] = asyncio.Queue()
         mine = {}
         for number, request in batch:
-            mine[number] = self.open[number] = asyncio.create_task(self._sample(number, request, finished))
+            task = asyncio.create_task(self.engine.generate(request.token_ids, request.sampling, request.key))
+            task.add_done_callback(functools.partial(self._answer, number, finished))
+            mine[number] = self.open[number] = task
         self.engine.expect(len(self.open))
         left = len(batch)
+        first = asyncio.ensure_future(finished.get())
         try:
             while left:
-                answers = [await finished.get()]
-                while not finished.empty():
-                    answers.append(finished.get_nowait())
+                await asyncio.wait([first], timeout=TELL_S)
+                answers = []
+                if first.done():
+                    answers, first = [first.result()], asyncio.ensure_future(finished.get())
+                    while not finished.empty():
+                        answers.append(finished.get_nowait())
                 left -= len(answers)
-                yield answers
+                yield self.engine.sampled if isinstance(self.engine, Counting) else 0, answers
         finally:
-            for task in mine.values():
+            for task in (first, *mine.values()):
                 task.cancel()
 
-    async def _sample(self, number: int, request: Request, finished: asyncio.Queue[Answer]) -> None:
-        answer: Generation | Exception
+    def _answer(self, number: int, finished: asyncio.Queue[Answer], task: asyncio.Task[Generation]) -> None:
+        """Also to a request that was aborted before it began."""
+        self.open.pop(number, None)
         try:
-            answer = await self.engine.generate(request.token_ids, request.sampling, request.key)
+            answer: Generation | Exception = task.result()
         except asyncio.CancelledError:
             answer = RunError("aborted")
         except Exception as error:
             answer = plain(error)
-        self.open.pop(number, None)
         finished.put_nowait((number, answer))
         if self.open:
             self.engine.expect(len(self.open))

@@ -15,6 +15,7 @@ from typing import Any
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.runtimes.placement import Node, Place
 from rlhf_host.runtimes.ray import Ray
+from rlhf_host.runtimes.ray_leftovers import PREFIX, end_leftovers
 from rlhf_host.scratch import Scratch
 
 SOCKET_ROOM = 107 - len("/session_2000-01-01_00-00-00_000000_0000000/sockets/plasma_store")
@@ -54,6 +55,7 @@ class RayCluster:
         if ray.is_initialized():
             self._restore_environment()
             raise UserError("this process is connected to a Ray cluster already: leave it (ray.shutdown()) before the run")
+        end_leftovers()
         atexit.register(self.stop)
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
@@ -74,7 +76,7 @@ class RayCluster:
         if not _is_short(parent):
             raise UserError(f"ray.temp_dir {parent} is too long for the sockets beneath it: give one such as /tmp")
         Path(parent).mkdir(parents=True, exist_ok=True)
-        self._scratch = Scratch("rlhf-ray-", parent)
+        self._scratch = Scratch(PREFIX, parent)
         token = self._scratch.path / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -207,7 +209,7 @@ def _require_answer(address: str) -> None:
 
 
 def _is_short(directory: str) -> bool:
-    return len(os.fsencode(directory)) + len("/rlhf-ray-00000000") <= SOCKET_ROOM
+    return len(os.fsencode(directory)) + len(f"/{PREFIX}00000000") <= SOCKET_ROOM
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget, Writer
-from rlhf_host.runtimes.building import EngineSetup, RolesSetup, adapter_views, check_state, with_tokenizer
+from rlhf_host.runtimes.building import EngineSetup, RolesSetup, with_tokenizer
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.heartbeat import Heartbeat, Process
@@ -21,6 +21,7 @@ from rlhf_host.runtimes.ray import Ray, passed_on
 from rlhf_host.runtimes.ray_actors import BESIDE, WRITING, EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
+from rlhf_host.training.trained_roles import adapter_views, check_state
 
 ATTEMPTS = 5
 """How often a sync is tried again because an engine died in it."""

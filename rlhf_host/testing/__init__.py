@@ -10,6 +10,7 @@ from rlhf_host.testing.contracts.suite import (
     agent_contract,
     algorithm_contract,
     backend_contract,
+    command_contract,
     engine_contract,
     extension_contract,
     kernels_contract,

@@ -19,7 +19,14 @@ def tiny_tokenizer() -> Any:
 
 
 def write_tiny_model(
-    directory: Path, *, hidden: int = 32, layers: int = 2, heads: int = 4, tied: bool = False, seed: int = 0
+    directory: Path,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    tied: bool = False,
+    seed: int = 0,
+    positions: int = 512,
 ) -> Path:
     """Write config, safetensors and tokenizer; the same arguments give the same weights.
 
@@ -29,6 +36,7 @@ def write_tiny_model(
         heads: of attention; half as many have keys and values.
         tied: share the embedding with the head.
         seed: of the random weights.
+        positions: that the model has room for.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,7 +49,7 @@ def write_tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_host.config.defaults import RunTraits, kernels_to_try
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
-from rlhf_host.data.chat import tells_the_day
 from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet, TaskStream
+from rlhf_host.data.templates import tells_the_day
 from rlhf_host.data.units import UnitSet
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models.adapter_files import rank_of
@@ -28,17 +29,18 @@ from rlhf_host.records.episodes import Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.endpoints import Endpoints
+from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.rollouts.gate import Barrier, Gate
+from rlhf_host.rollouts.gate import Answering, Barrier, Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
-from rlhf_host.rollouts.switch import Switch
-from rlhf_host.serving.endpoints import Endpoints
-from rlhf_host.training.batching import refuse_large_units
+from rlhf_host.training.batching import refuse_large_answers, refuse_large_units
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.kept_logprobs import KeptLogprobs
+from rlhf_host.training.rehearsal import check_inputs, rehearse
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
 from rlhf_host.training.rollout_source import RolloutSource
@@ -48,8 +50,9 @@ from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.saved_rows import check_vocabulary
 from rlhf_host.training.source import Source
-from rlhf_host.training.vocabularies import check_vocabularies
 from rlhf_host.weight_sync.bring import Bring
+
+log = logging.getLogger(__name__)
 
 STEPS = 100
 """Of a run that samples and says no number."""
@@ -147,6 +150,8 @@ def runtime_start(
 
 
 def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
+    if start.total_updates:
+        rehearse(start, remote=RunTraits.of(config).runtime.remote)
     phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
     runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature, not config.debug
@@ -165,32 +170,39 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
     tokenizer = load_tokenizer(config.roles["actor"])
-    check_vocabularies(config.roles, needs, tokenizer)
+    check_inputs(config, manager, needs, tokenizer)
     if tells_the_day(tokenizer):
         for data in (config.data, config.eval.data):
             data.day = data.day or date.today().isoformat()  # another one after midnight would be another prompt
     phase("Reading data")
     if not needs.samples:
-        actor = config.roles["actor"]
-        limits = sizes(actor)[1], stop_tokens(actor)
-        units = units_of(config, config.data, "train", tokenizer, needs, rows, *limits)
-        held_out_units = None
-        if config.eval.data.sources:
-            held_out_units = units_of(config, config.eval.data, "eval", tokenizer, needs, rows, *limits)
-        scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
-        for each in (units, held_out_units) if needs.unit_rows else ():
-            if each is not None:
-                refuse_large_units(each, config.train, scalar=scalar)
-        return Inputs(tokenizer, units=units, held_out_units=held_out_units)
+        return _read_units(config, rows, needs, tokenizer)
     if config.from_trajectories is not None:
         saved = SavedRollouts(config)
         check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
         return Inputs(tokenizer, saved=saved)
-    tasks = tasks_of(config, config.data, "train", tokenizer, config.seed, rows, manager)
+    tasks = tasks_of(config, config.data, "train", tokenizer, rows, manager)
+    if needs.unit_rows:
+        prompt = max((len(task.prompt_ids or ()) for task in tasks.tasks), default=1)
+        if (odd := refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt)) is not None:
+            log.warning("%s", odd)
     held_out = None
     if config.eval.data.sources:
-        held_out = tasks_of(config, config.eval.data, "eval", tokenizer, config.eval.seed, rows, manager)
+        held_out = tasks_of(config, config.eval.data, "eval", tokenizer, rows, manager)
     return Inputs(tokenizer, tasks, held_out)
+
+
+def _read_units(config: RunConfig, rows: PythonRows, needs: Needs, tokenizer: Any) -> Inputs:
+    actor = config.roles["actor"]
+    context, stop_ids = sizes(actor)[1], stop_tokens(actor)
+    reading = UnitReading(tokenizer=tokenizer, needs=needs, rows=rows, max_tokens=context, stop_ids=stop_ids)
+    units = units_of(config, config.data, "train", reading)
+    held_out_units = units_of(config, config.eval.data, "eval", reading) if config.eval.data.sources else None
+    scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
+    for each in (units, held_out_units) if needs.unit_rows else ():
+        if each is not None:
+            refuse_large_units(each, config.train, scalar=scalar)
+    return Inputs(tokenizer, units=units, held_out_units=held_out_units)
 
 
 def prompt_room(config: RunConfig) -> int | None:
@@ -204,46 +216,50 @@ def tasks_of(
     data: DataConfig,
     split: Literal["train", "eval"],
     tokenizer: Any,
-    seed: int,
     rows: PythonRows,
     manager: PluginManager,
 ) -> TaskSet:
-    room = prompt_room(config)
+    room, seed = prompt_room(config), config.seed if split == "train" else config.eval.seed
     tasks = load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
+    refuse_other_agents(tasks, data, manager)
+    return tasks
+
+
+def refuse_other_agents(tasks: TaskSet, data: DataConfig, manager: PluginManager) -> None:
+    """Raises ``UserError`` for a task whose agent is not chosen."""
     agents = {item.alias for item in manager.loaded if item.kind == "agent"}
     for task in tasks.tasks if data.agent_key is not None and agents else ():
         if task.agent is not None and task.agent not in agents:
             asked = f"{task.source}, row {task.index + 1} asks for the agent {task.agent!r}"
             raise UserError(f"{asked}; the run has {', '.join(agents)}{near_matches(task.agent, agents)}")
-    return tasks
 
 
-def units_of(
-    config: RunConfig,
-    data: DataConfig,
-    split: Literal["train", "eval"],
-    tokenizer: Any,
-    needs: Needs,
-    rows: PythonRows,
-    max_tokens: int | None,
-    stop_ids: Sequence[int],
-) -> UnitSet:
-    """
-    Args:
-        max_tokens: the model's context.
-        stop_ids: tokens that end its turns, beside the tokenizer's own.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitReading:
+    """How rows of any split become units of training."""
+
+    tokenizer: Any
+    needs: Needs
+    rows: PythonRows
+    max_tokens: int | None
+    """The model's context."""
+    stop_ids: Sequence[int]
+    """Tokens that end its turns, beside the tokenizer's own."""
+
+
+def units_of(config: RunConfig, data: DataConfig, split: Literal["train", "eval"], reading: UnitReading) -> UnitSet:
+    needs = reading.needs
     assert needs.data is not None
     assert config.algo is not None
     return load_units(
         data,
         kind=needs.data,
         split=split,
-        tokenizer=tokenizer,
-        max_tokens=max_tokens,
-        rows=rows,
+        tokenizer=reading.tokenizer,
+        max_tokens=reading.max_tokens,
+        rows=reading.rows,
         needed_by=config.algo.name,
-        stop_ids=stop_ids,
+        stop_ids=reading.stop_ids,
         separator="\n" if needs.separator is None else needs.separator,
     )
 
@@ -262,7 +278,8 @@ def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> Task
     def choose(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | Task]:
         return manager.one("draw_tasks", tasks=tasks, count=count, step=step)
 
-    return TaskStream(tasks, config.seed, config.data.shuffle, choose if manager.has("draw_tasks") else None)
+    chooser = next(iter(manager.names("draw_tasks")), "")
+    return TaskStream(tasks, config.seed, config.data.shuffle, choose if chooser else None, chooser)
 
 
 def scoring_of(config: RunConfig, manager: PluginManager) -> Barrier | None:
@@ -272,8 +289,8 @@ def scoring_of(config: RunConfig, manager: PluginManager) -> Barrier | None:
 
 def collector_of(config: RunConfig, manager: PluginManager, started: Started, scoring: Barrier | None = None) -> Collector:
     episodes = episodes_of(config, manager, started, config.data, config.rollout)
-    settings = config.rollout
-    return Collector(episodes, manager, settings, n=settings.n, seed=config.seed, split="train", scoring=scoring)
+    n, gate = config.rollout.n, started.gate
+    return Collector(episodes, n=n, seed=config.seed, split="train", scoring=scoring, gate=gate)
 
 
 def evaluation_of(
@@ -281,7 +298,7 @@ def evaluation_of(
 ) -> Evaluation:
     settings = config.eval
     episodes = episodes_of(config, manager, started, data, settings)
-    collector = Collector(episodes, manager, config.rollout, n=settings.n, seed=settings.seed, split="eval")
+    collector = Collector(episodes, n=settings.n, seed=settings.seed, split="eval", gate=started.gate)
     return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
 
 
@@ -297,26 +314,32 @@ def source_of(
     """Where the run's batches come from."""
     if inputs.units is not None:
         return row_source(config, manager, inputs.units, row_batches(config, manager, started))
+    context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
     rollouts: Rollouts | None = inputs.saved
     if rollouts is None:
-        assert inputs.tasks is not None
-        stream, collector = stream_of(config, manager, inputs.tasks), collector_of(config, manager, started, scoring)
-        size, depth = config.train.batch_size, config.async_depth
-        rollouts = SampledRollouts(stream, collector, size)
-        # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
-        if depth or not (traits.engine.waves or manager.has("draw_tasks")):
-            sizes = size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills)
-            most, rule = config.pipeline.max_staleness, Admission if depth or not stream.goes_back else InAdvance
-            admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
-            context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
-            switch, tokens = None, config.pipeline.switch_tokens
-            if tokens is not None:
-                switch = collector.episodes.engine = Switch(collector.episodes.engine, tokens)
-            fixed = config.pipeline.schedule == "fixed"
-            rollouts = Pipeline(stream, collector, admission, context, fixed=fixed, switch=switch)
-    return RolloutSource(
-        rollouts, config, manager, started.needs, started.runtime.trainer, started.handles, events, inputs.tokenizer
-    )
+        collector = collector_of(config, manager, started, scoring)
+        rollouts = sampled_rollouts(config, inputs, collector, context, waves=traits.engine.waves)
+    return RolloutSource(rollouts, config, manager, started.needs, started.runtime.trainer, context, events)
+
+
+def sampled_rollouts(
+    config: RunConfig, inputs: Inputs, collector: Collector, context: ScoreContext, *, waves: bool
+) -> Rollouts:
+    """Rollouts that are sampled in turns with training, or ahead of it.
+
+    Args:
+        waves: the engine answers in waves.
+    """
+    assert inputs.tasks is not None
+    manager, size, depth = collector.manager, config.train.batch_size, config.async_depth
+    stream = stream_of(config, manager, inputs.tasks)
+    # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
+    if not depth and (waves or manager.has("draw_tasks")):
+        return SampledRollouts(stream, collector, size)
+    sizes = size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills)
+    most, rule = config.pipeline.max_staleness, Admission if depth or not stream.goes_back else InAdvance
+    admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
+    return Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")
 
 
 def evaluate_of(
@@ -347,36 +370,28 @@ def episodes_of(
     )
     context_length = started.runtime.context_lengths["actor"]
     longest = min(rollout.max_tokens or context_length, context_length)
-    name = f"engine {config.engine.name}"
+    settings = EpisodeSettings(sampling=sampling, max_tokens=longest, data=data, rollout=rollout, strict=config.debug)
     assert started.gate is not None
+    engine_name = f"engine {config.engine.name}"
+    actor = _sampled_model(config.roles["actor"], started.gate.client(), started.tokenizer, engine_name)
     frozen = {
-        need.name: Episodes(
-            manager,
-            started.runtime.engines[need.name],
-            started.handles[need.name].tokenizer,
-            data,
-            sampling,
-            min(longest, started.handles[need.name].context_length),
-            rollout,
-            f"{name} of the role {need.name}",
-            stop_tokens(started.roles[need.name]),
-            started.endpoints,
-        )
+        need.name: _frozen_episodes(manager, started, need.name, settings, engine_name)
         for need in started.needs.roles
         if need.generates
     }
-    ends = stop_tokens(config.roles["actor"])
-    return Episodes(
-        manager,
-        started.gate.client(),
-        started.tokenizer,
-        data,
-        sampling,
-        longest,
-        rollout,
-        name,
-        ends,
-        started.endpoints,
-        config.debug,
-        frozen,
-    )
+    return Episodes(manager, actor, settings, started.endpoints, frozen)
+
+
+def _frozen_episodes(
+    manager: PluginManager, started: Started, role: str, settings: EpisodeSettings, engine_name: str
+) -> Episodes:
+    """The answers of a frozen role, sampled as the actor's are."""
+    handle, engine = started.handles[role], started.runtime.engines[role]
+    model = _sampled_model(started.roles[role], engine, handle.tokenizer, f"{engine_name} of the role {role}")
+    settings = replace(settings, max_tokens=min(settings.max_tokens, handle.context_length))
+    return Episodes(manager, model, settings, started.endpoints)
+
+
+def _sampled_model(role: RoleConfig, engine: Answering, tokenizer: Any, engine_name: str) -> SampledModel:
+    ends, vocabulary = stop_tokens(role), sizes(role)[0] or MOST_TOKENS
+    return SampledModel(engine=engine, tokenizer=tokenizer, engine_name=engine_name, stop_ids=ends, vocabulary=vocabulary)

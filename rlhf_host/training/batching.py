@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlhf_host.config.schema import TrainConfig
+from rlhf_host.config.schema import RunConfig, TrainConfig
 from rlhf_host.data.unit_store import unit_lengths
 from rlhf_host.data.units import UnitSet
 from rlhf_host.errors import RunError, UserError
@@ -84,6 +84,35 @@ def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> N
                 f" must stay together: set --train.max-tokens-per-microbatch {costs[number]} or more"
                 f" (now {train.max_tokens_per_microbatch}), or a smaller --data.max-tokens"
             )
+
+
+def refuse_large_answers(config: RunConfig, context: int | None, prompt: int) -> str | None:
+    """Raises ``UserError`` where two sampled rows that must stay together may cost more than a micro-batch may, so that no run ends
+    there; gives a warning where nothing but the model's context bounds them.
+
+    Args:
+        context: longest row of the model, if that is known.
+        prompt: of the longest prompt that is known.
+    """
+    rollout, budget = config.rollout, config.train.max_tokens_per_microbatch
+    rows = [length for length in (rollout.max_tokens, context) if length is not None]
+    one_answer = config.agent == RunConfig().agent and not config.agents
+    if not one_answer and not rows:
+        return None
+    longest = min([*([rollout.max_new_tokens] if one_answer else []), *(length - prompt for length in rows)])
+    # Prompts are shared where that is worth it, and the model can.
+    cost = (1 if config.train.shared_prefix == "on" else 2) * prompt + 2 * (longest - 1)
+    if cost <= budget:
+        return None
+    lower = "max-new-tokens" if one_answer else "max-tokens"
+    told = (
+        f"two rows that must stay together may cost {cost:,} tokens (answers of {longest:,}, and a prompt), and"
+        f" train.max_tokens_per_microbatch is {budget:,}, which ends the run where they do: set"
+        f" --train.max-tokens-per-microbatch {cost} or more, or a smaller --rollout.{lower}"
+    )
+    if one_answer or rollout.max_tokens is not None:
+        raise UserError(told)
+    return told
 
 
 def group_rows(ids: Sequence[int]) -> list[list[int]]:

@@ -159,5 +159,7 @@ def _line(row: Trajectory) -> dict[str, Any]:
     """As ``data.format generated`` reads it. Raises ``RunError`` for an episode of several turns."""
     if len(row.completion) != 1:
         raise RunError("the agent's episodes have several turns, which are no single completion: rlhf rollout saves them whole")
-    line = {"prompt": row.task.prompt, "completion": row.text, "reward": row.reward}
+    line: dict[str, Any] = {"prompt": row.task.prompt, "completion": row.text, "reward": row.reward}
+    beside = {"tools": row.task.tools, "chat_template_kwargs": row.task.template_kwargs}  # or the prompt would be another one
+    line |= {name: value for name, value in beside.items() if value}
     return line if row.score is None else {**line, "score": row.score}

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from rlhf_host.config.run_dir import checkpoint_dirs
+from rlhf_host.config.run_dir import STATE, checkpoint_dirs
 from rlhf_host.directories import new_directory, remove_directory
 from rlhf_host.errors import DivergedError, RunError, UserError
 from rlhf_host.protocols import Writer
+from rlhf_host.records.torch_files import OTHER, load_data
 from rlhf_host.scratch import remove_tree
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def copy_checkpoint(
         writers.append(save_state(directory / "optimizers"))
         # At once: groups and dicts of the run may change when it goes on.
         save_pending(directory)
-        (directory / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        (directory / STATE).write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
         rest = opened.pop_all()
 
     def write() -> Path:
@@ -242,22 +243,37 @@ def point_to(run_dir: Path, name: str, step: int) -> None:
         aside.replace(link)
 
 
+def _read_state(path: Path) -> dict[str, Any]:
+    """Raises ``UserError`` for what no run wrote, although its hash is in the manifest."""
+    try:
+        state = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {OTHER}") from error
+    lacking = [name for name in ("format", "step") if not isinstance(state, dict) or not isinstance(state.get(name), int)]
+    if lacking:
+        raise UserError(f"{path} was not written by a run (it needs {' and '.join(lacking)}): {OTHER}")
+    return dict(state)
+
+
+def take_back_replaced(run_dir: Path) -> None:
+    """A kill between the two renames of a replacement leaves the older whole checkpoint under another name: undo this."""
+    for old in (run_dir / "checkpoints").glob(".step-*.old"):
+        path = old.with_name(old.name[1 : -len(".old")])
+        if not path.exists():
+            old.rename(path)
+
+
 def load_checkpoint(run_dir: Path) -> Checkpoint | None:
     """The newest checkpoint of a run that is as it was written; ``None`` when the run was killed before its first.
 
     Raises ``UserError`` when all are damaged, or when it was written by another format.
     """
-    for old in (run_dir / "checkpoints").glob(".step-*.old"):
-        # A kill between the two renames of a replacement leaves the older whole one under this name.
-        path = old.with_name(old.name[1 : -len(".old")])
-        if not path.exists():
-            old.rename(path)
     damaged = []
     for step, path in reversed(checkpoint_dirs(run_dir)):
         problem = damage(path)
-        state = {} if problem else json.loads((path / "state.json").read_text())
+        state = {} if problem else _read_state(path / STATE)
         if not problem and state["step"] != step:
-            problem = f"its state.json is that of step {state['step']}"
+            problem = f"its {STATE} is that of step {state['step']}"
         if problem:
             damaged.append(f"{path} is damaged: {problem}")
             continue
@@ -265,7 +281,7 @@ def load_checkpoint(run_dir: Path) -> Checkpoint | None:
             log.warning("%s; going on from step %d", line, step)
         if state["format"] != FORMAT:
             raise UserError(f"{path} has checkpoint format {state['format']}, this version reads {FORMAT}")
-        return Checkpoint(path, step, state, torch.load(path / TRAINER, weights_only=True, map_location="cpu"))
+        return Checkpoint(path, step, state, load_data(path / TRAINER, {"plugins": dict, "torch_rng": torch.Tensor}))
     if damaged:
         raise UserError("\n".join([*damaged, f"{run_dir} has no other checkpoint: start a new run"]))
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.tensors import Batch, Outputs
 
@@ -58,5 +59,7 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
             rows = rows * torch.where(mask.any(-1), weight, 1.0)
             weight = weight.unsqueeze(-1)
             row_keys.add(key)
+        if not bool(torch.isfinite(torch.where(batch.loss_mask, weight, 1.0)).all()):
+            raise RunError(f"{key} gave non-finite numbers from importance_weights, at tokens in the loss")
         tokens = tokens * torch.where(mask, weight, 1.0)
     return Corrections(tokens, rows, frozenset(key for key, _ in answers), frozenset(row_keys))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.config.schema import EvalConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.phases import phase
 from rlhf_host.records.episodes import Group, Task, Trajectory
+from rlhf_host.records.metric_names import RowMetrics
 from rlhf_host.records.needs import RoleHandle, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Collector
-
-TELL_S = 20.0
+from rlhf_host.rollouts.experience import row_means
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -36,6 +35,7 @@ class Evaluation:
     settings: EvalConfig
     handles: Mapping[str, RoleHandle]
     tokenizer: Any
+    row_metrics: RowMetrics = field(default_factory=RowMetrics)
 
     async def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Metrics under ``eval/`` and all trajectories, unjudged ones included. Raises ``RunError`` when too many trajectories
@@ -44,34 +44,26 @@ class Evaluation:
         started = time.perf_counter()
         collected = Collected()
         context = ScoreContext("eval", step, self.handles, self.tokenizer)
-        telling = asyncio.create_task(self._tell())
-        try:
-            await self.collector.run([Draw(task, 0) for task in self.tasks], context, collected)
-        finally:
-            telling.cancel()
-        metrics = {f"eval/{name}": value for name, value in summary(collected.groups, self.settings).items()}
+        await self.collector.run([Draw(task, 0) for task in self.tasks], context, collected)
+        metrics = {f"eval/{name}": value for name, value in self._summary(collected.groups).items()}
         sources = {group.task.source for group in collected.groups}
         if len(sources) > 1:
             for source in sorted(sources):
                 groups = [group for group in collected.groups if group.task.source == source]
-                metrics |= {f"eval/{source}/{name}": value for name, value in summary(groups, self.settings).items()}
+                metrics |= {f"eval/{source}/{name}": value for name, value in self._summary(groups).items()}
         metrics |= {"eval/unjudged": float(collected.unjudged.total()), "eval/failed": float(collected.failed.total())}
         metrics["time/eval"] = time.perf_counter() - started
         return metrics, collected.trajectories_in_order()
 
-    async def _tell(self) -> None:
-        """How far it is, now and then."""
-        before = self.collector.over
-        while True:
-            await asyncio.sleep(TELL_S)
-            done = (self.collector.over - before) // (self.settings.n + 1)  # episodes, and their group
-            phase(f"Evaluating: {done:,} of {len(self.tasks):,} tasks are over")
+    def _summary(self, groups: Sequence[Group]) -> dict[str, float]:
+        measured = row_means(row for group in groups for row in group.trajectories if row.final)
+        return self.row_metrics.beside(summary(groups, self.settings), measured)
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     """Of judged final trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
-    ``length/mean``, ``truncated``, ``samples``, and the means of what plugins measured. Of rewards, scores and pass@k also
-    ``NAME/stderr``: the standard error over tasks, whose samples are not independent."""
+    ``length/mean``, ``truncated``, ``samples``. Of rewards, scores and pass@k also ``NAME/stderr``: the standard error over tasks,
+    whose samples are not independent."""
     judged: dict[tuple[str, str], list[Trajectory]] = {}
     for group in groups:
         for row in group.trajectories:
@@ -84,11 +76,7 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
     def mean(numbers: Sequence[float]) -> float:
         return sum(numbers) / len(numbers)
 
-    measured: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.metrics.items():
-            measured.setdefault(name, []).append(float(value))
-    values = {name: mean(numbers) for name, numbers in measured.items()} | {
+    values = {
         "reward/mean": mean([row.reward or 0.0 for row in rows]),
         "length/mean": mean([float(row.action_length) for row in rows]),
         "truncated": mean([float(row.truncated) for row in rows]),

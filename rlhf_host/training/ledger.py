@@ -18,7 +18,7 @@ FILE = "ledger.jsonl"
 
 class Ledger:
     """``ledger.jsonl``: a line per step with its draws, as ``[number, source, index, outcome]``. Draws are numbered in the order of
-    the stream, and each is in one line.
+    the stream, and each is in one line. A step that failed for want of a batch has the last line, with ``"failed": true``.
     """
 
     def __init__(self, run_dir: Path):
@@ -38,6 +38,11 @@ class Ledger:
         if not self._add(number for number, *_ in draws):
             raise RunError(f"step {step} has a draw that {self.path} has already: this is a defect of the host")
         self._lines.add(json.dumps({"step": step, "version": version, "draws": draws}).encode() + b"\n")
+
+    def note_failed(self, step: int, version: int, draws: Sequence[tuple[int, str, int, str]]) -> None:
+        """Say what became of the draws that a step could not make a batch of. They are in no batch: a resumed run takes the line
+        away and draws them again."""
+        self._lines.add(json.dumps({"step": step, "version": version, "draws": draws, "failed": True}).encode() + b"\n")
 
     def flush(self) -> None:
         """Raises ``RunError`` where lines cannot be written."""

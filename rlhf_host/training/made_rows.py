@@ -25,16 +25,22 @@ def chosen_rows(groups: Sequence[Group], experience: Experience, manager: Plugin
     judged = [
         replace(group, trajectories=[replace(row, reward=next(rewards)) for row in group.trajectories]) for group in groups
     ]
-    return regrouped(manager.one("make_rows", groups=judged), judged)
+    return made_rows(judged, manager)
 
 
-def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group]) -> list[Group]:
-    """What ``make_rows`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
+def made_rows(groups: Sequence[Group], manager: PluginManager) -> list[Group]:
+    """What the run's ``make_rows`` makes of the groups, as ``regrouped``."""
+    (key,) = manager.names("make_rows")
+    return regrouped(manager.call(key, "make_rows", groups=groups), groups, key)
+
+
+def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group], key: str) -> list[Group]:
+    """What the plugin ``key`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
     known = {group.group_id: Group(group.group_id, group.task, []) for group in groups}
     for row in rows:
         if row.group_id not in known:
-            raise RunError(f"make_rows gave a row of the group {row.group_id!r}, which it was not given")
+            raise RunError(f"{key} gave a row of the group {row.group_id!r} from make_rows, which it was not given")
         known[row.group_id].trajectories.append(row)
     if not rows:
-        raise RunError("make_rows gave no rows to train on")
+        raise RunError(f"{key} gave no rows from make_rows: give one or more, each of one of the groups")
     return [group for group in known.values() if group.trajectories]

@@ -22,9 +22,10 @@ from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import Judges, judges, score_group
 from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
+from rlhf_host.training.lifecycle import run_context, run_lifecycle
 from rlhf_host.training.rollout_source import add_advantages, add_outputs
-from rlhf_host.training.run import run_context, run_lifecycle, using_roles
 from rlhf_host.training.saved_rows import WITH_TOKENS, SavedStep, check_vocabulary, decoder
+from rlhf_host.training.session import session
 
 
 @dataclass(slots=True)
@@ -139,8 +140,8 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
             finally:
                 manager.close()
     check_vocabulary(steps, sizes(config.roles["actor"])[0])
-    with using_roles(config, manager, tokenizer, dataclasses.replace(needs, roles=roles)) as (started, events, _):
-        return _Replayer(config, manager, needs, events, started, tokenizer).run(steps)
+    with session(config, manager, needs=dataclasses.replace(needs, roles=roles), tokenizer=tokenizer) as running:
+        return _Replayer(config, manager, needs, running.events, running.started, tokenizer).run(steps)
 
 
 def _noted(decode: Callable[[Sequence[int]], str] | None, missing: list[UserError]) -> Callable[[Sequence[int]], str] | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import told_of
+from rlhf_host.errors import blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
@@ -69,7 +69,7 @@ class Role:
         assert ranks is not None
         compute, head = passes.compute, passes.head_parameters
         start = BackendStart(model=model, compute=compute, head=head, role=settings, total_updates=total_updates, ranks=ranks)
-        with told_of(trainer, "start"):
+        with blaming(trainer, "start"):
             started = backend.start(start)
         if even or traits.sharded:
             passes.go_through(started, ranks)

@@ -37,8 +37,11 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
         if origin:
             trusted = settings.trust_remote_code or origin.trust_remote_code
             adapter = settings.adapter or origin.adapter
-            quantize = settings.quantize or (None if need.trainable else origin.quantize)
-            inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter, "quantize": quantize}
+            inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter}
+            if not need.trainable:  # its weights are rounded as those it is compared with
+                narrow = settings.dtype == "auto" and origin.dtype in ("bfloat16", "float16")
+                inherited["dtype"] = origin.dtype if narrow else settings.dtype
+                inherited["quantize"] = settings.quantize or origin.quantize
             inherited["tokenizer"] = settings.tokenizer or origin.tokenizer
         settings = settings.model_copy(update=inherited)
     settings = with_base(settings)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,16 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import RunError, told_of
+from rlhf_host.errors import RunError, blaming
 from rlhf_host.functional.statistics import Episodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group
-from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
+from rlhf_host.records.metric_names import MetricNames
+from rlhf_host.records.needs import Needs, ScoreContext
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Played
-from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics
+from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.made_rows import chosen_rows
 from rlhf_host.training.reduction import Metrics
@@ -51,11 +53,12 @@ class RolloutSource:
     manager: PluginManager
     needs: Needs
     trainer: Trainer
-    handles: Mapping[str, RoleHandle]
+    context: ScoreContext
+    """Of any step, for scoring."""
     loop: EventLoop
-    tokenizer: Any
     _made_by: dict[str, str] = field(init=False)
     """Setting on which sampled groups depend → hash of its value."""
+    _reasons: MetricNames = field(default_factory=lambda: MetricNames("reasons of filters"))
 
     def __post_init__(self) -> None:
         settings = self.config.model_dump(mode="json", by_alias=True)
@@ -81,7 +84,7 @@ class RolloutSource:
             why = f"{' and '.join(changed)} changed" if changed else "async_depth is 0, and they are of older weights"
             log.warning("%d finished groups of the checkpoint are sampled again: %s", len(finished), why)
             finished = {}
-        self.rollouts.load_state_dict({**state, "answers": ()} if changed else state, finished)
+        self.rollouts.load_state_dict(state, finished)
 
     def finished(self) -> Mapping[int, Played]:
         return self.rollouts.finished()
@@ -89,15 +92,15 @@ class RolloutSource:
     async def published(self, version: int) -> None:
         await self.rollouts.published(version)
 
-    async def meet(self) -> None:
-        await self.rollouts.meet()
+    async def wait_until_over(self) -> None:
+        await self.rollouts.wait_until_over()
 
     async def close(self) -> None:
         await self.rollouts.close()
 
     def draw(self, step: int, version: int) -> Drawn:
         times: dict[str, float] = {}
-        context = ScoreContext("train", step, self.handles, self.tokenizer)
+        context = replace(self.context, step=step)
         with timed(times, "rollout"):
             collected = self.loop.run(self.rollouts.next_rollouts(context))
         rollout = self.config.rollout
@@ -119,13 +122,22 @@ class RolloutSource:
         with timed(times, "advantages"):
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
+        collected.dropped = self._named(collected.dropped)
         metrics = joined(collected.metrics(), reward_metrics(experience), identical_answers(experience), own)
         fresh = True
         if self.rollouts.max_age:
             lag = staleness(batch, self.rollouts.max_age)
             metrics |= lag
             fresh = lag["staleness/max"] == 0.0
-        return Drawn(batch, collected.trajectories_in_order(), fresh, self.rollouts.epoch, metrics, times, collected.draws)
+        rows, measured = collected.trajectories_in_order(), row_means(experience.trajectories)
+        return Drawn(batch, rows, fresh, self.rollouts.epoch, metrics, measured, times, collected.draws)
+
+    def _named(self, dropped: Counter[str]) -> Counter[str]:
+        """With reasons that are names of metrics."""
+        named = Counter[str]()
+        for reason, count in dropped.items():
+            named[reason if self._reasons.takes(reason) else "others"] += count
+        return named
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
         """The rows to train on, of groups whose rewards are transformed and shaped first."""
@@ -234,7 +246,7 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     for row in (low < high).nonzero().flatten().tolist():
         experience.trajectories[row].advantages = experience.advantages[row, : experience.lengths[row]]  # type: ignore[assignment]
     own = Metrics()
-    with told_of(key, "the metrics of compute_advantages"):
+    with blaming(key, "the metrics of compute_advantages"):
         own.add(result.metrics)
     return joined(metrics, own.result())
 

@@ -18,7 +18,7 @@ from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Played
 from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.training.kept_logprobs import KeptLogprobs
-from rlhf_host.training.made_rows import regrouped
+from rlhf_host.training.made_rows import made_rows
 from rlhf_host.training.rollout_source import add_extra, add_outputs
 from rlhf_host.training.saved_rows import decoder
 from rlhf_host.training.source import Drawn, timed
@@ -51,7 +51,7 @@ class RowBatches:
     def rows(self, groups: Sequence[Group], step: int, version: int) -> Experience:
         """The groups, or the rows that a plugin makes of them, as tensors."""
         if self.manager.has("make_rows"):
-            groups = regrouped(self.manager.one("make_rows", groups=groups), groups)
+            groups = made_rows(groups, self.manager)
         experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
         apply_masks(experience, self.manager)
         return experience
@@ -121,10 +121,10 @@ class RowSource:
     async def published(self, version: int) -> None:
         """There are no engines."""
 
-    async def meet(self) -> None:
+    async def wait_until_over(self) -> None:
         """Nothing is open."""
 
-    close = meet
+    close = wait_until_over
 
     def finished(self) -> Mapping[int, Played]:
         return {}

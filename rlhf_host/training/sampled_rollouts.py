@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from rlhf_host.data.stream import TaskStream
 from rlhf_host.records.needs import ScoreContext
-from rlhf_host.rollouts.collect import Collected, Collector, Played
+from rlhf_host.rollouts.collect import Collected, Collector, NoBatchError, Played
 
 
 class Rollouts(Protocol):
@@ -36,7 +36,7 @@ class Rollouts(Protocol):
     async def published(self, version: int) -> None:
         """The engines have the weights of ``version``."""
 
-    async def meet(self) -> None:
+    async def wait_until_over(self) -> None:
         """Wait until what must be over before the weights change, or an evaluation begins, is over."""
 
     async def close(self) -> None:
@@ -63,19 +63,27 @@ class SampledRollouts:
         self.drawn = 0
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
-        collected = await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
+        try:
+            collected = await self.collector.fill(partial(self.stream.draw, step=context.step), self.groups, context)
+        except NoBatchError as error:
+            error.draws = self._numbered(error.draws)
+            raise
         self.epoch = self.stream.epoch
-        collected.draws = [(self.drawn + draw[0], *draw[1:]) for draw in collected.draws]
+        collected.draws = self._numbered(collected.draws)
         self.drawn += len(collected.draws)
         return collected
+
+    def _numbered(self, draws: Sequence[tuple[int, str, int, str]]) -> list[tuple[int, str, int, str]]:
+        """With their numbers in the run."""
+        return [(self.drawn + number, source, index, outcome) for number, source, index, outcome in draws]
 
     async def published(self, version: int) -> None:
         """Nothing is drawn before its step."""
 
-    async def meet(self) -> None:
+    async def wait_until_over(self) -> None:
         """Nothing is open between two steps."""
 
-    close = meet
+    close = wait_until_over
 
     def finished(self) -> Mapping[int, Played]:
         return {}

@@ -77,10 +77,10 @@ class SavedRollouts:
     async def published(self, version: int) -> None:
         """The file was written before."""
 
-    async def meet(self) -> None:
+    async def wait_until_over(self) -> None:
         """Nothing is open."""
 
-    close = meet
+    close = wait_until_over
 
     def finished(self) -> Mapping[int, Played]:
         return {}

@@ -25,6 +25,8 @@ class Drawn:
     epoch: int = 0
     """Passes over the data so far."""
     metrics: dict[str, float] = field(default_factory=dict)
+    row_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What agents, rewards and programs measured: their names are not the host's."""
     times: dict[str, float] = field(default_factory=dict)
     """Phase → seconds."""
     draws: Sequence[tuple[int, str, int, str]] = ()
@@ -44,7 +46,7 @@ class Source(Protocol):
     async def published(self, version: int) -> None:
         """The engines have the weights of ``version``."""
 
-    async def meet(self) -> None:
+    async def wait_until_over(self) -> None:
         """Wait until what must be over before the weights change, or an evaluation begins, is over."""
 
     async def close(self) -> None:

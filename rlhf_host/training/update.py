@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.errors import RunError, UserError, told_of
+from rlhf_host.errors import RunError, UserError, blaming
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
@@ -38,6 +38,8 @@ class PassResult:
     """Plugins that gave importance weights."""
     taken: set[str] = field(default_factory=set)
     """Those of them whose weights a loss term took."""
+    parts: list[tuple[str, Tensor]] = field(default_factory=list)
+    """Plugin and loss term → its share, of the last micro-batch."""
     counts: dict[str, int] = field(default_factory=dict)
     """Loss term → how many things it is the mean over."""
 
@@ -92,7 +94,7 @@ class Accumulation:
     def _pass(self, part: Batch, places: list[int], result: PassResult, last: bool) -> bool:
         """One micro-batch; False when the others need not be computed any more."""
         passes = self.role.passes
-        others = part.distributions if passes.scalar is None else {}
+        others = {} if passes.scalar else part.distributions
         outputs = passes.forward(**rows_of(part), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
         for other in self.whole:
             with torch.no_grad():
@@ -112,7 +114,8 @@ class Accumulation:
             return True
         value = float(loss.detach())
         if not math.isfinite(value):
-            result.refused = f"{self.role.name}: the loss is {value}"
+            whose = "; ".join(name for name, part in result.parts if not math.isfinite(float(part)))
+            result.refused = f"{self.role.name}: the loss is {value}" + (f" (of {whose})" if whose else "")
             if not self.role.traits.even_passes:
                 return False
             loss = zero_loss(outputs)
@@ -127,8 +130,9 @@ class Accumulation:
         if corrections is not None:
             result.corrections |= corrections.keys
         loss: Tensor | None = None
+        result.parts.clear()
         for key, item in ask(self.hooks, "compute_loss", part, role=self.role.name, outputs=outputs):
-            with told_of(key, "compute_loss"):
+            with blaming(key, "compute_loss"):
                 if isinstance(item, Metric):
                     result.metrics.add([item])
                     continue
@@ -142,6 +146,7 @@ class Accumulation:
             if corrections is not None and item.corrected:
                 result.taken |= corrections.of(item.values)[1]
             result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
+            result.parts.append((f"{key}, {item.name!r}", reduced.detach()))
             loss = reduced if loss is None else loss + reduced
             result.terms += 1
         if outputs.router_loss is not None and self.backend is not None and loss is not None:
@@ -177,13 +182,11 @@ def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) 
 def ask(hooks: PluginManager, hook: str, batch: Batch, **arguments: Any) -> Iterator[tuple[str, LossTerm | Metric]]:
     """What the plugins' loss hooks give, each with the plugin's key, which sees its own ``prepare_batch`` as ``batch.own``.
 
-    Raises ``RunError`` for what is no loss term or metric, or a metric with a name of the host's.
+    Raises ``RunError`` for a metric with a name of the host's.
     """
     for key in hooks.names(hook):
         batch.own = batch.extra.get(hooks.by_key[key].alias, {})
         for item in hooks.call(key, hook, batch=batch, **arguments) or ():
-            if not isinstance(item, LossTerm | Metric):
-                raise RunError(f"{key} gave a {type(item).__name__} from {hook}, expected LossTerm or Metric")
             if isinstance(item, Metric) and (item.name in RESERVED or str(item.name).startswith("loss/")):
                 raise RunError(f"{key} has a metric {item.name!r}, which is the host's own: give it another name")
             yield key, item

@@ -15,8 +15,8 @@ _SHOWN = 3
 
 
 def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer: Any) -> None:
-    """Raises ``UserError`` for a role, compared with the actor token by token, that has other tokens than the actor, as far as the
-    files of their models say.
+    """Raises ``UserError`` for a role, compared with the actor token by token, that has other tokens than the actor, or fewer than
+    are wanted of it, as far as the files of their models say.
 
     Args:
         tokenizer: the actor's.
@@ -36,6 +36,11 @@ def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer:
                     " distributions cannot be compared; give a model with the same tokens, or compare the likeliest tokens alone"
                 )
         _compare(name, role, tokenizer)
+    for output in needs.outputs:
+        if output.top is not None and output.role in by_name:
+            size = sizes(role_settings(roles, by_name[output.role], None, needs))[0]
+            if size is not None and size < output.top:
+                raise UserError(f"the {output.top} likeliest tokens are wanted of a model that has {size}: ask for fewer")
 
 
 def _compare(name: str, role: RoleConfig, tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import TrainConfig
-from rlhf_host.errors import RunError, told_of
+from rlhf_host.errors import RunError, blaming
 from rlhf_host.models.flops import peak_flops
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Update
@@ -109,8 +109,6 @@ class Worker:
         update = Update(Metrics())
         whole = Denominators.of(batch) if whole is None else whole
         rows = list(range(len(batch))) if rows is None else rows
-        own = [output.what for output in self.needs.outputs if not output.role]
-        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
         # In a batch of a data set only rows with a token in the loss have loss terms.
         sampled = batch.advantages is not None
         trained = range(len(batch)) if sampled else batch.loss_mask.any(-1).nonzero().squeeze(-1).tolist()
@@ -120,18 +118,8 @@ class Worker:
                 continue
             if self.hooks.has("batch_statistics"):
                 self._statistics(role, batch, trained)
-            wanted = [self.roles[name] for name in others if name in self.roles and role.passes.scalar is None]
-            accumulation = Accumulation(
-                role=role,
-                backend=role.backend if learn else None,
-                hooks=self.hooks,
-                reducer=Reducer(whole),
-                outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
-                entropy_grad="entropy" in own,
-                whole=wanted,
-                sampled_now=sampled_now,
-                against_sampler=self.settings.old_logprobs == "sampler",
-            )
+            backend = role.backend if learn else None
+            accumulation = self._accumulation(role, backend, Reducer(whole), sampled_now=sampled_now)
             result = accumulation.run(batch, self._plan(role, batch, trained), rows)
             self.compute_s += result.compute_s
             flops += result.flops
@@ -147,6 +135,23 @@ class Worker:
             device = next(role.passes.device for role in self.roles.values())
             update.flops, update.devices, update.peak_flops = flops, self.ranks.parts, peak_flops(device)
         return update
+
+    def _accumulation(self, role: Role, backend: Backend | None, reducer: Reducer, *, sampled_now: bool) -> Accumulation:
+        """What computes the role's losses, with the outputs that plugins need of it."""
+        own = [output.what for output in self.needs.outputs if not output.role]
+        others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
+        wanted = [self.roles[name] for name in others if name in self.roles and not role.passes.scalar]
+        return Accumulation(
+            role=role,
+            backend=backend,
+            hooks=self.hooks,
+            reducer=reducer,
+            outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
+            entropy_grad="entropy" in own,
+            whole=wanted,
+            sampled_now=sampled_now,
+            against_sampler=self.settings.old_logprobs == "sampler",
+        )
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, whole: Denominators | None = None, rows: list[int] | None = None) -> Metrics:
@@ -183,7 +188,7 @@ class Worker:
                 raise failure or RunError(errors[0])
             return
         started = time.perf_counter()
-        with told_of(role.trainer, "step"):
+        with blaming(role.trainer, "step"):
             step = backend.step()
         self.compute_s += time.perf_counter() - started
         if not step.applied:
@@ -207,8 +212,9 @@ class Worker:
                 continue
             try:
                 for key, item in ask(self.hooks, "batch_statistics", part, role=role.name, outputs=outputs):
-                    with told_of(key, "batch_statistics"):
-                        metrics.add([item] if isinstance(item, Metric) else [], role.prefix)
+                    with blaming(key, "batch_statistics"):
+                        assert isinstance(item, Metric)
+                        metrics.add([item], role.prefix)
             except Exception as error:
                 failure = error
         reports = self.ranks.gather((None if failure is None else str(failure), metrics))

@@ -112,6 +112,18 @@ def test_hook_needs_is_asked_before_any_model_or_file_is_touched(run, whole, tmp
     assert not refused.run_dir.exists()
 
 
+def test_hook_check_run_is_asked_before_models_are_loaded_and_by_a_dry_run(run, whole, tmp_path):
+    (call,) = whole.of("check_run")
+    assert call["config"]["rollout"]["n"] == 2
+    assert call["tokenizers"]["actor"].decode([13])
+    assert whole.order[: whole.order.index("check_run")] == ["needs"] * whole.order.index("check_run")
+    for more in (), ("--dry-run",):
+        refused = run("--with", "recorder", "--with.recorder.first", "99", *more, code=2)
+        assert "extension:recorder (rlhf-recorder 1.0): first is 99" in refused.output
+        assert "run_started" not in refused.order
+        assert not refused.run_dir.exists()
+
+
 def test_hook_run_started_comes_before_anything_is_sampled(whole):
     (call,) = whole.of("run_started")
     context = call["context"]
@@ -150,6 +162,14 @@ def test_hook_load_tasks_gives_tasks_or_mappings_of_a_split(whole):
     tasks = {call["episode"].task.prompt: call["episode"].task for call in whole.of("agent_reset")}
     assert {prompt: task.ground_truth for prompt, task in tasks.items()} == {"1+1=": "2", "1+2=": "3"}
     assert [tasks[prompt].index for prompt in ("1+1=", "1+2=")] == [0, 1]
+
+
+def test_hook_check_labels_sees_the_tasks_of_each_source_before_anything_is_sampled(run, whole):
+    assert [[task.ground_truth for task in call["tasks"]] for call in whole.of("check_labels")] == [["2", "3"], ["2", "3"]]
+    assert whole.order.index("check_labels") < whole.order.index("run_started")
+    refused = run("--reward.recorder.unread", "3", code=2)
+    assert "recorder, task 2: reward:recorder cannot judge the row: no such label" in refused.output
+    assert "score" not in refused.order
 
 
 # --- agents -------------------------------------------------------------------------------------

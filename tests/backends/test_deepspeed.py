@@ -1,6 +1,8 @@
 """The DeepSpeed backend from the outside: its options, what it says when something is missing, and a run in one process."""
 
+import hashlib
 import json
+import os
 import shutil
 import sys
 
@@ -14,6 +16,7 @@ from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import PluginError, UserError
 from rlhf_host.protocols import BackendStart
+from rlhf_host.training.checkpoints import MANIFEST
 
 Options = DeepSpeed.Options
 
@@ -100,6 +103,32 @@ def test_a_run_in_one_process_learns_as_with_the_embedded_backend_and_resumes(rl
     shutil.rmtree(tmp_path / "zero" / "checkpoints" / "step-000003")
     rlhf.run("train", "--resume", tmp_path / "zero")
     assert curve("zero") == found
+
+
+@pytest.mark.parametrize("stage", ["2", "1"])  # the second goes through DeepSpeed's universal form
+def test_a_foreign_pickle_is_refused_in_one_line_and_does_not_run(rlhf, small_run, tmp_path, stage):
+    zero = ("--run-dir", tmp_path / "run", "--backend", "deepspeed", "--backend.zero-stage", "2")
+    rlhf.run(*small_run, "--train.steps", "1", *zero)
+    checkpoint = tmp_path / "run/checkpoints/step-000001"
+    files = sorted((checkpoint / "optimizers").rglob("*.pt"))
+    assert len(files) == 2
+
+    class Runs:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    for file in files:
+        torch.save({"module": Runs(), "optimizer_state_dict": Runs()}, file)
+    names = [line.split("  ", 1)[1] for line in (checkpoint / MANIFEST).read_text().splitlines()]
+    hashes = [hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names]
+    (checkpoint / MANIFEST).write_text("".join(f"{each}  {name}\n" for each, name in zip(hashes, names, strict=True)))
+    more = ("--train.steps", "2", "--backend.zero-stage", stage)
+    refused = rlhf.run("train", "--resume", tmp_path / "run", *more, code=2)
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("Error")]
+    assert "holds more than plain values and tensors" in line
+    assert "weights_only" not in refused.stderr + refused.stdout
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 def test_stage_3_needs_an_engine_with_weights_of_its_own(rlhf, small_run, tmp_path):

@@ -197,7 +197,7 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
         plugin = SimpleNamespace(traits=BackendTraits(), start=TorchWatched)
     else:
         zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | SPLIT)[kind]))
-        plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero.options))
+        plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero))
     role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
     role.backend.gradients = []
     return role
@@ -674,7 +674,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_no_trace(life, kind):
     for found in (life(kind).first, life(kind).second):
         plugin, loss, gradient = found["said"]
         assert "task 99 is cursed" in plugin
-        assert loss == "actor: the loss is inf" or loss == "actor: the loss is -inf"
+        assert loss.startswith(("actor: the loss is inf", "actor: the loss is -inf"))
         assert "actor: the gradient norm is" in gradient
         check_untouched(found)
 
@@ -727,7 +727,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(single, saved_by_one, tiny_
     assert single(refusal, tiny_model, "zero-2", tmp_path) == ["loaded"]
     (file,) = (tmp_path / "actor").rglob("*optim_states.pt")
     torch.save({"optimizer_state_dict": Payload(tmp_path / "ran")}, file)
-    assert "running code from a checkpoint is refused" in single(refusal, tiny_model, "zero-2", tmp_path)[0]
+    assert "reading it could run code, which is refused" in single(refusal, tiny_model, "zero-2", tmp_path)[0]
     assert not (tmp_path / "ran").exists()
 
 

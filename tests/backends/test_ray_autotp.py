@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("ray")
 pytest.importorskip("deepspeed")
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(900)
 
 RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
 SPLIT = ("--backend", "deepspeed", "--backend.zero-stage", "1", "--backend.autotp-size", "2")

@@ -54,7 +54,8 @@ def test_a_run_cannot_choose_it_and_says_why(rlhf_here, small_run):
 @pytest.mark.parametrize("command", ["eval", "rollout", "replay"])
 def test_every_command_that_runs_plugins_has_it(rlhf_here, command):
     done = rlhf_here(command, "--disable", "rlo")
-    assert (done.exit_code, done.stderr) == (2, "Error: --disable rlo: no such plugin is installed; did you mean 'rloo'?\n")
+    near = "did you mean 'rloo' or 'rollout'?"
+    assert (done.exit_code, done.stderr) == (2, f"Error: --disable rlo: no such plugin is installed; {near}\n")
 
 
 def test_it_lasts_as_long_as_the_command(rlhf_here, monkeypatch):

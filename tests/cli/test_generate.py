@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from rlhf_host.records.episodes import Segment, Task, Trajectory
 from rlhf_host.training import best_answers
 
 SCORE = "{prompt} <{reward:.2f}> "
@@ -171,3 +172,17 @@ def test_a_reward_is_needed(rlhf_here, tiny_model, prompts, tmp_path):
     result = rlhf_here("generate", "--actor.model", tiny_model, "--data", prompts, "--output", tmp_path / "best.jsonl")
     assert result.exit_code == 2
     assert "nothing scores the answers: give --reward NAME" in result.output
+
+
+def test_what_stands_beside_a_prompt_is_written_with_it():
+    task = Task([{"role": "user", "content": "q"}], tools=[{"name": "f"}], template_kwargs={"enable_thinking": False})
+    answer = Segment("action", [2], [0.0], [0])
+    row = Trajectory("e", "g", task, [Segment("prompt", [1]), answer], reward=1.0, decode=lambda ids: "a")
+    line = best_answers._line(row)
+    assert line == {
+        "prompt": task.prompt,
+        "completion": "a",
+        "reward": 1.0,
+        "tools": [{"name": "f"}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }

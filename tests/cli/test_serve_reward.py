@@ -14,13 +14,13 @@ import urllib.request
 
 import pytest
 import torch
+from rlhf_server import rewards
+from rlhf_server.errors import ApiError
+from rlhf_server.rewards import RewardServer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 import rlhf_host
 from rlhf_host.records.episodes import Segment, Task, Trajectory
-from rlhf_host.serving import rewards
-from rlhf_host.serving.errors import ApiError
-from rlhf_host.serving.rewards import RewardServer
 
 pytest.importorskip("aiohttp")
 CHAT = (
@@ -169,9 +169,15 @@ class Slow:
     def __init__(self):
         self.passes = []
 
-    @property
-    def tokenizer(self):
-        return lambda texts, add_special_tokens: {"input_ids": [[*map(ord, text)] for text in texts]}
+    class Letters:
+        def __call__(self, texts, add_special_tokens):
+            assert max(map(len, texts)) < 1000, "what cannot fit is not read"
+            return {"input_ids": [[*map(ord, text)] for text in texts]}
+
+        def get_vocab(self):
+            return {chr(number): number for number in range(128)}
+
+    tokenizer = Letters()
 
     async def scores(self, trajectories):
         self.passes.append([len(row.segments[1].token_ids) for row in trajectories])
@@ -206,21 +212,35 @@ def test_requests_share_passes_and_keys_are_checked():
                 assert await ask("ab") == (200, [1.0]), "one failure is that request's alone"
         finally:
             await server.close()
-        with pytest.raises(ApiError, match="too many texts"):
-            await server.values(["ab"] * 20_000)
 
     asyncio.run(main())
 
 
-def test_requests_at_once_are_bounded_together(monkeypatch):
+def test_requests_at_once_are_bounded_together_but_one_alone_is_answered(monkeypatch):
     monkeypatch.setattr(rewards, "WAITING", 100)
 
     async def main():
         server = RewardServer(Slow(), "m")
         asked = [server.values(["ab"] * 30) for _ in range(10)]
         found = await asyncio.gather(*asked, return_exceptions=True)
-        assert [isinstance(answer, ApiError) for answer in found] == [False] * 3 + [True] * 7
-        assert await server.values(["ab"] * 100) == [1.0] * 100, "what is answered waits no more"
+        assert [isinstance(answer, ApiError) for answer in found] == [False] * 4 + [True] * 6
+        assert await server.values(["ab"] * 1000) == [1.0] * 1000, "what is answered waits no more"
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_of_many_texts_is_worked_off_in_parts(monkeypatch):
+    monkeypatch.setattr(rewards, "PASS", 8192)
+    monkeypatch.setattr(rewards, "PART", 100_000)
+    role = Slow()
+    texts = ["ab", "a" * 63, ""] * 8_000 + ["abc" * 30_000] * 20
+
+    async def main():
+        server = RewardServer(role, "m")
+        assert await server.values(texts) == [1.0, 62.0, None] * 8_000 + [None] * 20
+        assert sum(map(len, role.passes)) == 16_000
+        assert max(sum(lengths) for lengths in role.passes) <= rewards.PART
         await server.close()
 
     asyncio.run(main())

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
-from rlhf_host.cli.main import COMMANDS
+from rlhf_host.cli.main import main
 
 ELSEWHERE = {
-    "train": "training/test_resume.py",
-    "rollout": "cli/test_rollout.py",
-    "generate": "cli/test_generate.py",
-    "merge-lora": "cli/test_merge_lora.py",
-    "doctor": "cli/test_doctor.py",
-    "serve": "cli/test_serve.py",
-    "serve-reward": "cli/test_serve_reward.py",
-    "chat": "cli/test_chat.py",
-    "runs": "cli/test_runs.py",
-    "show": "cli/test_runs.py",
-    "compare": "cli/test_runs.py",
-    "report": "runs/test_report.py",
-    "translate": "translate/test_translate.py",
-    "view": "runs/test_view.py",
-    "export": "cli/test_export.py",
-    "push": "cli/test_push.py",
+    "train": "tests/training/test_resume.py",
+    "rollout": "tests/cli/test_rollout.py",
+    "generate": "tests/cli/test_generate.py",
+    "merge-lora": "tests/cli/test_merge_lora.py",
+    "doctor": "tests/cli/test_doctor.py",
+    "serve": "tests/cli/test_serve.py",
+    "serve-reward": "tests/cli/test_serve_reward.py",
+    "chat": "tests/cli/test_chat.py",
+    "runs": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
+    "show": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
+    "compare": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
+    "report": "tests/runs/test_report.py",
+    "translate": "plugins/builtin_commands/rlhf-translate/tests/test_translate.py",
+    "view": "tests/runs/test_view.py",
+    "export": "tests/cli/test_export.py",
+    "push": "tests/cli/test_push.py",
 }
 """Commands that these files start with ``rlhf_process``."""
 
@@ -38,7 +40,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
         "plugins": ["--json"],
         "completion": ["bash"],
     }
-    assert flags.keys() | ELSEWHERE.keys() == COMMANDS.keys()
+    assert flags.keys() | ELSEWHERE.keys() == main.installed().keys()
     done = {command: rlhf_process.run(command, *flags[command]) for command in flags}
     assert "Traceback" not in "".join(each.stdout + each.stderr for each in done.values())
     assert "eval/pass@1" in json.loads(done["eval"].stdout)
@@ -47,3 +49,8 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
     assert replayed.read_text().count("\n") == 16
     assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
     assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout
+
+
+def test_the_package_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "rlhf_host", "rnus"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "Error: no command 'rnus'; did you mean 'runs'?\n")

@@ -77,6 +77,11 @@ class Other(Plugin):
     def needs(self):
         return Needs(roles=(RoleNeed("reward_model", source=None),))
 
+class Maze(Plugin):
+    """Its steps give rewards."""
+    @hookimpl
+    def agent_run(self, episode, policy): ...
+
 class Sums(Plugin):
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -96,6 +101,8 @@ pairs = made_up.plugins:Pairs
 length = made_up.plugins:Length
 mute = made_up.plugins:Mute
 judge = made_up.plugins:Judge
+[rlhf.agents]
+maze = made_up.plugins:Maze
 [rlhf.extensions]
 sift = made_up.plugins:Toy
 other = made_up.plugins:Other

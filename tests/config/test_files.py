@@ -121,6 +121,9 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ("name: 2024\n", ["run.yaml:1: name: should be a valid string, not 2024"]),
         ("a: 1\nb: 2\n", ["run.yaml:1: a: no such key", "run.yaml:2: b: no such key"]),
         ("seed: 1\nseed: 2\n", ["run.yaml:2: 'seed' is already set on line 1"]),
+        ("seed: 1\nkl-coef: 2\n", ["run.yaml:2: kl-coef: no such key; did you mean '--kl.coef'?"]),
+        ("wandb: true\n", ["run.yaml:1: wandb: no such key; 'wandb' is a tracker: --tracker wandb"]),
+        ("cpu: true\n", ["run.yaml:1: cpu: no such key; here it is --actor.device cpu"]),
         ("seed: [1\n", ["run.yaml:2: not valid YAML: expected ',' or ']', but got '<stream end>'"]),
         ("- 1\n", ["run.yaml:1: a configuration is a mapping of sections, such as 'rollout:'"]),
         ("1: 2\n", ["run.yaml:1: keys are names, not '1'"]),
@@ -179,6 +182,15 @@ def test_a_file_that_cannot_be_read():
             load_config(name)
 
 
+def test_a_setting_that_is_gone_is_refused_where_it_was_set_and_passed_over_where_it_was_not():
+    """``config.yaml`` of earlier runs has every key."""
+    assert refusal("pipeline:\n  schedule: fixed\n  switch_tokens: 7\n") == [
+        "run.yaml:3: pipeline.switch_tokens: no such key; it is gone: with pipeline.schedule fixed all answers are over before"
+        " weights change. Leave it out; in the config.yaml of an earlier run, set it to null"
+    ]
+    assert load_config(write("pipeline: {schedule: fixed, switch_tokens: null}")).pipeline.schedule == "fixed"
+
+
 def test_unknown_presets_have_near_matches():
     with pytest.raises(UserError, match=r"^--preset papr: no preset named 'papr' is installed; did you mean 'paper'\?$"):
         load_config(presets=["papr"])
@@ -206,7 +218,7 @@ configs = st.builds(
         }
     ),
     st.none() | text,
-    st.lists(text, max_size=3),
+    st.lists(text.filter(bool), max_size=3),
     st.floats(0, 1e9),
     st.integers(1, 1000),
     st.none() | choice,
@@ -214,7 +226,7 @@ configs = st.builds(
     st.dictionaries(st.sampled_from(["one", "two"]), st.builds(RewardChoice, name=st.just("r"), weight=st.floats(-3, 3))),
     st.dictionaries(st.sampled_from(["x", "y"]), choice),
     st.dictionaries(st.sampled_from(["console", "wandb"]), choice),
-    st.floats(0, 2),
+    st.just(0.0) | st.floats(0.01, 2),
     st.lists(st.sampled_from(["critic", "helper"])),
 )
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from rlhf_host.config.flags import known_flags, parse
+from rlhf_host.config.flag_names import known_flags
+from rlhf_host.config.flags import parse
 from rlhf_host.config.load import load_config, read_config
 from rlhf_host.errors import UserError
 
@@ -26,14 +27,41 @@ def test_kebab_and_snake_equals_and_space_are_the_same():
     assert {load(*flags).rollout.max_new_tokens for flags in spellings} == {5}
 
 
-def test_the_last_of_a_repeated_flag_stands():
-    assert load("--rollout.n", "4", "--rollout.n", "6").rollout.n == 6
+@pytest.mark.parametrize(
+    ("flags", "name", "values"),
+    [
+        (["--algo", "toy", "--algo", "picky"], "--algo", "toy and picky"),
+        (["--runtime", "local", "--runtime=ray"], "--runtime", "local and ray"),
+        (["--seed", "1", "--seed", "2"], "--seed", "1 and 2"),
+        (["--rollout.max-tokens", "9", "--rollout.max_tokens", "none"], "--rollout.max_tokens", "9 and none"),
+        (["--eval.at-end", "--eval.at-end", "false"], "--eval.at-end", "true and false"),
+        (["--sync.verify", "on", "--sync.verify", "off"], "--sync.verify", "on and off"),
+        (
+            ["--reward", "length", "--reward.length.weight", "1", "--reward.length.weight", "2"],
+            "--reward.length.weight",
+            "1 and 2",
+        ),
+    ],
+)
+def test_of_a_flag_that_takes_one_value_the_last_counts_and_that_is_said(flags, name, values):
+    """So that a script's flags can be followed by others, and no value is left out without a word."""
+    loaded = read_config(flags=parse(["--actor.model", "m", *flags]))
+    assert loaded.notices == (f"{name} takes one value and is given 2, {values}: the last one counts",)
+    once = flags[2:] if name in ("--algo", "--seed") else None
+    assert once is None or loaded.config == load_config(flags=["--actor.model", "m", *once])
 
 
-def test_of_two_algorithms_the_last_counts_and_that_is_said():
-    loaded = read_config(flags=parse(["--actor.model", "m", "--algo", "toy", "--algo", "picky", "--algo", "picky"]))
-    assert loaded.config.algo.name == "picky"
-    assert loaded.notices == ("--algo is given as toy, picky: the last one counts.",)
+def test_so_it_is_for_options_of_plugins(rlhf, caplog):
+    run = ("train", "--actor.model", "m", "--data", "d", "--algo", "toy", "--reward", "length", "--print-config")
+    done = rlhf(*run, "--algo.mode", "fast", "--algo.mode", "slow", "--algo.layers", "1", "--algo.layers", "2")
+    assert caplog.messages == ["--algo.mode takes one value and is given 2, fast and slow: the last one counts"]
+    assert "mode: slow" in done.stdout
+
+
+def test_the_same_value_twice_is_nothing_to_speak_of():
+    flags = ["--algo", "toy", "--algo", "toy", "--rollout.n", "4", "--rollout.n", "4", "--eval.at-end", "--eval.at-end", "true"]
+    loaded = read_config(flags=parse(["--actor.model", "m", *flags]))
+    assert (loaded.config.algo.name, loaded.config.rollout.n, loaded.notices) == ("toy", 4, ())
 
 
 def test_a_flag_without_value_is_true():
@@ -138,6 +166,11 @@ def test_eval_rewards_are_their_own():
         (["--rollout.n", "many"], "--rollout.n: should be a valid integer, not 'many'"),
         (["--seed", "-1"], "--seed: should be greater than or equal to 0, not '-1'"),
         (["--rollout.temperature", "inf"], "--rollout.temperature: should be a finite number, not 'inf'"),
+        (["--rollout.temperature", "1e-39"], "--rollout.temperature: should be 0 (greedy), or a number from 0.01 to 100"),
+        (["--eval.temperature", "0.001"], "--eval.temperature: should be 0 (greedy), or a number from 0.01 to 100"),
+        (["--rollout.temperature", "1e30"], "--rollout.temperature: should be 0 (greedy), or a number from 0.01 to 100"),
+        (["--eval.top-p", "1e-39"], "--eval.top-p: should be a number from 0.000001 to 1"),
+        (["--eval.top-k", "99999999999999999999"], "--eval.top-k: should be a whole number from 0 to 2147483647"),
         (["--actor.betas", "0.9,2"], "--actor.betas: should be less than 1, not '2'"),
         (["--rollout.n", "10000000000"], "--rollout.n: should be less than 2147483648, not '10000000000'"),
         (
@@ -230,6 +263,47 @@ def test_mistakes_are_one_line_each(flags, line):
     lines = refusal(*flags)
     assert len(lines) == 1
     assert lines[0].startswith(line)
+
+
+EPOCHS = (
+    "here it is --data.epochs N for passes over a data set that is trained on as it is, or --train.steps N, in batches of prompts,"
+    " for a run that samples (--train.epochs N is passes over each of these batches)"
+)
+PPO = ("--algo", "ppo", "--reward", "math_verifier")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--wandb"], "--wandb: no such flag; 'wandb' is a tracker: --tracker wandb"),
+        (["--tensorboard", "true"], "--tensorboard: no such flag; 'tensorboard' is a tracker: --tracker tensorboard"),
+        (["--vllm"], "--vllm: no such flag; 'vllm' is an engine: --engine vllm"),
+        (
+            ["--gpus", "8"],
+            "--gpus: no such flag; here it is --runtime ray --placement actor+rollout=8, where roles joined by + share 8 devices",
+        ),
+        (["--kl-coef", "0.1"], "--kl-coef: no such flag; did you mean '--kl.coef'?"),
+        (["--kl", "0.1"], "--kl takes no value: set an option of 'kl', --kl.coef VALUE"),
+        (["--rollout-n", "4"], "--rollout-n: no such flag; did you mean '--rollout.n'?"),
+        (["--console-width", "80"], "--console-width: no such flag; did you mean '--tracker console --tracker.console.width'?"),
+        ([*PPO, "--value-clip", "1"], "--value-clip: no such flag; did you mean '--algo.value-clip'?"),
+        (["--epochs", "3"], f"--epochs: no such flag; {EPOCHS}"),
+        (["--algo", "toy", "--gamma", "0.9"], "--gamma: no such flag"),
+        ([*PPO, "--beta", "0.1"], "--beta: no such flag; TRL's beta is --kl.coef here"),
+        (["--cpu"], "--cpu: no such flag; here it is --actor.device cpu"),
+    ],
+)
+def test_habits_of_other_programs_are_answered_with_what_is_accepted(flags, line):
+    (said,) = refusal(*flags)
+    assert said.startswith(line)
+
+
+def test_an_option_that_an_algorithm_lacks_is_not_suggested_for_it(rlhf):
+    run = ("--actor.model", "m", "--data", "d.jsonl", "--reward", "length", "--print-config")
+    (line,) = rlhf.refused("train", "--algo", "toy", "--algo.beta", "0.1", *run)
+    assert line.startswith("--algo.beta: algo 'toy' has no option 'beta'; TRL's beta is --kl.coef here")
+    (line,) = rlhf.refused("train", "--algo", "pairs", "--algo.beta", "0.1", *run)
+    assert line == "--algo.beta: algo 'pairs' has no option 'beta'; it takes no options"
 
 
 def test_no_flag_is_suggested_that_does_not_exist():

@@ -146,7 +146,7 @@ def test_flags_override_the_runtime_of_a_file():
         ([], "kl: 0.1\n", "run.yaml:1: kl: should be a mapping of the options of 'kl', not 0.1"),
         ([], "ray: auto\n", "run.yaml:1: ray: should be a mapping of the options of 'ray', not 'auto'"),
         ([], "kll: {coef: 1}\n", "run.yaml:1: kll: no such key; did you mean 'kl'?"),
-        (["--kl", "0.1"], None, "--kl takes no value: set an option of 'kl', --kl.OPTION VALUE"),
+        (["--kl", "0.1"], None, "--kl takes no value: set an option of 'kl', --kl.coef VALUE"),
         (["--kll.coef", "0.1"], None, "--kll.coef: no such flag; did you mean '--kl.coef'"),
     ],
 )

@@ -166,6 +166,11 @@ REFUSALS = {
         ["--algo", "toy"],
         "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them)",
     ),
+    "no reward but that of steps": (
+        ["--algo", "toy", "--agent", "maze"],
+        "no reward is chosen: give --reward NAME (rlhf plugins --kind reward lists them);"
+        " where the steps of agent:maze give rewards, its hook needs returns Needs(rewards=False)",
+    ),
     "a reward that scores nothing": (
         ["--algo", "toy", "--reward", "mute"],
         "reward:mute (made-up 1.0) has no score hook, so it scores nothing",
@@ -177,6 +182,10 @@ REFUSALS = {
     "small groups": (
         [*ONE, "--rollout.n", "1"],
         "algo:toy needs groups of 2 or more, and rollout.n is 1: set --rollout.n 2",
+    ),
+    "an alias that is a metric": (
+        [*ONE, "--reward", "max=length"],
+        "the alias 'max' is reserved as reward/max is of all rewards together: choose another alias",
     ),
     "greedy training": (
         [*ONE, "--rollout.temperature", "0"],
@@ -502,7 +511,7 @@ def test_a_dry_run_says_what_it_looked_at_and_what_not_and_writes_nothing(rlhf, 
     assert "100 steps of 32 prompts × 8 samples, updates per step: 1, old log-probabilities fused" in result.stdout
     assert "rows.jsonl (prompt 'question', label 'answer')" in result.stdout
     assert result.stdout.count("later rows are not checked") == 2
-    assert "Not checked: weights, memory and devices, rewards and trackers at work." in result.stdout
+    assert "Not checked: weights, memory of passes, other machines, rewards and trackers at work." in result.stdout
     assert sorted(tmp_path.rglob("*")) == before
 
 

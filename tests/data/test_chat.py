@@ -76,7 +76,7 @@ def test_what_a_chat_template_refuses_is_a_message_not_a_traceback(make_tokenize
 
 
 def test_a_chat_template_that_loops_is_stopped(make_tokenizer, monkeypatch):
-    monkeypatch.setattr("rlhf_host.data.chat.TEMPLATE_S", 0.2)
+    monkeypatch.setattr("rlhf_host.data.templates.TEMPLATE_S", 0.2)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(UserError, match=r"refuses a conversation of roles user: it takes longer than 0\.2 s"):
         render_prompt("2+2=", make_tokenizer(loop))

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlhf_host.config.schema import DataConfig
-from rlhf_host.data.chat import for_chat, render_prompt
+from rlhf_host.data.chat import render_prompt
 from rlhf_host.data.codec import ChatCodec
+from rlhf_host.data.templates import for_chat
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed
 from rlhf_host.records.messages import ToolCall

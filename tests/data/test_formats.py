@@ -3,11 +3,12 @@
 import pytest
 
 from rlhf_host.config.schema import DataConfig
+from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.examples import ALPACA, ALPACA_INPUT, Example, Reading
 from rlhf_host.data.formats import FORMATS, NAMES, detect
 from rlhf_host.data.load_units import load_units
-from rlhf_host.data.row_reader import Malformed
-from rlhf_host.data.row_values import UNTRAINED
+from rlhf_host.data.messages import UNTRAINED
+from rlhf_host.data.row_context import RowContext
 from rlhf_host.data.units import Row
 from rlhf_host.errors import UserError
 
@@ -29,8 +30,12 @@ TABLE = [
     (
         "messages",
         "prompt_completion",
-        {"messages": [USER, {**BAD, "weight": 0, "name": None}, MORE, {**GOOD, "train": True}], "tools": '[{"type": "function"}]'},
-        Example([], ([USER, {**BAD, UNTRAINED: True}, MORE, GOOD],), tools=[{"type": "function"}]),
+        {"messages": [USER, {**BAD, "weight": 0, "name": None}, MORE, {**GOOD, "train": True}], "tools": '[{"name": "add"}]'},
+        Example(
+            [],
+            ([USER, {**BAD, UNTRAINED: True}, MORE, GOOD],),
+            beside=RowContext(tools=[{"type": "function", "function": {"name": "add"}}]),
+        ),
     ),
     (
         "messages",
@@ -84,7 +89,7 @@ TABLE = [
         "sharegpt",
         "prompt_completion",
         {"conversations": [of("human", "hi"), of("gpt", "hello")], "system": "be brief"},
-        Example([], ([SYSTEM, USER, GOOD],)),
+        Example([], ([USER, GOOD],), beside=RowContext(system="be brief")),
     ),
     (
         "sharegpt",
@@ -115,15 +120,15 @@ TABLE = [
         "tokens",
         "prompt_completion",
         {"prompt_ids": [1, 2], "completion_ids": [3, 4]},
-        Example("", (), tokens=Row([1, 2], [3, 4], ((0, 2),))),
+        Example("", (), tokens=(Row([1, 2], [3, 4], ((0, 2),)),)),
     ),
     (
         "tokens",
         "prompt_completion",
         {"input_ids": [1, 2, 3, 4, 5], "labels": [-100, 2, -100, -100, 5]},
-        Example("", (), tokens=Row([1], [2, 3, 4, 5], ((0, 1), (3, 4)))),
+        Example("", (), tokens=(Row([1], [2, 3, 4, 5], ((0, 1), (3, 4))),)),
     ),
-    ("tokens", "prompt_completion", {"input_ids": [1, 2, 3]}, Example("", (), tokens=Row([1], [2, 3], ((0, 2),)))),
+    ("tokens", "prompt_completion", {"input_ids": [1, 2, 3]}, Example("", (), tokens=(Row([1], [2, 3], ((0, 2),)),))),
 ]  # fmt: skip
 
 
@@ -290,11 +295,16 @@ BROKEN = [
     (
         "messages",
         {"messages": [USER, {**GOOD, "weight": 0.5}]},
-        "'messages': message 2 (assistant): 'weight' must be 0 or 1, and 'train' true or false",
+        "'messages': message 2 (assistant): 'weight' must be 0 or 1, or true or false, not 0.5"
+        " (data.ignore weight leaves it unread)",
     ),
     ("messages", {"messages": [SYSTEM, USER]}, "no message of the assistant is trained"),
     ("messages", {"messages": [USER, {**GOOD, "train": False}]}, "no message of the assistant is trained"),
-    ("messages", {"messages": [USER, GOOD], "tools": "{"}, "'tools' is a text that is not JSON"),
+    (
+        "messages",
+        {"messages": [USER, GOOD], "tools": "{"},
+        "'tools' is a text that is not JSON (data.ignore tools leaves it unread)",
+    ),
     (
         "sharegpt",
         {"conversations": [of("robot", "x")]},

@@ -204,12 +204,12 @@ def test_a_plugin_chooses_by_number_over_all_sources_or_gives_its_own():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ([0], "draw_tasks gave 1 tasks at step 1, expected 2"),
-        (count(), "draw_tasks gave more than 2 tasks at step 1, expected 2"),
-        ([0, True], "draw_tasks gave True, expected a Task or a number below 5"),
-        ([0, 5], "draw_tasks gave 5, expected a Task or a number below 5"),
-        ([0, -1], "draw_tasks gave -1, expected a Task"),
-        ([0, "a0"], "draw_tasks gave 'a0', expected a Task"),
+        ([0], "a plugin gave 1 tasks from draw_tasks at step 1, expected 2"),
+        (count(), "a plugin gave more than 2 tasks from draw_tasks at step 1, expected 2"),
+        ([0, True], "a plugin gave True from draw_tasks, expected a Task or a number below 5"),
+        ([0, 5], "a plugin gave 5 from draw_tasks, expected a Task or a number below 5"),
+        ([0, -1], "a plugin gave -1 from draw_tasks, expected a Task"),
+        ([0, "a0"], "a plugin gave 'a0' from draw_tasks, expected a Task"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(chosen, message):

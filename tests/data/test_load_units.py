@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlhf_host.config.schema import DataConfig
+from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.examples import Reading, read_hh
 from rlhf_host.data.load_units import load_units
-from rlhf_host.data.row_reader import Malformed
 from rlhf_host.data.stream import TaskStream
 from rlhf_host.errors import UserError
 from rlhf_host.records.numbers import Numbers

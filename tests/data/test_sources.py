@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tokenizers import normalizers
 
@@ -163,6 +165,51 @@ def test_reading_files_leaves_nothing_in_the_cache_of_datasets(write, tmp_path):
     assert not [each for each in home.rglob("*") if each.is_file()]
 
 
+EMPTY = {
+    "parquet": lambda rows, path: rows.to_parquet(path),
+    "jsonl": lambda rows, path: path.write_text(lines(rows)),
+    "json": lambda rows, path: path.write_text(json.dumps(list(rows)) if len(rows) else ""),
+    "csv": lambda rows, path: rows.to_csv(path, index=False),
+    "arrow": lambda rows, path: write_arrow(rows.flatten_indices().data.table, path),
+}
+
+
+def write_arrow(table, path):
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_an_empty_shard_has_no_rows_and_stops_nothing(load, tmp_path, kind):
+    rows = datasets.Dataset.from_list(ROWS)
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for number, part in enumerate((rows.select([]), rows, rows.select([]))):
+        EMPTY[kind](part, folder / f"train-{number}.{kind}")
+    assert [task.prompt for task in load(folder).tasks] == ["1+1=", "2+2="]
+    assert load(folder / f"train-1.{kind}").tasks
+    with pytest.raises(UserError, match="has no rows"):
+        load(folder / f"train-0.{kind}")
+
+
+def test_an_empty_group_of_rows_and_an_empty_saved_data_set_have_no_rows(load, tmp_path):
+    table = pyarrow.Table.from_pylist(ROWS)
+    with pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        writer.write_table(table.slice(0, 0))
+        writer.write_table(table)
+    assert len(load(tmp_path / "a.parquet")) == 2
+    datasets.Dataset.from_list(ROWS).select([]).save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match="has no rows"):
+        load(tmp_path / "saved")
+
+
+def test_files_of_another_format_in_a_directory_are_named(load, write, tmp_path):
+    write("d/train-0.csv", "prompt,label\n1,2\n")
+    write("d/train-1.jsonl", lines(ROWS))
+    report = load(tmp_path / "d").report[0]
+    assert "not read, being of another format: train-" in report
+
+
 # --- malformed rows -----------------------------------------------------------------------------
 
 GOOD = '{"prompt": "p", "label": "1"}\n'
@@ -178,10 +225,13 @@ GOOD = '{"prompt": "p", "label": "1"}\n'
         ("{}", "no 'prompt' (the prompt); the row is empty"),
         ('{"prompt": null, "label": "1"}', "'prompt' is null"),
         ('{"prompt": " ", "label": "1"}', "'prompt' is empty"),
-        ('{"prompt": 3, "label": "1"}', "'prompt' must be a text or a list of messages, not int"),
+        ('{"prompt": 3, "label": "1"}', "'prompt' must be a text or a list of messages, not a number"),
         ('{"prompt": [], "label": "1"}', "'prompt' has no messages"),
         ('{"prompt": ["hi"], "label": "1"}', "message 1 must be"),
-        ('{"prompt": [{"role": "user", "content": null}], "label": "1"}', "the content of message 1 (user) must be a text"),
+        (
+            '{"prompt": [{"role": "user", "content": null}], "label": "1"}',
+            "'prompt': message 1 (user) must have a text as content, not null",
+        ),
         ('{"prompt": [{"role": "assistant", "content": "x"}], "label": "1"}', "ends with an assistant's message"),
         ('{"prompt": "p", "label": null}', "'label' is empty"),
         ('{"prompt": "p", "label": ""}', "'label' is empty"),
@@ -250,7 +300,7 @@ def test_a_pipe_is_no_data(load, tmp_path):
 def test_a_prompt_without_any_token_is_named(load, write, plain):
     path = write("a.jsonl", lines([{"prompt": "p"}, {"prompt": "\u200b"}]))
     plain.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
-    with pytest.raises(UserError, match=r"^a, task 2: the tokenizer has no token for its prompt"):
+    with pytest.raises(UserError, match=r"a\.jsonl:2: the tokenizer has no token for its prompt"):
         load(path)
 
 

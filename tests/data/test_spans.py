@@ -8,11 +8,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_host.data import encoding
+from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.chat import render_prompt
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example
-from rlhf_host.data.row_reader import Malformed
-from rlhf_host.data.row_values import UNTRAINED
+from rlhf_host.data.messages import UNTRAINED
+from rlhf_host.data.row_context import RowContext
 from rlhf_host.data.spans import Marker
 from rlhf_host.testing.models import tiny_tokenizer
 
@@ -40,8 +41,8 @@ def one_row(example, tokenizer, **options):
     return row
 
 
-def talk(*messages, **options):
-    return Example([], (list(messages),), **options)
+def talk(*messages, **beside):
+    return Example([], (list(messages),), beside=RowContext(**beside))
 
 
 def decode(tokenizer, ids):
@@ -195,8 +196,8 @@ def test_tools_are_in_the_prompt_and_calls_are_trained():
 @pytest.mark.parametrize(
     ("without", "message"),
     [
-        ("{{ tools[0]['name'] + '|' }}", "the chat template leaves out the tool 'sum': it has no place for 'tools'"),
-        ("{{ message['tool_calls'][0]['function']['name'] }}", r"leaves out the call of 'add' in message 2 \(assistant\)"),
+        ("{{ tools[0]['name'] + '|' }}", "the chat template leaves out tools: put the tools into the system prompt"),
+        ("{{ message['tool_calls'][0]['function']['name'] }}", r"leaves out a call of message 2 \(assistant\)"),
         ("{{ message['content'] }}", r"leaves out message 3 \(tool\)"),
     ],
 )
@@ -282,7 +283,7 @@ def test_a_missing_space_after_the_opening_is_the_prompt_s():
 
 def test_what_a_template_refuses_is_the_row_s_fault():
     tokenizer = byte_tokenizer("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML)
-    with pytest.raises(Malformed, match="refuses a conversation of roles system, user: no system"):
+    with pytest.raises(Malformed, match="refuses a conversation of roles system, user, assistant: no system"):
         Marker(tokenizer, system_prompt="S").mark(talk(USER, YES))
 
 

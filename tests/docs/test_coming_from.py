@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rlhf_translate.elsewhere import names
 from ruamel.yaml import YAML
 
 from rlhf_host.cli.main import main
-from rlhf_host.config.flags import known_flags
+from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.tree import MANY, SINGLE, Names
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.elsewhere import names
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import find, load, options_model
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_host.plugins.catalogue import offered
 
@@ -44,12 +45,15 @@ LISTED = [
 def sandbox(tmp_path_factory, tiny_model, prompts):
     """A working directory where the models, files and the run that pages name are at hand, tiny."""
     folder = tmp_path_factory.mktemp("sandbox")
+    scores = tmp_path_factory.mktemp("reward_model")
+    AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1, dtype="auto").save_pretrained(scores)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(scores)
     for page in WRITTEN:
         for words in commands(page):
             for flag, value in pairwise(words):
                 if flag.endswith(".model") and not PLACEHOLDER.match(value) and not (folder / value).exists():
                     (folder / value).parent.mkdir(parents=True, exist_ok=True)
-                    (folder / value).symlink_to(tiny_model)
+                    (folder / value).symlink_to(scores if flag == "--reward-model.model" else tiny_model)
                 elif flag.endswith("data") and (path := value.partition("@")[0]).endswith(".jsonl"):
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(prompts, folder / path)
@@ -169,6 +173,8 @@ def check_train(flags):
     last = [] if {"--print-config", "--help"} & set(flags) else ["--dry-run"]
     if last and "--algo" not in flags and "--config" not in flags and "--preset" not in flags and "--resume" not in flags:
         last = ["--print-config"]
+    if "--resume" in flags and "--train.steps" not in flags:
+        last += ["--train.steps", "2"]  # the run at hand is finished
     done = rlhf(["train", *flags, *last])
     if done.exit_code and last == ["--dry-run"] and "no reward is chosen" in done.output:
         done = rlhf(["train", *flags, "--print-config"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlhf_host.config.flags import known_flags
+from rlhf_host.config.flag_names import known_flags
 from rlhf_host.plugins.discovery import GROUPS
 
 from .conftest import DOCS, GENERATED, ROOT
@@ -42,7 +42,7 @@ def test_the_catalogue_has_every_plugin_of_the_project(generator):
     rows = list(generator.published())
     assert {info.kind for info in rows} <= set(GROUPS)
     for info in rows:
-        flag = f"{generator.FLAGS[info.kind]} {info.name}"
+        flag = generator.typed(info)
         (line,) = re.findall(rf"^\| `{re.escape(flag)}` \| `{info.distribution}` \| (.+) \|$", text, re.M)
         assert len(line) > 10, f"{info.name} says nothing of itself: {line!r}"
 

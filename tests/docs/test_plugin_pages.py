@@ -21,6 +21,7 @@ KIND_OF = {
     "weight-sync": "weight_sync",
     "preset": "preset",
     "kernels": "kernels",
+    "command": "command",
 }
 PAGES = {name: DOCS / "plugins" / f"{name}.md" for name in KIND_OF} | {"kernels": DOCS / "kernels.md"}
 
@@ -45,9 +46,9 @@ RUNS = {
 
 
 def test_every_kind_that_authors_write_has_a_page():
-    plain = {"engine", "backend", "runtime"}
-    assert set(KIND_OF.values()) == set(GROUPS) - plain
-    assert all(path.is_file() for path in (*PAGES.values(), *(DOCS / f"{kind}s.md" for kind in plain)))
+    plain = {"engine": "engines", "backend": "backends", "runtime": "runtimes", "server": "serving"}
+    assert set(KIND_OF.values()) == set(GROUPS) - plain.keys()
+    assert all(path.is_file() for path in (*PAGES.values(), *(DOCS / f"{page}.md" for page in plain.values())))
 
 
 @pytest.mark.parametrize("kind", KIND_OF)

@@ -14,13 +14,14 @@ from rlhf_host.plugins.reward_functions import OFFERS
 from .conftest import DOCS, ROOT, blocks
 
 
-def test_the_script_of_the_python_page_runs(tiny_model, tmp_path, monkeypatch, capsys):
-    (source,) = [block.body for block in blocks(DOCS / "python.md") if block.title]
+@pytest.mark.parametrize(("script", "last"), [("first.py", "0.0"), ("ask.py", "")])
+def test_a_script_of_the_python_page_runs(script, last, tiny_model, tmp_path, monkeypatch, capsys):
+    (source,) = [block.body for block in blocks(DOCS / "python.md") if block.title == script]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models/SmolLM2-135M-Instruct").symlink_to(tiny_model)
-    exec(compile(source, "first.py", "exec"), {"__name__": "first"})
-    assert capsys.readouterr().out.splitlines()[-1] == "0.0"
+    exec(compile(source, script, "exec"), {"__name__": "script"})
+    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
 
 
 @pytest.mark.parametrize(

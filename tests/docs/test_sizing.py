@@ -166,7 +166,6 @@ def test_a_layer_keeps_as_much_for_the_backward_pass(sizing, config, autocast):
         assert per_layer(adapted, autocast) <= sizing.layer(sizes, autocast)
 
 
-@pytest.mark.slow
 def test_deepspeed_has_as_many_bytes_a_weight(sizing):
     pytest.importorskip("deepspeed")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlhf_host.config.run_dir import locked
+from tests.chat_models import save_chat_model
 
 from .conftest import DOCS
 
@@ -152,7 +154,22 @@ def not_json(said, tmp_path):
     return said("--data", tmp_path / "rows.jsonl")
 
 
+def rows_of(said, folder, **columns):
+    (folder / "odd.jsonl").write_text(json.dumps(columns) + "\n")
+    save_chat_model(folder / "chat")
+    return said("--data", folder / "odd.jsonl", "--actor.model", folder / "chat", "--reward", "math_verifier")
+
+
+def thoughts(said, folder):
+    talk = [("user", "1+1="), ("assistant", "2"), ("user", "2+2=")]
+    prompt = [{"role": role, "content": text, **({"reasoning": "hm"} if role == "assistant" else {})} for role, text in talk]
+    return rows_of(said, folder, prompt=prompt, label="4")
+
+
 CAUSES = {
+    "cannot judge the row": lambda said, tmp: rows_of(said, tmp, prompt="1+1=", result="2"),
+    "the chat template leaves out": thoughts,
+    "is rendered already": lambda said, tmp: rows_of(said, tmp, prompt="<|im_start|>user\n1+1=<|im_end|>\n", label="2"),
     "no algo named": lambda said, tmp: said("--algo", "gropo"),
     "is provided by": lambda said, tmp: said("--reward", "twice"),
     "is for rlhf-host": lambda said, tmp: said("--reward", "tomorrow"),

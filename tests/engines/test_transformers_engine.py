@@ -12,7 +12,7 @@ from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import EngineStart
+from rlhf_host.protocols import Counting, EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline, OneThread
 
@@ -222,14 +222,35 @@ def test_the_models_positions_bound_a_row(llama):
         (Request((), Sampling(4), (0,)), "empty prompt"),
         (Request((3,) * 96, Sampling(4), (0,)), "96 tokens leaves no room in the engine's 96 positions"),
         (Request((3, 99), Sampling(4), (0,)), "token 99 is not in the model's vocabulary of 31"),
-        (Request((3,), Sampling(0), (0,)), "max_new_tokens ≥ 1"),
-        (Request((3,), Sampling(4, temperature=-1.0), (0,)), r"temperature 0 \(greedy\) or ≥ 0 is"),
-        (Request((3,), Sampling(4, top_p=0.0), (0,)), "top_p in"),
+        (Request((3,), Sampling(0), (0,)), "max_new_tokens should be a whole number from 1 to"),
+        (
+            Request((3,), Sampling(4, temperature=1e-39), (0,)),
+            r"temperature should be 0 \(greedy\), or a number from 0.01 to 100",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_the_door(llama, request_, message):
     with pytest.raises(UserError, match=message):
         sample(engine_for(llama), [Request((3, 4), Sampling(4), (1,)), request_])
+
+
+def test_a_request_that_breaks_the_model_fails_alone(llama):
+    engine, requests = engine_for(llama), requests_for(lambda i, j: Sampling(9))
+    bad = Request((29, 29, 29), Sampling(9), (9,))
+
+    def spoil(module, args, out):
+        return torch.where((args[0][:, :3] == 29).all(-1)[:, None, None], torch.nan, out) if args[0].shape[1] > 1 else out
+
+    llama.model.embed_tokens.register_forward_hook(spoil)
+
+    async def main():
+        engine.expect(len(requests) + 1)
+        asked = [engine.generate(one.token_ids, one.sampling, one.key) for one in [*requests, bad]]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    *others, broken = asyncio.run(main())
+    assert isinstance(broken, RunError)
+    assert [one.token_ids for one in others] == [one.token_ids for one in sample(engine, requests)]
 
 
 def test_a_model_that_broke_is_a_run_error(llama):
@@ -563,3 +584,15 @@ def test_autocast_samples_what_the_trainer_computes_in_bfloat16(build):
                 parameter.mul_(1.05)
     assert decoder_of(engine) == "PlainDecoder"
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_tokens_are_counted_while_they_are_sampled(llama):
+    """Also those of answers that end early, and before any is given."""
+    engine, seen = engine_for(llama), []
+    sampled = engine._take_in
+    engine._take_in = lambda: (seen.append(engine.sampled), sampled())
+    answers = sample(engine, requests_for(lambda i, j: Sampling(max_new_tokens=1 + i + j)))
+    assert isinstance(engine, Counting)
+    assert engine.sampled == sum(len(answer.token_ids) for answer in answers)
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < engine.sampled

@@ -1,11 +1,19 @@
 """What the vLLM engine says of itself, without vLLM."""
 
+import asyncio
+import threading
 import time
+from collections import deque
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
+from rlhf_host.engines.requests import Request
 from rlhf_host.engines.vllm_engine import STEP_S, VLLMEngine
+from rlhf_host.engines.vllm_requests import Call
+from rlhf_host.errors import RunError
+from rlhf_host.records.episodes import Sampling
 
 
 @pytest.mark.parametrize(
@@ -25,3 +33,48 @@ def test_an_engine_tells_that_its_core_died_or_was_stopped_in_a_step(core_died, 
     engine._step_began = None if step_s is None else time.perf_counter() - step_s
     engine.llm = SimpleNamespace(engine_core=SimpleNamespace(resources=SimpleNamespace(engine_dead=core_died)))
     assert engine.dead is dead
+
+
+class Scripted(VLLMEngine):
+    """Its thread's own loop, over a core that does what a script says."""
+
+    def __init__(self, **core):
+        self.multiprocess, self._failure, self._closed, self._step_began, self.busy_s = True, None, False, None, 0.0
+        self._actions, self._running, self._condition = deque(), {}, threading.Condition()
+        self._thread = None
+        self._shared, self._scratch, self.version = set(), SimpleNamespace(close=lambda: None), 0
+        self.llm = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None), **core)
+
+    def _start(self, start):
+        pass
+
+    def play(self):
+        self._work(None, Future())
+
+
+def test_what_waits_behind_an_action_that_ends_the_engine_hears_of_it():
+    def die():
+        raise RuntimeError("the core is gone")
+
+    engine = Scripted()
+    engine._post(die)
+    waiting = [engine._submit(lambda: None), engine._submit(lambda: None)]
+    engine.play()
+    for future in waiting:
+        with pytest.raises(RunError, match="engine vllm died: the core is gone"):
+            future.result(timeout=1)
+
+
+def test_answers_of_a_step_that_fails_while_they_are_read_are_not_lost():
+    async def run():
+        loop = asyncio.get_running_loop()
+        calls = [Call(Request((5,), Sampling(8), (0, 0, 0)), loop) for _ in range(2)]
+        outputs = [SimpleNamespace(finished=True, request_id=str(number)) for number in range(2)]  # without tokens
+        engine = Scripted(step=lambda: outputs)
+        engine._running = {"0": calls[0], "1": calls[1]}
+        await asyncio.to_thread(engine.play)
+        for call in calls:
+            with pytest.raises(RunError, match="engine vllm died"):
+                await asyncio.wait_for(call.future, 1)
+
+    asyncio.run(run())

@@ -55,17 +55,21 @@ SHARED_KEYS = {"layer_types": 2 * SLIDING["layer_types"], "num_hidden_layers": 4
 ZAMBA = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 
-LONG_ROPE = {
-    "sliding_window": None,
-    "original_max_position_embeddings": WINDOW,
-    "rope_parameters": {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "original_max_position_embeddings": WINDOW,
-        "short_factor": [1.0, 1.1, 1.2, 1.3],
-        "long_factor": [2.0, 3.0, 5.0, 8.0],
-    },
-}
+
+def long_rope(window: int) -> dict[str, Any]:
+    """Settings of rotary positions that change for rows longer than ``window``."""
+    return {
+        "sliding_window": None,
+        "original_max_position_embeddings": window,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": window,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [2.0, 3.0, 5.0, 8.0],
+        },
+    }
+
 
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "gemma3_text", "laguna"), SLIDING),
@@ -161,7 +165,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-bidirectional": ("bert", {"is_decoder": False}),
     "doge-moe": ("doge", {"is_moe": True}),  # its router mixes up a row's tokens
     "gemma2-eager": ("gemma2", {"attn_implementation": "eager"}),
-    "phi3-long-rope": ("phi3", LONG_ROPE),
+    "phi3-long-rope": ("phi3", long_rope(WINDOW)),
 }
 """Settings of a family that change what is computed: name → family, what is set."""
 
@@ -171,9 +175,10 @@ def families() -> dict[str, type[PreTrainedConfig]]:
     return {cls.model_type: cls for cls in MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
-def miniature(name: str) -> PreTrainedModel:
-    """A model of the family or variant with weights that make every part matter."""
+def miniature(name: str, **settings: Any) -> PreTrainedModel:
+    """A model of the family or variant, with these settings beside its own and weights that make every part matter."""
     model_type, changes = VARIANTS.get(name, (name, {}))
+    changes = {**changes, **settings}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(small(families()[model_type], **changes)).eval()

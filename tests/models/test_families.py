@@ -23,7 +23,7 @@ from rlhf_host.protocols import EngineStart, Use
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
 
-from .miniatures import OUTSIDE, VARIANTS, VOCABULARY, WINDOW, families, miniature
+from .miniatures import OUTSIDE, VARIANTS, VOCABULARY, WINDOW, families, long_rope, miniature
 
 OUTCOMES = {
     "shared shared plain": """
@@ -223,6 +223,18 @@ def test_long_rope_is_noticed_far_beyond_its_original_length():
     use = Use(purpose="sample", device=torch.device("cpu"), dtype=torch.float32, autocast=None)
     with pytest.raises(UserError, match=r"Phi3ForCausalLM cannot be sampled .* changes with the length of its row"):
         TriedKernels().decoder(model, use, 120)
+
+
+@pytest.mark.parametrize("window", [3, 5, 8, 12, 15])
+def test_long_rope_is_noticed_where_its_original_length_is_small(window):
+    model = miniature("phi3", **long_rope(window))
+    prompts, ids, mask = rows_of([20, 20, 2], [10, 6, 1])
+    with pytest.warns(UserWarning, match="rows of Phi3ForCausalLM run one by one"):
+        outputs = Passes(model).forward(prompts, ids, mask, temperature=TEMPERATURE)
+    torch.testing.assert_close(outputs.logprobs, one_by_one(model, prompts, ids, mask)[0], rtol=1e-5, atol=1e-5)
+    use = Use(purpose="sample", device=torch.device("cpu"), dtype=torch.float32, autocast=None)
+    with pytest.raises(UserError, match=r"Phi3ForCausalLM cannot be sampled .* changes with the length of its row"):
+        TriedKernels().decoder(model, use, 32)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from rlhf_host.models.loading import load_model, load_tokenizer
 from rlhf_host.models.passes import Passes
 from rlhf_host.models.places import find_model
 
+from .miniatures import miniature
+
 PROMPTS, IDS = [[5, 6, 7], [8, 9]], torch.tensor([[10, 11, 12], [13, 14, 15]])
 MASK = torch.ones_like(IDS, dtype=torch.bool)
 
@@ -134,6 +136,31 @@ def test_a_frozen_scalar_role_never_has_a_random_head(tmp_path):
         load_model(role(tmp_path / "encoder"), head="scalar")
 
 
+@pytest.mark.parametrize("family", ["codegen", "rwkv", "cpmant"])
+def test_configurations_without_a_padding_token_get_a_scalar_head(family, tiny_model, tmp_path):
+    miniature(family).save_pretrained(tmp_path / "model")
+    critic = load_model(role(tmp_path / "model", tokenizer=str(tiny_model)), head="scalar", trainable=True)
+    torch.nn.init.ones_(critic.score.weight)
+    critic.save_pretrained(tmp_path / "critic")
+    again = load_model(role(tmp_path / "critic"), head="scalar")
+    values = (Passes(model).forward(PROMPTS, IDS, MASK, outputs=frozenset({"values"})).values for model in (critic, again))
+    assert torch.equal(*values)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("blt", "BltForCausalLM cannot have a scalar head"),
+        ("trocr", "TrOCRForCausalLM cannot have a scalar head"),
+        ("ctrl", "CTRLForSequenceClassification has no scalar head"),
+    ],
+)
+def test_families_that_cannot_have_a_scalar_head_are_refused_by_name(family, message, tmp_path):
+    miniature(family).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_model(role(tmp_path), head="scalar", trainable=True)
+
+
 def write_gguf(path: Path, hidden: int = 32, vocabulary: int = 40) -> numpy.ndarray:
     """A random one-layer Llama in the format of llama.cpp; returns its embedding."""
     gguf = pytest.importorskip("gguf")
@@ -177,6 +204,13 @@ def test_a_gguf_file_becomes_an_ordinary_float32_model(tiny_model, tmp_path):
     critic = load_model(role(tmp_path / "model.gguf", tokenizer=str(tiny_model)), head="scalar", trainable=True)
     assert torch.equal(critic.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
     assert not critic.score.weight.any()
+
+
+def test_a_gguf_file_in_16_bits_has_positions_in_32(tmp_path):
+    write_gguf(tmp_path / "model.gguf")
+    model = load_model(role(tmp_path / "model.gguf", dtype="bfloat16"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
 def test_a_tokenizer_without_a_pad_token_pads_with_eos(tiny_model, tmp_path):

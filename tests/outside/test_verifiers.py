@@ -13,11 +13,12 @@ from rlhf_plugin_verifiers import Verifiers, VerifiersTasks
 from safetensors.torch import load_file
 
 from rlhf_host import Episode, EpisodeFailed, Sampling, UserError
-from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import find
+from rlhf_host.rollouts.endpoints import Endpoints
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.testing import ScriptedEngine
 from tests.chat_models import save_chat_model
 from tests.data.conftest import byte_tokenizer
@@ -184,8 +185,9 @@ def play(files):
             endpoints = Endpoints()
             manager = PluginManager([Loaded("agent", "verifiers", find("agent", "verifiers"), agent)])
             rollout = RolloutConfig(episode_retries=0, episode_timeout_s=100)
-            engine, sampling = ScriptedEngine(script), Sampling(max_new_tokens=200)
-            episodes = Episodes(manager, engine, tokenizer, DataConfig(), sampling, max_tokens, rollout, endpoints=endpoints)
+            model = SampledModel(engine=ScriptedEngine(script), tokenizer=tokenizer)
+            settings = EpisodeSettings(sampling=Sampling(max_new_tokens=200), max_tokens=max_tokens, rollout=rollout)
+            episodes = Episodes(manager, model, settings, endpoints)
             try:
                 playing = [episodes.play(Episode(f"e{n}", "g", task, sample=n)) for n, task in enumerate(tasks)]
                 return await asyncio.gather(*playing, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A plugin's wheel, alone with the host's in a clean environment, passes its own tests.
+"""A plugin's wheel, alone with the host's and those that it requires in a clean environment, passes its own tests.
 
 `make test-wheels` does so with every distribution, which takes minutes; `make test` with the first one.
 """
@@ -8,20 +8,48 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {path.parent.name: path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml"))}
 CHOSEN = list(PROJECTS) if os.environ.get("RLHF_TEST_WHEELS") == "all" else ["rlhf-plugin-rloo"]
 
 
+RUN = """
+import sys
+from click.testing import CliRunner
+from rlhf_host.cli.main import main
+print(CliRunner().invoke(main, sys.argv[1:], prog_name="rlhf").stderr)
+"""
+
+
+def test_the_host_alone_says_which_package_has_a_command(wheels, new_environment, tmp_path):
+    alone = new_environment(wheels["rlhf-host"])
+    index = json.loads((ROOT / "rlhf_host/plugins/index.json").read_text(encoding="utf-8"))
+    commands = {
+        plugin["name"]: entry["name"]
+        for entry in index["distributions"]
+        for plugin in entry["plugins"]
+        if plugin["kind"] == "command" and entry["name"] != "rlhf-host"
+    }
+    assert commands["translate"] == "rlhf-translate"
+    for name, distribution in commands.items():
+        said = alone("python", "-c", RUN, *name.split("."), cwd=tmp_path)
+        last = name.rpartition(".")[2]
+        assert said == f"Error: no command {last!r} is installed; pip install --find-links dist {distribution}\n\n"
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_plugin_alone_with_the_host_passes_its_own_tests(name, wheels, new_environment, tmp_path):
-    alone = new_environment(wheels["rlhf-host"], wheels[name])
+    required = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {name, *(Requirement(text).name for text in required)} & wheels.keys()
+    alone = new_environment(*(wheels[one] for one in names))
     listed = json.loads(alone("rlhf", "plugins", "--json", cwd=tmp_path))
-    assert {plugin["distribution"] for plugin in listed} == {"rlhf-host", name}
+    assert {plugin["distribution"] for plugin in listed} == names
     assert {plugin["status"] for plugin in listed} == {"ok"}
     # A copy, so that nothing of the source tree beside the tests can stand in for what was installed.
     shutil.copytree(PROJECTS[name] / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))

@@ -140,9 +140,9 @@ def test_the_licence_travels_with_the_host(wheels):
         assert "Apache License" in archive.read(path).decode()
 
 
-def test_the_names_of_other_projects_travel_with_the_host(wheels):
-    with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
-        assert archive.read("rlhf_host/_coming_from.md") == (ROOT / "docs" / "coming-from.md").read_bytes()
+def test_the_names_of_other_projects_travel_with_their_package(wheels):
+    with zipfile.ZipFile(wheels["rlhf-translate"]) as archive:
+        assert archive.read("rlhf_translate/coming_from.md") == (ROOT / "docs" / "coming-from.md").read_bytes()
 
 
 def test_the_recipes_and_their_data_travel_with_the_host(wheels):

@@ -6,11 +6,13 @@ import asyncio
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from rlhf_host import Drop, LossTerm, Metric, RunError, Stop, hookimpl
 from rlhf_host.hookspecs import RULES
+from rlhf_host.plugins.answers import other_answer
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.threads import Threads
@@ -51,11 +53,20 @@ def arguments(hook):
     return {name: given.get(name) for name in spec_arguments(hook)}
 
 
+TERM = LossTerm("x", torch.zeros(2))
+LOSS = "a list of LossTerm or Metric or None"
+
+
 @pytest.mark.parametrize(
     ("hook", "answer", "message"),
     [
         ("needs", {}, "a dict from needs, expected Needs or None"),
-        ("draw_tasks", None, "a NoneType from draw_tasks, expected Iterable"),
+        ("load_tasks", 3, "an int from load_tasks, expected a list of tasks or None"),
+        ("load_tasks", {"prompt": "a"}, "a dict from load_tasks, expected a list of tasks or None"),
+        ("draw_tasks", None, "a NoneType from draw_tasks, expected a list of tasks or their numbers"),
+        ("make_rows", None, "a NoneType from make_rows, expected a list of trajectories"),
+        ("make_rows", [1], "an int in a list from make_rows, expected a list of trajectories"),
+        ("state_dict", [1], "a list from state_dict, expected Mapping or None"),
         ("keep_group", "no", "a str from keep_group, expected bool or Drop or None"),
         ("transform_rewards", None, "NoneType from transform_rewards, expected a tensor [2]"),
         ("shape_rewards", torch.zeros(2), "[2] from shape_rewards, expected a tensor [2, 3]"),
@@ -63,7 +74,18 @@ def arguments(hook):
         ("compute_advantages", torch.zeros(2, 3), "a Tensor from compute_advantages, expected Advantages"),
         ("prepare_batch", [1], "a list from prepare_batch, expected Mapping or None"),
         ("importance_weights", torch.ones(2, 1), "[2, 1] from importance_weights, expected a tensor [2, 3] or [2]"),
-        ("compute_loss", LossTerm("x", torch.zeros(2)), "a LossTerm from compute_loss, expected Iterable or None"),
+        ("compute_loss", TERM, f"a LossTerm from compute_loss, expected {LOSS}"),
+        ("compute_loss", torch.zeros(()), f"a Tensor from compute_loss, expected {LOSS}"),
+        ("compute_loss", torch.zeros(2, 3), f"a Tensor from compute_loss, expected {LOSS}"),
+        ("compute_loss", np.zeros((2, 3)), f"a ndarray from compute_loss, expected {LOSS}"),
+        ("compute_loss", {"loss": TERM}, f"a dict from compute_loss, expected {LOSS}"),
+        ("compute_loss", 0.5, f"a float from compute_loss, expected {LOSS}"),
+        ("compute_loss", "loss", f"a str from compute_loss, expected {LOSS}"),
+        ("compute_loss", (torch.zeros(()), {}), f"a Tensor in a tuple from compute_loss, expected {LOSS}"),
+        ("compute_loss", [TERM, None], f"a NoneType in a list from compute_loss, expected {LOSS}"),
+        ("compute_loss", iter([1.0]), f"a float in a list from compute_loss, expected {LOSS}"),
+        ("batch_statistics", [TERM], "a LossTerm in a list from batch_statistics, expected a list of Metric or None"),
+        ("batch_statistics", {"z": 1.0}, "a dict from batch_statistics, expected a list of Metric or None"),
         ("step_finished", "stop", "a str from step_finished, expected Stop or Adjust or None"),
     ],
 )
@@ -82,10 +104,48 @@ def test_an_answer_that_the_rule_does_not_have_names_the_plugin(hook, answer, me
         ("importance_weights", torch.ones(2)),
         ("step_finished", Stop("enough")),
         ("compute_loss", ()),
+        ("compute_loss", [TERM, Metric("m", 1.0)]),
+        ("draw_tasks", np.array([0, 1])),
+        ("load_tasks", [1, 2]),
     ],
 )
 def test_answers_of_the_rule_pass(hook, answer):
     assert manager(**{hook: lambda **_: answer}).one(hook, **arguments(hook)) is answer
+
+
+WRONG = {
+    "None": None,
+    "text": "x",
+    "number": 0.5,
+    "dict": {"x": 1},
+    "list": [1],
+    "numpy": np.zeros((2, 3)),
+    "scalar": torch.zeros(()),
+    "tensor [2]": torch.zeros(2),
+    "tensor [2, 3]": torch.zeros(2, 3),
+    "tensor [3, 2]": torch.zeros(3, 2),
+}
+FIT = {
+    **{hook: {"None"} for hook in ("needs", "keep_group", "loss_masks", "step_finished", "compute_loss", "batch_statistics")},
+    "load_tasks": {"None", "list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
+    "draw_tasks": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
+    "agent_run": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
+    "transform_rewards": {"tensor [2]"},
+    "shape_rewards": {"None", "tensor [2, 3]"},
+    "importance_weights": {"None", "tensor [2]", "tensor [2, 3]"},
+    "prepare_batch": {"None", "dict"},
+    "check_labels": {"None", "dict"},
+    "state_dict": {"None", "dict"},
+}
+"""What of these a hook may answer; what is in it is checked where it is used."""
+
+
+@pytest.mark.parametrize("hook", [hook for hook, rule in RULES.items() if rule.gives])
+def test_every_hook_is_named_with_what_it_should_have_given(hook):
+    for kind, answer in WRONG.items():
+        misfit = other_answer(RULES[hook], answer, {"experience": make_batch([2, 3], rewards=[1.0, 2.0])} | arguments(hook))
+        assert (misfit is None) == (kind in FIT.get(hook, ())), (kind, misfit)
+        assert misfit is None or all(misfit), (kind, misfit)
 
 
 @pytest.mark.parametrize("hook", ["log_metrics", "state_dict", "compute_advantages", "step_finished"])
@@ -205,7 +265,18 @@ def test_a_loss_term_is_made_of_a_tensor():
 def test_hooks_whose_answers_are_used_have_a_rule_for_them():
     free = {hook for hook, rule in RULES.items() if not rule.gives}
     assert free == {
-        *("run_started", "run_finished", "agent_close", "sync_connect", "sync_weights", "sync_close", "adjust"),
+        *("check_run", "run_started", "run_finished", "agent_close", "sync_connect", "sync_weights", "sync_close", "adjust"),
         *("log_metrics", "log_trajectories", "load_state_dict"),
-        *("load_tasks", "score", "make_rows", "state_dict"),  # checked item by item where they are used
+        "score",  # what it gets wrong leaves trajectories unjudged
     }
+
+
+def test_work_in_a_thread_that_ends_with_stop_iteration_is_heard_of():
+    """asyncio's futures have no room for it: who awaits one would wait for ever."""
+
+    async def run():
+        work = Threads(1).submit(lambda: next(iter(())))
+        return await asyncio.wait_for(asyncio.wrap_future(work), 5)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(run())

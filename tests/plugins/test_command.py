@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -288,15 +286,9 @@ def test_an_unknown_command_gets_its_near_match(site):
     ],
 )
 def test_errors_become_a_message_and_an_exit_code_without_a_traceback(site, raised, code, message):
-    (site.folder / "failing.py").write_text(
-        "import click\nfrom rlhf_host import *\nfrom rlhf_host.cli import main\n"
-        f"@click.command()\ndef fail():\n    raise {raised}\n"
-        "main.COMMANDS['fail'] = ('failing:fail', 'Fails.')\n"
-        "if __name__ == '__main__':\n    main.main(['fail'])\n"
-    )
-    path = os.pathsep.join([str(site.folder), os.path.dirname(os.path.dirname(rlhf_host.__file__))])
-    command = [sys.executable, str(site.folder / "failing.py")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    source = f"import click\nfrom rlhf_host import *\n@click.command()\ndef fail():\n    raise {raised}\n"
+    site.install("cmd-failing", {"rlhf.commands": "fail = cmd_failing:fail"}, {"cmd_failing.py": source})
+    done = site.rlhf("fail")
     assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
 
 

@@ -118,12 +118,12 @@ def test_functions_of_any_binding_and_other_names_are_hooks():
         @staticmethod
         @hookimpl
         def load_tasks():
-            return "static"
+            return ["static"]
 
         @classmethod
         @hookimpl
         def state_dict(cls):
-            return cls.__name__
+            return {"class": cls.__name__}
 
         @hookimpl(specname="keep_group")
         def filter(self, group):
@@ -135,8 +135,8 @@ def test_functions_of_any_binding_and_other_names_are_hooks():
 
     plugins = manager(extension_a=Odd())
     assert plugins.hooks("extension:a") == ["load_tasks", "keep_group", "state_dict"]
-    assert plugins.one("load_tasks", split="train", seed=0) == "static"
-    assert plugins.one("state_dict") == "Odd"
+    assert plugins.one("load_tasks", split="train", seed=0) == ["static"]
+    assert plugins.one("state_dict") == {"class": "Odd"}
     assert plugins.one("keep_group", group="g") is True
 
 
@@ -266,12 +266,12 @@ def test_plugins_that_join_later_are_called_after_the_others_and_alone():
         def load_tasks(self):
             return self.value
 
-    found = manager(extension_a=Adds(1))
-    assert found.call("extension:a", "load_tasks", split="train", seed=0) == 1
-    other = manager(extension_b=Adds(2)).loaded[0]
+    found = manager(extension_a=Adds([1]))
+    assert found.call("extension:a", "load_tasks", split="train", seed=0) == [1]
+    other = manager(extension_b=Adds([2])).loaded[0]
     found.add(other)
-    assert found.call("extension:a", "load_tasks", split="train", seed=0) == 1
-    assert found.each("load_tasks", split="train", seed=0) == [("extension:a", 1), ("extension:b", 2)]
+    assert found.call("extension:a", "load_tasks", split="train", seed=0) == [1]
+    assert found.each("load_tasks", split="train", seed=0) == [("extension:a", [1]), ("extension:b", [2])]
     assert found.loaded[1] is other
     with pytest.raises(PluginError, match="two plugins are called extension:b"):
         found.add(other)

@@ -7,10 +7,10 @@ import pickle
 import numpy as np
 import pytest
 
-from rlhf_host.config.schema import DataConfig
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.testing.engines import ScriptedEngine
 
@@ -53,7 +53,11 @@ def test_numpy_reads_them_without_copying():
 
 def test_an_answer_given_as_lists_takes_16_bytes_a_token_and_keeps_its_values():
     engine = ScriptedEngine(lambda ids, key: [5] * 1000, version=3)
-    episodes = Episodes(PluginManager([]), engine, None, DataConfig(), Sampling(1000), 2000)
+    episodes = Episodes(
+        PluginManager([]),
+        SampledModel(engine=engine, tokenizer=None),
+        EpisodeSettings(sampling=Sampling(1000), max_tokens=2000),
+    )
     answer = asyncio.run(episodes.generate([1], Sampling(1000), (0, 0, 0)))
     columns = (answer.token_ids, answer.logprobs, answer.versions)
     assert sum(np.asarray(column).nbytes for column in columns) == 16_000

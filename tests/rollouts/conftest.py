@@ -6,10 +6,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlhf_host import ScoreContext, Task
-from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.testing.engines import ScriptedEngine
 
@@ -25,8 +26,12 @@ def collect(tokenizer):
         engine = ScriptedEngine(script or (lambda ids, key: [4 + key[1]] * (1 + key[1] + ids[0] % 3)))
         sampling = sampling or Sampling(max_new_tokens=8)
         settings = settings or RolloutConfig()
-        episodes = Episodes(manager, engine, tokenizer, DataConfig(), sampling, max_tokens, settings)
-        collector = Collector(episodes, manager, settings, n=n, seed=7, split=split)
+        episodes = Episodes(
+            manager,
+            SampledModel(engine=engine, tokenizer=tokenizer, vocabulary=len(tokenizer)),
+            EpisodeSettings(sampling=sampling, max_tokens=max_tokens, rollout=settings),
+        )
+        collector = Collector(episodes, n=n, seed=7, split=split)
         drawn = iter(range(10_000))
 
         def draw(count):

@@ -22,10 +22,11 @@ from rlhf_host import (
     UserError,
     hookimpl,
 )
-from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.data.stream import Draw
 from rlhf_host.records.episodes import Sampling, Segment
 from rlhf_host.rollouts.collect import Collected, Collector, Played
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
 from rlhf_host.testing.engines import ScriptedEngine
@@ -72,6 +73,12 @@ def test_rewards_add_up_by_weight_and_scores_average(collect):
         (lambda ts: [float("nan")] * len(ts), "a reward that is not finite"),
         (lambda ts: [1e39] * len(ts), "a reward that is not finite"),
         (lambda ts: [Reward(parts={"style": 1e39})] * len(ts), "a reward that is not finite"),
+        (lambda ts: [Reward(parts={"a\nb": 1.0})] * len(ts), "parts of a reward have the name 'a"),
+        (
+            lambda ts: [Reward(parts={f"{n}": 1.0 for n in range(101)})] * len(ts),
+            "parts of a reward have 101 metrics; at most 100",
+        ),
+        (lambda ts: [Reward(1.0, metrics={3: 1.0})] * len(ts), "the name of a metric is a text, not 3"),
         (lambda ts: [Unjudged("the judge gave no JSON")] * len(ts), "p1: the judge gave no JSON"),
         (lambda ts: [Reward(1.0, turns=[5.0])] * len(ts), "value 1, turns 5"),
         (lambda ts: 1 / 0, "ZeroDivisionError"),
@@ -176,7 +183,7 @@ def test_dropped_groups_are_refilled_in_order_counted_and_bounded(collect):
         def keep_group(self, group):
             return 1
 
-    with pytest.raises(RunError, match="extension:p1 gave a int from keep_group, expected bool or Drop or None"):
+    with pytest.raises(RunError, match="extension:p1 gave an int from keep_group, expected bool or Drop or None"):
         collect(load(Length(), Vague()))
     with pytest.raises(RunError, match=r"no group was kept of 9 drawn: too easy \(9\)"):
         collect(load(Length(), Nothing()), settings=RolloutConfig(max_refills=2))
@@ -492,17 +499,9 @@ def cancels():
     raise asyncio.CancelledError
 
 
-class Odd(BaseException):
-    """Not an ``Exception``, as what test frameworks raise."""
-
-
-def leaves():
-    raise Odd("unusual")
-
-
 @pytest.mark.parametrize(
     ("first", "message"),
-    [(fails, "a broken tool"), (cancels, "group train-0-0 was cancelled, and not by the host"), (leaves, "unusual")],
+    [(fails, "a broken tool"), (cancels, "group train-0-0 was cancelled, and not by the host")],
 )
 def test_the_first_failure_ends_all_episodes_and_closes_them(collect, first, message):
     agent = Waits(first)
@@ -510,6 +509,20 @@ def test_the_first_failure_ends_all_episodes_and_closes_them(collect, first, mes
         collect(load(agent=agent), groups=2, n=3)
     assert len(agent.opened) == 6
     assert sorted(agent.closed) == sorted(agent.opened)
+
+
+class Odd(BaseException):
+    """Not an ``Exception``, as what test frameworks raise."""
+
+
+def test_what_is_no_exception_ends_its_episode_as_any_failure_of_an_agent_does(collect):
+    class Leaves(Guess):
+        @hookimpl
+        async def agent_step(self, episode, action):
+            raise Odd("unusual")
+
+    with pytest.raises(RunError, match="Odd: unusual"):
+        collect(load(agent=Leaves()), groups=2, n=3)
 
 
 def test_an_interrupt_ends_all_episodes_and_closes_them(collect, monkeypatch):
@@ -555,8 +568,12 @@ def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
     async def interrupted(agent):
         manager = load(agent=agent)
         engine = ScriptedEngine(lambda ids, key: [5])
-        episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(8), 64)
-        collector = Collector(episodes, manager, RolloutConfig(), n=2, seed=7, split="train")
+        episodes = Episodes(
+            manager,
+            SampledModel(engine=engine, tokenizer=tokenizer),
+            EpisodeSettings(sampling=Sampling(8), max_tokens=64),
+        )
+        collector = Collector(episodes, n=2, seed=7, split="train")
         draws = [Draw(Task("12", "12", index=0, source="made", prompt_ids=(3, 4)), 0)]
         running = asyncio.create_task(collector.run(draws, ScoreContext(), Collected()))
         for _ in range(2):

@@ -80,7 +80,7 @@ def test_an_agent_with_its_own_loop_has_a_deadline_for_the_episode(collect):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "agent:single_turn gave a NoneType from agent_run, expected Iterable"),
+        (None, "agent:single_turn gave a NoneType from agent_run, expected a list of trajectories"),
         (lambda episode: ["text"], "agent:single_turn gave a str from agent_run, expected Trajectory"),
     ],
 )
@@ -162,6 +162,68 @@ def test_an_answer_that_nobody_can_use_fails_its_episode_alone(collect, hook, an
     assert found.trajectories == 6
 
 
+class OddRequests(Own):
+    """Asks for what no engine can give, in the first episode of each group."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask = ask
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        if episode.sample == 0:
+            await self.ask(policy)
+        return await super().agent_run(episode, policy)
+
+
+def _generate(*, prompt=(5, 6), **change):
+    return lambda policy: policy.generate(prompt, dataclasses.replace(policy.sampling, **change))
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (_generate(temperature=1e-39), "ValueError: temperature should be 0 (greedy), or a number from 0.01 to 100, not 1e-39"),
+        (_generate(temperature=float("nan")), "ValueError: temperature should be"),
+        (_generate(top_k=1 << 70), "ValueError: top_k should be"),
+        (_generate(top_p=0.0), "ValueError: top_p should be"),
+        (_generate(max_new_tokens=0), "ValueError: max_new_tokens should be"),
+        (_generate(max_new_tokens=2.5), "ValueError: max_new_tokens should be"),
+        (_generate(stop=("",)), "ValueError: stop should be"),
+        (_generate(stop_token_ids=("x",)), "ValueError: stop_token_ids should be"),
+        (_generate(prompt=[]), "ValueError: token_ids: there are none"),
+        (_generate(prompt=[5, 1 << 30]), "ValueError: token_ids: tokens are whole numbers from 0 to"),
+        (_generate(prompt=[-1]), "ValueError: token_ids: tokens are"),
+        (_generate(prompt=[1.5]), "ValueError: token_ids: tokens are"),
+        (lambda policy: policy.chat([{"role": "user", "content": "hi"}], stop=[3]), "ValueError: stop should be"),
+        (lambda policy: policy.chat([{"role": "user", "content": "hi"}], max_new_tokens=-1), "ValueError: max_new_tokens"),
+    ],
+)
+def test_a_request_that_no_engine_can_answer_fails_its_episode_alone(collect, ask, told):
+    found, _ = collect(load(agent=OddRequests(ask)), groups=2, n=4, split="eval")
+    assert found.trajectories == 6
+    [(reason, count)] = found.failed.items()
+    assert count == 2
+    assert told in reason
+
+
+class OddRows(Own):
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        [row] = await super().agent_run(episode, policy)
+        if episode.sample == 0:
+            row.segments[0].token_ids = [1 << 30]
+        return [row]
+
+
+@pytest.mark.parametrize("agent", [OddRows(), Troubled("agent_step", lambda: Step([3, 1 << 30]))])
+def test_tokens_that_the_model_does_not_have_fail_their_episode_alone(collect, agent):
+    found, _ = collect(load(agent=agent), groups=2, n=4)
+    assert found.trajectories == 6
+    [reason] = found.failed
+    assert "tokens are whole numbers from 0 to" in reason
+
+
 def test_too_many_failures_end_the_run(collect):
     with pytest.raises(
         RunError, match=r"2 of 2 trajectories could not .* failed in agent_step: OSError: the sandbox is gone \(2"
@@ -184,9 +246,10 @@ def test_the_user_s_and_the_host_s_own_errors_end_the_run(collect):
     [
         (Step({"role": "user", "content": "x"}), "gave an observation of the type dict; it is a text, messages or token ids"),
         (Step(5), "gave an observation of the type int"),
-        (Step([10**12]), "messages with a role each, or token ids"),
+        (Step([10**12]), "gave an observation whose tokens are whole numbers from 0 to"),
         (Step(["a", "b"]), "messages with a role each, or token ids"),
         (Step("x", metrics=None), "gave metrics of the type NoneType"),
+        (Step(done=True, metrics={3: 1.0}), "gave a metric with the name 3; a name is a text"),
         (Step(done=True, score="good"), "gave the score 'good'"),
         (Step(done=True, reward=[1.0]), r"gave \[1.0\] as a reward"),
     ],

@@ -12,6 +12,7 @@ from collections import Counter
 
 from rlhf_host import EpisodeFailed, Step, hookimpl
 from rlhf_host.config.schema import RolloutConfig
+from rlhf_host.rollouts.policy import Expected
 
 from .playing import load
 
@@ -93,3 +94,19 @@ def test_every_episode_ends_in_exactly_one_way(collect):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     play()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB: a second time needs no more memory"
+
+
+def test_a_call_that_outlives_its_episode_is_counted_no_more():
+    """Engines would wait for one episode too few from then on."""
+    changes: list[int] = []
+
+    async def main():
+        expected = Expected(changes.append, next_s=0.01)
+        expected.begin()
+        expected.asks()
+        expected.end()
+        expected.answered()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    assert changes == []

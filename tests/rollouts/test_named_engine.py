@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from rlhf_host.config.schema import DataConfig
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Generation, Sampling
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 
 NAN = float("nan")
@@ -34,6 +34,10 @@ def test_what_an_engine_gets_wrong_is_told_with_its_name(answer, message):
                 raise answer
             return answer
 
-    episodes = Episodes(PluginManager([]), Engine(), None, DataConfig(), Sampling(3), 8, engine_name="engine acme")
+    episodes = Episodes(
+        PluginManager([]),
+        SampledModel(engine=Engine(), tokenizer=None, engine_name="engine acme"),
+        EpisodeSettings(sampling=Sampling(3), max_tokens=8),
+    )
     with pytest.raises(RunError, match=re.escape(f"engine acme failed in generate: {message}")):
         asyncio.run(episodes.generate([1], Sampling(3), (0, 0, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 import tracemalloc
@@ -12,12 +13,13 @@ from dataclasses import replace
 import pytest
 
 from rlhf_host import Drop, RunError, ScoreContext, Step, Task, hookimpl
-from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.rollouts import watch
 from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
 from rlhf_host.rollouts.overtaking import Overtaking
@@ -63,8 +65,12 @@ def pipeline(tokenizer):
         manager = load(Length(), *plugins, agent=agent or Slow())
         gate = Gate(Slept(lambda ids, key: [4 + key[1], 5]))
         settings = settings or RolloutConfig(max_refills=3)
-        episodes = Episodes(manager, gate.client(), tokenizer, DataConfig(), Sampling(max_new_tokens=8), 64, settings)
-        collector = Collector(episodes, manager, settings, n=2, seed=7, split="train")
+        episodes = Episodes(
+            manager,
+            SampledModel(engine=gate.client(), tokenizer=tokenizer),
+            EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=64, rollout=settings),
+        )
+        collector = Collector(episodes, n=2, seed=7, split="train", gate=gate)
         tasks = [Task("12", "12", {"ms": each}, index=i, source="made", prompt_ids=(3, 4)) for i, each in enumerate(ms)]
         stream = TaskStream(TaskSet({"made": tasks}, {"made": 1.0}), shuffle=False)
         sizes = batch, depth, steps, batch * (1 + settings.max_refills)
@@ -186,7 +192,8 @@ def test_with_depth_0_what_is_dropped_is_replaced_at_once_and_nothing_is_open_af
         started = time.monotonic()
         first = await made.next_rollouts(ScoreContext(step=1))
         assert time.monotonic() - started < 0.55
-        assert (made._open, made._playing) == ({}, 0)
+        assert not made._open
+        assert not made.collector.open
         state = made.state_dict()
         await made.published(1)
         second = await made.next_rollouts(ScoreContext(step=2))
@@ -420,9 +427,117 @@ def test_a_rollout_in_which_nothing_moves_is_told_and_ended(pipeline, depth, mon
     assert "4 requests are with the engine" in caplog.text if depth == 0 else "and 1 more; 8 requests" in caplog.text
 
 
-def test_a_slow_rollout_in_which_something_moves_is_left_alone(pipeline, monkeypatch, caplog):
+def told(pipeline, caplog, monkeypatch, prepare=lambda made, gate: None, **settings):
+    """What the log says of a rollout in which nothing moves, and the error that ends it."""
     monkeypatch.setattr(watch, "SAY_S", 0.05)
-    made, gate = pipeline([30 * i for i in range(16)], depth=1, settings=RolloutConfig(stall_s=0.2), batch=8, steps=1)
+    made, gate = pipeline([1] * 8, settings=RolloutConfig(stall_s=0.4), **settings)
+    prepare(made, gate)
+    with pytest.raises(RunError) as ended:
+        asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
+    return caplog.text, str(ended.value)
+
+
+def test_a_stall_names_the_hook_that_does_not_answer(pipeline, caplog, monkeypatch):
+    class Stuck(Slow):
+        @hookimpl
+        async def agent_step(self, episode, action):
+            await asyncio.sleep(3600)
+
+    said, ended = told(pipeline, caplog, monkeypatch, agent=Stuck())
+    assert "and 1 more; 8 calls of agent_step are with agent:single_turn" in said
+    assert "requests are with" not in said
+    assert ended.endswith("8 calls of agent_step are with agent:single_turn")
+
+
+def test_requests_that_failed_or_were_cancelled_are_not_with_the_engine(pipeline, caplog, monkeypatch):
+    """The agent gives up on its first two, and waits for the third."""
+
+    class Odd(Slept):
+        async def generate(self, token_ids, sampling, key):
+            await asyncio.sleep(3600)
+
+    class Impatient:
+        @hookimpl
+        async def agent_run(self, episode, policy):
+            for _ in range(2):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(policy.generate([3, 4]), 0.01)
+            await policy.generate([3, 4])
+
+    def prepare(made, gate):
+        gate.engine = Odd(lambda ids, key: [4])
+
+    said, _ = told(pipeline, caplog, monkeypatch, prepare, agent=Impatient())
+    assert "; 8 requests are with the engine; 8 calls of agent_run are with agent:single_turn" in said
+
+
+def test_a_deadlock_of_the_host_is_noticed_at_once_and_said(pipeline):
+    """A gate that nobody opens: nothing is with the engine, and no plugin is at work."""
+    made, gate = pipeline([1] * 8, settings=RolloutConfig(stall_s=0.0))  # no other limit
+
+    async def run():
+        await made.published(0)
+        gate.close()
+        started = time.monotonic()
+        with pytest.raises(RunError) as ended:
+            await asyncio.wait_for(made.next_rollouts(ScoreContext(step=1)), 20)
+        await made.close()
+        return str(ended.value), time.monotonic() - started
+
+    message, seconds = asyncio.run(run())
+    assert message.startswith("the rollout would wait for ever: train-0 plays for 5 s, train-1")
+    assert "no request is with the engine, and no plugin is at work; 8 requests wait for new weights" in message
+    assert message.endswith("This is a mistake of rlhf-host: please report it")
+    assert seconds < 7
+
+
+def test_a_wait_of_the_host_that_ends_by_itself_is_no_deadlock(pipeline, monkeypatch):
+    """Between two calls of plugins the event loop is busy for longer than the watch waits."""
+    monkeypatch.setattr(watch, "SAY_S", 0.01)
+
+    class Busy(Slow):
+        @hookimpl
+        async def agent_step(self, episode, action):
+            time.sleep(0.02)
+            return Step(done=True)
+
+    made, gate = pipeline([1] * 8, agent=Busy())
+    assert len(asyncio.run(steps_of(made, gate, 2))) == 2
+
+
+def test_a_draw_that_is_ended_before_it_begins_is_not_expected_at_the_engine(pipeline):
+    made, gate = pipeline([1] * 8)
+
+    async def run():
+        draw = made.stream.draw(1, 0)[0]
+        task = made.collector.begin("train-0", draw, ScoreContext())
+        assert gate.expected[0] == 2
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+        assert (gate.expected[0], made.collector.open) == (0, set())
+
+    asyncio.run(run())
+
+
+def test_a_draw_that_was_given_back_may_take_long_to_end(pipeline, monkeypatch):
+    """Its number is drawn again meanwhile."""
+    monkeypatch.setattr("rlhf_host.rollouts.pipeline.CLOSE_S", 0.01)
+
+    class Lingers(Slow):
+        @hookimpl
+        async def agent_close(self, episode):
+            await asyncio.sleep(0.2 * (episode.task.metadata["ms"] == 50))
+
+    made, gate = pipeline([1, 1, 1, 1, 1, 50, 50, 50] * 4, Odd(), depth=0, steps=4, agent=Lingers())
+    batches = asyncio.run(steps_of(made, gate, 4))
+    assert [indices for indices, _ in batches] == [[1, 3], [5, 7], [9, 11], [13, 15]]
+    assert (gate.expected[0], made.collector.open) == (0, set())
+
+
+def test_a_slow_rollout_in_which_something_moves_is_left_alone(pipeline, monkeypatch, caplog):
+    monkeypatch.setattr(watch, "SAY_S", 0.4)
+    made, gate = pipeline([100 * i for i in range(16)], depth=1, settings=RolloutConfig(stall_s=1.0), batch=8, steps=1)
     asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
     assert not caplog.messages
 
@@ -473,13 +588,13 @@ def test_with_depth_0_draws_begin_in_advance_and_the_surplus_is_played_again_in_
             collected = await made.next_rollouts(ScoreContext(step=step))
             seconds.append(time.monotonic() - started)
             batches.append([group.task.index for group in collected.groups])
-            open_after.append((len(made._open), made._playing, len(made._tasks), made.collector.open))
+            open_after.append((len(made._open), len(made._tasks), len(made.collector.open)))
             await made.published(step)
         await made.close()
 
     asyncio.run(run())
     assert batches == [[1, 3, 5, 7], [9, 11, 13, 15], [17, 19, 21, 23], [25, 27, 29, 31]]
-    assert open_after == [(0, 0, 0, {})] * 4, "nothing is open after a step"
+    assert open_after == [(0, 0, 0)] * 4, "nothing is open after a step"
     assert max(seconds[1:]) < 0.3 < 0.1 * 5, "replacing one after the other takes 0.1 s at least four times"
     started = Counter(agent.closed)
     assert all(started[index] in (2, 4, 6) for index in range(32)), "every sample of every draw ended properly"

@@ -10,9 +10,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rlhf_runs.names import names_of
+from rlhf_runs.report import page
 
-from rlhf_host.runs.directory import RunDirectory, names_of
-from rlhf_host.runs.report import page
+from rlhf_host.runs.directory import RunDirectory
 
 pytest.importorskip("plotly")
 
@@ -108,7 +109,7 @@ def test_turns_and_branches(run, killed):
 
 
 def test_the_newest_answers_come_first_where_not_all_fit(run, monkeypatch):
-    from rlhf_host.runs import report
+    from rlhf_runs import report
 
     monkeypatch.setattr(report, "MOST", 3_000)
     text, [notice] = page([RunDirectory(run)], ["first"])
@@ -121,7 +122,7 @@ def test_the_newest_answers_come_first_where_not_all_fit(run, monkeypatch):
 def test_the_command(rlhf_process, rlhf_here, run, killed, tmp_path):
     done = rlhf_process.run("report", run, killed, "-o", tmp_path / "page.html")
     assert done.stdout.startswith(f"{tmp_path}/page.html (")
-    assert "http" not in re.sub(r"<script>.*?</script>", "", (tmp_path / "page.html").read_text(), flags=re.S)
+    assert "://" not in re.sub(r"<script>.*?</script>", "", (tmp_path / "page.html").read_text(), flags=re.S)
     result = rlhf_here("report", run, "-o", tmp_path / "nowhere/page.html")
     assert result.exit_code == 2
     assert "there is no directory" in result.stderr

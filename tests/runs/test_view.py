@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from rlhf_runs.server import RunsServer
 
 from rlhf_host.runs.directory import RunDirectory
 
@@ -129,7 +131,7 @@ def test_a_browser_follows_a_run(running, view, browser):
     shown = tab.inner_text("#group")
     places = tab.locator("#place option").count()
     go.touch()
-    tab.wait_for_function(f"document.querySelectorAll('#place option').length > {places}")
+    tab.locator("#place option").nth(places).wait_for(state="attached")
     assert tab.inner_text("#group") == shown, "what is read does not move"
     tab.click("nav button:text('Curves')")
     tab.wait_for_selector("#overview td >> text=finished")
@@ -160,3 +162,35 @@ def test_a_run_that_is_removed_stops_no_other(view, tmp_path):
     gone, kept = read(get(f"{url}chunk/head")[2])
     assert (gone["status"], gone["step"], kept["step"]) == ("removed", 1, 2)
     assert "no such run directory" in gone["warnings"][0]
+
+
+def test_a_request_is_answered_before_its_body_comes(tmp_path):
+    settings = {"train": {"steps": 9}, "checkpoint": {}, "roles": {"actor": {"model": "m"}}, "data": {"sources": []}}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+
+    async def asked(url, token):
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET /{token}/ HTTP/1.1\r\nHost: {host}\r\nContent-Length: {60 << 20}\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            line = await reader.readline()
+        writer.close()
+        return line.decode().split(" ", 1)[1].strip()
+
+    async def test():
+        server = RunsServer([RunDirectory(tmp_path)], ["run"])
+        url = await server.start(0)
+        root, token = url.rstrip("/").rsplit("/", 1)
+        found = [await asked(root, one) for one in ("nobody", token[:-1], token)]
+        await server.close()
+        return found
+
+    assert asyncio.run(test()) == ["404 Not Found", "404 Not Found", "413 Request Entity Too Large"]
+
+
+def test_without_the_package_of_servers_a_line_says_what_to_install(rlhf_here, tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("{}")
+    monkeypatch.delitem(sys.modules, "rlhf_runs.server", raising=False)
+    monkeypatch.setitem(sys.modules, "rlhf_server", None)
+    done = rlhf_here("view", tmp_path, "--no-browser")
+    assert (done.exit_code, done.stderr) == (2, "Error: rlhf view needs rlhf-server: pip install 'rlhf-runs[view]'\n")

@@ -20,14 +20,16 @@ pytest.importorskip("ray")
 
 from ray.exceptions import ActorUnavailableError
 
-from rlhf_host.protocols import EngineTraits, Update
+from rlhf_host.protocols import Counting, EngineTraits, Update
 from rlhf_host.records.tensors import Metric
-from rlhf_host.runtimes import engine_revival
+from rlhf_host.runtimes import engine_revival, ray_actors
 from rlhf_host.runtimes.engine_pool import AHEAD, EnginePool
 from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo
 from rlhf_host.training.events import EventLoop
+from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.measures import of_engine
+from rlhf_host.training.progress import Progress
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.source import Drawn
 
@@ -40,6 +42,7 @@ class Gated:
     asked: list[SampleKey] = field(default_factory=list)
     version: int = 0
     dead: bool = False
+    sampled: int = 0
 
     def expect(self, count: int) -> None:
         pass
@@ -108,6 +111,24 @@ def on_a_loop(test):
         asyncio.run(asyncio.wait_for(test(**fixtures), 20))
 
     return run
+
+
+@on_a_loop
+async def test_tokens_are_told_before_any_answer_is_finished(monkeypatch):
+    """Of all engines together."""
+    monkeypatch.setattr(ray_actors, "TELL_S", 0.01)
+    engines = [Gated(sampled=10 * number) for number in (1, 2)]
+    pool = pool_of(*engines)
+    assert (isinstance(pool, Counting), pool.sampled) == (True, 0)
+    tasks = ask(pool, groups=2, n=1)
+    while pool.sampled < 30:
+        await asyncio.sleep(0.01)
+    assert not any(task.done() for task in tasks)
+    for engine in engines:
+        engine.sampled += 1
+        engine.gate.set()
+    await asyncio.gather(*tasks)
+    assert pool.sampled == 32
 
 
 @on_a_loop
@@ -185,6 +206,72 @@ async def test_without_any_machine_for_the_last_engine_the_run_ends(monkeypatch,
     await pool.close()
 
 
+@on_a_loop
+async def test_a_request_that_is_aborted_before_it_began_is_answered():
+    """Nobody waits for it; but the actor's caller waits for an answer to each, and an engine for as many requests as are open."""
+    engine = Gated()
+    actor = EngineActor()
+    actor.engine = engine
+    answers = actor.generate(actor.life, [(1, SimpleNamespace(token_ids=(5,), sampling=Sampling(8), key=(0, 0, 0)))])
+    asked = asyncio.ensure_future(anext(answers))
+    while not actor.open:
+        await asyncio.sleep(0)
+    actor.open[1].cancel()  # in the turn of the loop in which it was made
+    _, [(number, answer)] = await asyncio.wait_for(asked, 1)
+    assert (number, str(answer), actor.open, engine.asked) == (1, "aborted", {}, [])
+
+
+@on_a_loop
+async def test_requests_that_fail_leave_their_places_to_those_that_wait():
+    class First(Gated):
+        async def generate(self, token_ids, sampling, key) -> Generation:
+            if key[0] == 0:
+                raise ValueError("these are too long")
+            return await super().generate(token_ids, sampling, key)
+
+    class Breaking(EngineActor):
+        async def generate(self, life, batch):
+            if any(request.key[0] == 0 for _, request in batch):
+                raise RunError("the call itself failed")
+            async for answers in super().generate(life, batch):
+                yield answers
+
+    engine = Gated()
+    engine.gate.set()
+    pool = pool_of(engine, actor_class=Breaking)
+    full = AHEAD * TRAITS.largest_batch
+    failing, waiting = ask(pool, groups=1, n=full), asyncio.ensure_future(pool.generate([5], Sampling(8), (1, 0, 0)))
+    for task in failing:
+        with pytest.raises(RunError, match="the call itself failed"):
+            await task
+    assert (await asyncio.wait_for(waiting, 1)).token_ids == [7]
+
+
+@on_a_loop
+async def test_a_start_that_fails_in_an_unforeseen_way_ends_the_wait_for_it():
+    class Odd(EngineActor):
+        async def start(self, setup, threads, gpus):
+            raise OSError("no space left on device")
+
+    pool = pool_of(Gated(), actor_class=Odd)
+    [task] = ask(pool, groups=1, n=1)
+    await asyncio.sleep(0.01)
+    pool.lives.report_lost(pool.lives.targets[0].engine)
+    with pytest.raises(LostError, match="no engine is left: no space left on device"):
+        await asyncio.wait_for(task, 1)
+
+
+@on_a_loop
+async def test_an_answer_that_nobody_can_read_fails_its_requests():
+    class Odd(EngineActor):
+        async def generate(self, life, batch):
+            yield 0, [number for number, _ in batch]
+
+    [task] = ask(pool_of(Gated(), actor_class=Odd), groups=1, n=1)
+    with pytest.raises(TypeError, match="unpack"):
+        await asyncio.wait_for(task, 1)
+
+
 class Timed(Gated):
     """Takes as long as a script says, and writes down when."""
 
@@ -257,15 +344,17 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
 
         train = SimpleNamespace(epochs=1, minibatches=1, on_nonfinite="stop")
         loop = Loop(
-            config=SimpleNamespace(async_depth=1, train=train),
+            config=SimpleNamespace(async_depth=1, train=train, seed=0),
             manager=SimpleNamespace(report=lambda *_, **__: None),
             needs=SimpleNamespace(roles=()),
             runtime=SimpleNamespace(trainer=Trainer(), engine=pool, targets=()),
-            handles={},
             source=Source(),
             evaluate=None,
-            loop=events,
+            events=events,
             run_dir=tmp_path,
+            progress=Progress(),
+            ledger=Ledger(tmp_path),
+            keeper=SimpleNamespace(forget=lambda: None, waited_s=0.0),
             planned=4,
         )
         for number in range(1, 5):

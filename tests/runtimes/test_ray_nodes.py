@@ -23,7 +23,7 @@ from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
 pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(1200)
 
 CLUSTER = """
 import os, sys

@@ -3,6 +3,8 @@
 import dataclasses
 import platform
 import shutil
+import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -116,3 +118,8 @@ def test_secrets_are_passed_on_by_name(monkeypatch):
         passed_on(options.runtime_env)
     with pytest.raises(UserError, match="not set in the environment"):  # in a dry run too
         Ray(options).describe(None)
+
+
+def test_a_process_chooses_its_device_before_torch_is_there():
+    script = "import sys, rlhf_host.runtimes.building; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 pytest.importorskip("deepspeed")
 pytest.importorskip("vllm")
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(900)
 
 
 def shared_memory():

@@ -76,7 +76,10 @@ def test_the_metadata_is_complete(kind, new):
     assert "rlhf-host>=0.9,<0.10" in about["dependencies"]
     assert settings["dependency-groups"]["test"] == ["rlhf-host[testing]>=0.9,<0.10"]
     group = GROUPS[kind.replace("-", "_")]
-    assert about["entry-points"] == {group: {"my_plugin": "rlhf_plugin_my_plugin:MyPlugin"}}
+    point = (
+        {"my-plugin": "rlhf_plugin_my_plugin:command"} if kind == "command" else {"my_plugin": "rlhf_plugin_my_plugin:MyPlugin"}
+    )
+    assert about["entry-points"] == {group: point}
 
 
 def test_without_an_author_there_is_no_author(new):

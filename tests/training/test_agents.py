@@ -84,7 +84,6 @@ def test_what_a_program_said_trains_as_it_was_sampled(rlhf, flags, tmp_path):
     check(tmp_path, 1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_ray_with_vllm_too(rlhf, flags, tmp_path):
     pytest.importorskip("ray")

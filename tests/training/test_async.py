@@ -82,14 +82,11 @@ def short():
 ON_RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
 
 
-SWITCH = ("--pipeline.schedule", "fixed", "--pipeline.switch-tokens", "7", "--rollout.max-new-tokens", "24")
-
-
-@pytest.mark.parametrize("place", ["local", "switch", "ray", "vllm"])
+@pytest.mark.parametrize("place", ["local", "ray", "vllm"])
 @pytest.mark.timeout(300)
 def test_every_token_was_sampled_by_the_version_that_it_says(rlhf, flags, synchronous, tiny_model, tmp_path, short, place):
     """Log-probabilities again, by the checkpoint of that version."""
-    run, where = tmp_path / "run", SWITCH if place == "switch" else ()
+    run, where = tmp_path / "run", ()
     if place in ("ray", "vllm"):
         pytest.importorskip("ray")
         where = (*ON_RAY, "--ray.temp-dir", short, "--placement", "rollout=1", "--rollout.max-new-tokens", "48")
@@ -207,7 +204,7 @@ def waiting(rlhf_process, flags, synchronous, tmp_path):
     begun = 7 * 4 * 4  # answers of the four batches that were trained, of the one that is waited for, and of two more
     while (not calls.exists() or len(calls.read_text().splitlines()) < begun - 4) and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(0.2)
+    time.sleep(1)  # what is written is given back a little later
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -263,13 +260,10 @@ def fixed(flags, prompts):
     return [*flags, *more, "--with", "dynamic_filtering", "--eval.data", prompts, "--eval.every", "3"]
 
 
-@pytest.mark.parametrize("more", [(), SWITCH], ids=["over", "switch"])
-def test_a_fixed_schedule_gives_the_same_values_again_also_after_kills(rlhf_process, rlhf, fixed, tmp_path, more):
+def test_a_fixed_schedule_gives_the_same_values_again_also_after_kills(rlhf_process, rlhf, fixed, tmp_path):
     whole, again = tmp_path / "whole", tmp_path / "again"
-    fixed = [*fixed, *more]
     rlhf.run(*fixed, "--run-dir", whole)
     rows = values(whole)
-    assert any(row["staleness/mixed"] > 0 for row in rows if row["step"]) == bool(more)
     assert max(row["staleness/max"] for row in rows if row["step"]) == 2.0
     assert sum(row["rollout/dropped"] for row in rows if row["step"]) > 0
     assert any("eval/reward/mean" in row for row in rows)
@@ -346,13 +340,13 @@ class Counting:
     [
         (["--train.old-logprobs", "fused"], "with train.old_logprobs fused nothing corrects for the versions that sampled"),
         (["--train.old-logprobs", "recompute", "--train.epochs", "2"], "with train.old_logprobs recompute nothing corrects"),
-        (["--with", "tis"], "extension:tis does not work with train.old_logprobs sampler"),
-        (["--algo.loss", "gspo"], "algo:rloo does not work with train.old_logprobs sampler"),
+        (["--with", "tis", "--train.old-logprobs", "sampler"], "extension:tis does not work with train.old_logprobs sampler"),
+        (["--algo.loss", "gspo"], "recompute nothing corrects for the versions that sampled: add a correction (--with tis)"),
         (["--in-flight-updates", "true"], "and engine transformers samples from the trainer's own module: use --runtime ray"),
         (["--pipeline.max-staleness", "1"], "pipeline.max_staleness is 1, and async_depth 1 is not less"),
         (["--pipeline.max-staleness", "2", "--async-depth", "0"], "and async_depth is 0, so no draw can pass another one"),
         (["--pipeline.max-staleness", "2", "--pipeline.schedule", "fixed"], "so batches depend on time, and pipeline.schedule"),
-        (["--pipeline.switch-tokens", "7"], "only with --async-depth 1 or more and --pipeline.schedule fixed"),
+        (["--pipeline.switch-tokens", "7"], "no such flag; it is gone: with pipeline.schedule fixed all answers are over"),
         (["--reward", "counting"], "reward:counting has a state that its score changes beside the steps"),
     ],
 )

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.directories import write_directory
-from rlhf_host.errors import RunError, UserError, told_of
+from rlhf_host.errors import RunError, UserError, blaming
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -26,6 +26,7 @@ from rlhf_host.training.checkpoints import (
     plain_state,
     refuse_damaged,
     save_checkpoint,
+    take_back_replaced,
 )
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.run_files import write_start
@@ -43,7 +44,7 @@ def save(run_dir, step, **state):
         run_dir,
         step,
         state,
-        {"x": torch.ones(2)},
+        {"plugins": {"x": torch.ones(2)}, "torch_rng": torch.get_rng_state()},
         {"actor": writes("w", "w")},
         writes("actor", "optimizer"),
         lambda path: None,
@@ -54,7 +55,7 @@ def test_what_is_saved_comes_back(tmp_path):
     save(tmp_path, 3, version=4)
     found = load_checkpoint(tmp_path)
     assert (found.step, found.state["version"]) == (3, 4)
-    assert found.tensors["x"].tolist() == [1.0, 1.0]
+    assert found.tensors["plugins"]["x"].tolist() == [1.0, 1.0]
     assert (found.role("actor") / "w").read_text() == "w"
     assert load_checkpoint(tmp_path / "other") is None
 
@@ -79,6 +80,7 @@ def test_a_writer_that_fails_leaves_the_old_directory(tmp_path):
 def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path):
     path = save(tmp_path, 2, version=1)
     path.rename(path.with_name(".step-000002.old"))
+    take_back_replaced(tmp_path)
     assert load_checkpoint(tmp_path).state["version"] == 1
     assert [step for step, _ in checkpoint_dirs(tmp_path)] == [2]
 
@@ -200,7 +202,7 @@ WRITERS = {"torch": lambda path: torch.save(BIG, path), "safetensors": lambda pa
 
 
 def by_plugin(path):
-    with told_of("backend torch", "save_model"):
+    with blaming("backend torch", "save_model"):
         save_file(BIG, path)
 
 

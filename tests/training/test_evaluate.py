@@ -12,12 +12,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlhf_host import Step, Task, Trajectory, hookimpl
-from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig
+from rlhf_host.config.schema import EvalConfig, RolloutConfig
 from rlhf_host.records.episodes import Group, Sampling, Segment
+from rlhf_host.rollouts import collect
 from rlhf_host.rollouts.collect import Collector
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.testing.engines import ScriptedEngine
-from rlhf_host.training import evaluate
 from rlhf_host.training.evaluate import Evaluation, summary
 from rlhf_host.training.saved_rows import read_steps
 
@@ -69,13 +70,17 @@ def test_how_far_it_is_can_be_seen(tokenizer, monkeypatch, capsys):
             await asyncio.sleep(0.5 * (episode.task.index == 3))
             return Step(done=True)
 
-    monkeypatch.setattr(evaluate, "TELL_S", 0.2)
+    monkeypatch.setitem(collect.TELL_S, "eval", 0.2)
     settings = RolloutConfig()
     manager = load(Length(), agent=Slow())
     engine = ScriptedEngine(lambda ids, key: [4, 5])
-    episodes = Episodes(manager, engine, tokenizer, DataConfig(), Sampling(max_new_tokens=8), 64, settings)
+    episodes = Episodes(
+        manager,
+        SampledModel(engine=engine, tokenizer=tokenizer),
+        EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=64, rollout=settings),
+    )
     tasks = [Task("12", "12", index=i, source="made", prompt_ids=(3, 4)) for i in range(4)]
-    collector = Collector(episodes, manager, settings, n=2, seed=7, split="eval")
+    collector = Collector(episodes, n=2, seed=7, split="eval")
     metrics, rows = asyncio.run(Evaluation(tasks, collector, EvalConfig(n=2), {}, tokenizer).run(0))
     assert len(rows) == 8
     assert metrics["eval/samples"] == 8.0

@@ -177,7 +177,6 @@ def test_a_critic_and_an_actor_each_train_an_adapter(rlhf_here, tiny_model, prom
 RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200", "--train.threads", "1")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_ray_engines_get_merged_weights_and_the_reference_is_with_the_actor(rlhf, online, tiny_model, tmp_path):
     pytest.importorskip("ray")
@@ -196,7 +195,6 @@ def test_on_ray_engines_get_merged_weights_and_the_reference_is_with_the_actor(r
     assert all(torch.allclose(tensor, second[name], atol=1e-3) for name, tensor in first.items())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("sync", "sent", "more"),
@@ -233,7 +231,6 @@ def test_vllm_samples_what_is_trained(sync, sent, more, rlhf, tmp_path):
     assert rows[-1]["version"] == 3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_trains_saves_and_sends_adapters_as_one_process_does(stage, rlhf, online, tiny_model, tmp_path):

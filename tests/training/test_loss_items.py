@@ -4,14 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rlhf_host import Advantages, LossTerm, Metric, Needs, RunError, hookimpl
-from rlhf_host.rollouts.experience import joined, reward_metrics
+from rlhf_host.rollouts.experience import joined
 from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.actor_metrics import RESERVED
 from rlhf_host.training.rollout_source import add_advantages
 
-from .test_worker import Weights, batch, gradient, manager
+from .test_worker import Policy, Weights, batch, gradient, manager, worker_for
 
 
 def adds(*items):
@@ -42,7 +43,10 @@ def experience():
         (Metric("x", torch.ones(2, 3), torch.ones(2, dtype=torch.bool)), "extension:p1 failed in compute_loss: .* bool mask"),
         (Metric("x", 1.0, reduce="average"), "extension:p1 failed in compute_loss: .* reduce of mean, sum, min, max, ess"),
         (lambda outputs: LossTerm("x", 1.0), r"extension:p1 .*the values of 'x' are a float, not a tensor"),
-        (lambda outputs: outputs.logprobs, "extension:p1 gave a Tensor from compute_loss, expected LossTerm or Metric"),
+        (
+            lambda outputs: outputs.logprobs,
+            "extension:p1 gave a Tensor in a list from compute_loss, expected a list of LossTerm",
+        ),
         (lambda outputs: LossTerm("x", outputs.logprobs.detach()), "extension:p1: loss term 'x' has no gradient"),
         (lambda outputs: LossTerm("x", outputs.logprobs[:, :1]), "extension:p1 failed in compute_loss: .*'x' has shape"),
     ],
@@ -50,6 +54,44 @@ def experience():
 def test_what_an_update_cannot_use_names_the_plugin(tiny_model, item, message):
     with pytest.raises(RunError, match=message):
         gradient(tiny_model, batch(), adds(item))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (lambda outputs: outputs.logprobs.sum(), "a Tensor"),
+        (lambda outputs: outputs.logprobs, "a Tensor"),
+        (lambda outputs: {"loss": outputs.logprobs}, "a dict"),
+        (lambda outputs: (outputs.logprobs.sum(), {}), "a Tensor in a tuple"),
+        (lambda outputs: LossTerm("x", outputs.logprobs), "a LossTerm"),
+        (lambda outputs: outputs.logprobs.detach().numpy(), "a ndarray"),
+    ],
+)
+def test_a_loss_of_another_form_names_plugin_and_hook_and_what_to_give(tiny_model, given, kind):
+    class Other:
+        @hookimpl
+        def compute_loss(self, outputs):
+            return given(outputs)
+
+    with pytest.raises(RunError) as error:
+        gradient(tiny_model, batch(), [Other()])
+    assert str(error.value) == f"extension:p1 gave {kind} from compute_loss, expected a list of LossTerm or Metric or None"
+
+
+def test_a_loss_that_is_not_a_number_is_said_to_be_whose(tiny_model):
+    hooks = manager(Policy(), *adds(lambda outputs: LossTerm("broken", outputs.logprobs * float("nan"))))
+    update = worker_for(AutoModelForCausalLM.from_pretrained(tiny_model), hooks).update(batch())
+    assert update.refused == "actor: the loss is nan (of extension:p1, 'broken')"
+
+
+def test_weights_that_are_not_numbers_are_said_to_be_whose(tiny_model):
+    class Broken:
+        @hookimpl
+        def importance_weights(self, logprobs):
+            return logprobs / 0.0 * 0.0
+
+    with pytest.raises(RunError, match="extension:p1 gave non-finite numbers from importance_weights, at tokens in the loss"):
+        gradient(tiny_model, batch(), [Broken(), Weights()])
 
 
 def test_a_term_of_zeros_needs_no_gradient(tiny_model):
@@ -66,12 +108,8 @@ def test_every_metric_of_an_update_is_reserved_or_a_plugin_s(tiny_model):
 
 
 def test_a_metric_with_the_name_of_another_is_refused():
-    rows = experience()
     with pytest.raises(RunError, match="there are two metrics 'a': a plugin's metric needs a name of its own"):
         joined({"a": 1.0}, {"b": 1.0, "a": 2.0})
-    rows.trajectories[0].metrics["length/mean"] = 7.0
-    with pytest.raises(RunError, match="there are two metrics 'length/mean'"):
-        reward_metrics(rows)
 
 
 @pytest.mark.parametrize(

@@ -1,67 +1,15 @@
-"""Checks of every plugin: how it is found, loaded and configured."""
+"""Checks of every plugin that is a class: how it is described and configured."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import warnings
 from typing import Any
 
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import describe_options
 from rlhf_host.plugins.selection import options_model, read_options
 from rlhf_host.testing.contracts.subject import Broken, Subject, check, expect
-
-HEAVY = ("torch", "transformers", "vllm", "ray", "deepspeed")
-"""What listing plugins and help pages must not wait for."""
-
-
-@check(stage="find")
-def entry_point_is_unique(subject: Subject) -> None:
-    """Exactly one installed distribution provides the name, and its metadata fits this host."""
-    info = subject.info
-    sources = [other.source for other in discover() if (other.kind, other.name) == (info.kind, info.name)]
-    expect(len(sources) == 1, f"{' and '.join(sources)} all provide {info.kind} {info.name!r}; rename one")
-
-
-@check(stage="load")
-def entry_point_loads(subject: Subject) -> None:
-    """The entry point names a class that can be imported."""
-    expect(isinstance(subject.cls, type), f"{subject.info.value} is not a class")
-
-
-@check()
-def import_is_light(subject: Subject) -> None:
-    """Importing the plugin's module loads none of torch, transformers, vllm, ray and deepspeed: help pages would wait."""
-    program = (
-        f"import importlib, json, sys; importlib.import_module({subject.info.module!r}); "
-        f"print('\\n' + json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    )
-    _ = subject.cls  # what cannot be loaded is another check's
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    expect(done.returncode == 0, f"importing {subject.info.module} in a process of its own failed: {done.stderr[-500:]}")
-    heavy = ", ".join(json.loads(done.stdout.splitlines()[-1]))
-    expect(not heavy, f"importing {subject.info.module} loads {heavy}; import it inside the functions that need it")
-
-
-@check()
-def host_dependency_is_bounded(subject: Subject) -> None:
-    """The distribution requires rlhf-host with an upper bound: a later version may change a hook."""
-    from packaging.specifiers import SpecifierSet
-
-    info = subject.info
-    specifiers = SpecifierSet("" if info.api in ("any", "unstated", "unreadable") else info.api)
-    bounded = any(one.operator in ("<", "<=", "==", "~=") for one in specifiers)
-    expect(bounded, f"{info.distribution} depends on rlhf-host {info.api}; write 'rlhf-host>=0.9,<0.10' in its dependencies")
 
 
 @check()

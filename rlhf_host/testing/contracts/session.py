@@ -19,6 +19,7 @@ from rlhf_host.data.chat import render_prompt
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Episode, Generation, SampleKey, Sampling, Segment, Task, Trajectory
 from rlhf_host.records.needs import Outcome, RunContext, ScoreContext
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.testing.contracts.subject import Broken, Subject, check
 from rlhf_host.testing.engines import ScriptedEngine
@@ -208,7 +209,8 @@ class Session:
     ) -> list[list[Trajectory]]:
         """The trajectories of each episode, played by the host's own code one after the other or all at once."""
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
-        runner = Episodes(self.manager, engine or self.engine(), tokenizer(), DataConfig(), sampling, max_tokens, strict=True)
+        model = SampledModel(engine=engine or self.engine(), tokenizer=tokenizer())
+        runner = Episodes(self.manager, model, EpisodeSettings(sampling=sampling, max_tokens=max_tokens, strict=True))
         chosen = self.episodes() if episodes is None else episodes
 
         async def at_once() -> list[list[Trajectory]]:
@@ -223,13 +225,14 @@ class Session:
 def running(
     subject: Subject, manager: PluginManager | None = None, *, run_dir: Path | None = None, resume_step: int | None = None
 ) -> Iterator[Session]:
-    """A run of a fresh instance, or of ``manager``'s: from ``run_started`` to ``run_finished``."""
+    """A run of a fresh instance, or of ``manager``'s: from ``check_run`` to ``run_finished``."""
     roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
     resumed, settings = resume_step is not None, RunConfig().model_dump()
     context = RunContext(settings, tokenizer(), run_dir, 0, roles, resumed=resumed, resume_step=resume_step or 0)
     closing = contextlib.closing
     with closing(manager or subject.manager()) as manager, closing(LoopThread(subject.deadline_s)) as loop:
         session = Session(subject, manager, roles, loop)
+        session.call("check_run", config=settings, tokenizers={name: tokenizer() for name in ("actor", *roles)})
         session.call("run_started", context=context)
         try:
             yield session

@@ -14,7 +14,7 @@ from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.selection import build, find, load, options_model
+from rlhf_host.plugins.selection import build, find, load, load_command, options_model
 from rlhf_host.protocols import Writer
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import Needs
@@ -40,7 +40,8 @@ class Subject:
     """One plugin, with the options its checks run under.
 
     Args:
-        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker``, ``weight_sync`` or ``kernels``.
+        kind: ``algo``, ``reward``, ``agent``, ``extension``, ``tasks``, ``tracker``, ``weight_sync``, ``command``, or one
+            with a protocol.
         name: as ``--algo NAME`` would have it; ``distribution:name`` where two provide it.
         options: as a run would give them.
         tasks: what rewards judge against and agents play.
@@ -71,6 +72,15 @@ class Subject:
         info = self.info
         with _stage("load"):
             return load(info)
+
+    @cached_property
+    def value(self) -> Any:
+        """What the entry point names. Raises ``Unusable`` at stage ``load``."""
+        if self.kind != "command":
+            return self.cls
+        info = self.info
+        with _stage("load"):
+            return load_command(info)
 
     @cached_property
     def hooks(self) -> frozenset[str]:

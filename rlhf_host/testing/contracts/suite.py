@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, asks_to_stop
 from rlhf_host.plugins.discovery import PROTOCOLS
 from rlhf_host.testing.contracts.subject import CHECKS, Broken, Check, Subject, Unusable
 
@@ -24,14 +24,30 @@ class CheckResult:
 LIBRARIES = ("hypothesis", "peft", "pytest")
 """What checks need beside the host; its extra ``testing`` installs them."""
 
-HOOKED = ("common", "hooked", "algorithm", "loss", "offline", "reward", "agent", "extension", "tasks", "tracker", "sync")
-"""Modules with the checks of plugins that have hooks. Those of another kind have the common ones and a module of its name."""
+HOOKED = (
+    "found",
+    "common",
+    "hooked",
+    "algorithm",
+    "loss",
+    "offline",
+    "reward",
+    "agent",
+    "extension",
+    "tasks",
+    "tracker",
+    "sync",
+)
+"""Modules with the checks of plugins that have hooks. Those with a protocol have the common ones and a module of its name."""
+
+COMMAND = ("found", "command")
+"""Those of commands."""
 
 ONLINE, OFFLINE = ("algorithm", "loss"), ("offline",)
 """Those of them for plugins that train on rollouts, and on rows of a data set."""
 
 
-def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS)) -> list[Check]:
+def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS, *COMMAND)) -> list[Check]:
     """Every check of the modules."""
     names = [importlib.import_module(f"{__package__}.{module}").__name__ for module in modules]
     return [check for check in CHECKS if check.function.__module__ in names]
@@ -39,9 +55,11 @@ def all_checks(modules: Sequence[str] = (*HOOKED, *PROTOCOLS)) -> list[Check]:
 
 def checks_of(subject: Subject) -> list[Check]:
     """The checks that apply: those of all plugins, those of its kind and of its data, and those of the hooks it implements."""
+    if subject.kind == "command":
+        return all_checks(COMMAND)
     others = ONLINE if subject.offline else OFFLINE
     hooked = [module for module in HOOKED if module not in others]
-    checks = all_checks(("common", subject.kind) if subject.kind in PROTOCOLS else hooked)
+    checks = all_checks(("found", "common", subject.kind) if subject.kind in PROTOCOLS else hooked)
     return [check for check in checks if not check.hooks or subject.hooks.intersection(check.hooks)]
 
 
@@ -66,7 +84,9 @@ def run_check(check: Check, subject: Subject) -> CheckResult:
         return CheckResult(check.name, None, str(unusable))
     except Broken as broken:
         return CheckResult(check.name, False, str(broken))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if asks_to_stop(error):
+            raise
         return CheckResult(check.name, False, f"{type(error).__name__}: {error}")
     return CheckResult(check.name, True)
 
@@ -122,6 +142,7 @@ kernels_contract = _suite(
 )
 engine_contract = _suite("engine", "It samples from a tiny Llama; one engine is up at a time.")
 backend_contract = _suite("backend", "It trains a tiny Llama, in one process and in two.")
+command_contract = _suite("command", "``name`` is as it is typed, ``plugins.new`` for ``rlhf plugins new``.")
 runtime_contract = _suite("runtime", "It is compared with the local one; ``placement`` as a run would give it.")
 
 

@@ -16,7 +16,7 @@ from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing.contracts.batches import VOCABULARY, advantages_of, is_finite, make_batch, make_groups, noise
 from rlhf_host.testing.contracts.subject import Subject, expect
 from rlhf_host.training.corrections import correction_weights
-from rlhf_host.training.made_rows import regrouped
+from rlhf_host.training.made_rows import made_rows
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced
 from rlhf_host.training.update import ask
 
@@ -82,7 +82,7 @@ def rows_of(subject: Subject, manager: PluginManager, groups: Sequence[Group]) -
     """The groups with the rows that the plugin's ``make_rows`` makes of them, if it has this hook."""
     if "make_rows" not in subject.hooks:
         return list(groups)
-    return regrouped(manager.one("make_rows", groups=groups), groups)
+    return made_rows(groups, manager)
 
 
 def training_batch(subject: Subject, manager: PluginManager, groups: Sequence[Group] | None = None) -> Experience:

@@ -22,6 +22,7 @@ from rlhf_host import (
     Stop,
     Task,
     Trajectory,
+    UserError,
     hookimpl,
 )
 
@@ -120,6 +121,12 @@ class Judge(Plugin):
 
     class Options(BaseModel):
         unjudged: int = -1
+        unread: str = ""
+
+    @hookimpl
+    def check_labels(self, tasks):
+        note(self, "check_labels", tasks=list(tasks))
+        return {place: "no such label" for place, task in enumerate(tasks) if task.ground_truth == self.options.unread}
 
     @hookimpl
     async def score(self, trajectories, context):
@@ -147,6 +154,12 @@ class Extension(Plugin):
     def __init__(self, options):
         super().__init__(options)
         self.steps = 0
+
+    @hookimpl
+    def check_run(self, config, tokenizers):
+        note(self, "check_run", config=config, tokenizers=dict(tokenizers))
+        if self.options.first == 99:
+            raise UserError("first is 99")
 
     @hookimpl
     async def run_started(self, context):

@@ -202,6 +202,7 @@ def test_a_wrong_answer_gets_another_try():
 def test_a_task_without_a_label_has_failed():
     with pytest.raises(EpisodeFailed, match="no label"):
         tries("3", label=None)
+    assert Retry(Retry.Options()).check_labels([Task("p", "3"), Task("p")]).keys() == {1}
 
 
 def test_an_own_check(tmp_path):

@@ -15,11 +15,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_host import Episode, Sampling, Task
-from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import find
+from rlhf_host.rollouts.endpoints import Endpoints
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.testing import ScriptedEngine
 
 HERE = Path(__file__).parent
@@ -107,13 +108,13 @@ def play(options):
             manager = PluginManager([Loaded("agent", "nemo_gym", find("agent", "nemo_gym"), agent)])
             episodes = Episodes(
                 manager,
-                ScriptedEngine(script),
-                tokenizer,
-                DataConfig(),
-                Sampling(max_new_tokens=max_new_tokens),
-                max_tokens,
-                RolloutConfig(episode_retries=retries, episode_timeout_s=50),
-                endpoints=endpoints,
+                SampledModel(engine=ScriptedEngine(script), tokenizer=tokenizer),
+                EpisodeSettings(
+                    sampling=Sampling(max_new_tokens=max_new_tokens),
+                    max_tokens=max_tokens,
+                    rollout=RolloutConfig(episode_retries=retries, episode_timeout_s=50),
+                ),
+                endpoints,
             )
             tasks = [one if isinstance(one, Task) else task_of(one, "here") for one in rows]
             playing = [episodes.play(Episode(f"e{number}", "g", task, sample=number)) for number, task in enumerate(tasks)]

@@ -16,11 +16,12 @@ from rlhf_plugin_verifiers.process import WORKER
 from rlhf_plugin_verifiers.rows import task_of
 
 from rlhf_host import Episode, EpisodeFailed, RunError, Sampling, Task, UserError
-from rlhf_host.config.schema import DataConfig, RolloutConfig
+from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import find
+from rlhf_host.rollouts.endpoints import Endpoints
+from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.serving.endpoints import Endpoints
 from rlhf_host.testing import ScriptedEngine, tiny_tokenizer
 
 HERE = Path(__file__).parent
@@ -55,8 +56,9 @@ def play(python):
             endpoints, engine = Endpoints(), ScriptedEngine(lambda ids, key: said)
             manager = PluginManager([Loaded("agent", "verifiers", find("agent", "verifiers"), agent)])
             rollout = RolloutConfig(episode_retries=retries, episode_timeout_s=50)
-            sampling = Sampling(max_new_tokens=8)
-            episodes = Episodes(manager, engine, tokenizer, DataConfig(), sampling, max_tokens, rollout, endpoints=endpoints)
+            model = SampledModel(engine=engine, tokenizer=tokenizer)
+            settings = EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=max_tokens, rollout=rollout)
+            episodes = Episodes(manager, model, settings, endpoints)
             tasks = [one if isinstance(one, Task) else task_of(one) for one in rows]
             try:
                 playing = [episodes.play(Episode(f"e{n}", "g", task, sample=n)) for n, task in enumerate(tasks)]

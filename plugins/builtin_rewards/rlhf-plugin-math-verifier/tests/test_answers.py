@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,10 @@ RIGHT = [
     (r"\boxed{72 apples}", "72"),
     (r"\boxed{72 months}", "72"),
     (r"\boxed{72 wrong answers}", "72"),
+    (r"\boxed{seventy two}", "72"),
+    (r"\boxed{72}", [72]),
+    (r"\boxed{72}", Decimal("72.0")),
+    (r"\boxed{2024-05-06}", datetime.date(2024, 5, 6)),
     (r"\boxed{5\text{ cm}^2}", "5"),
     (r"\boxed{90^\circ}", "90"),
     (r"\boxed{1{,}234}", "1,234"),
@@ -67,6 +73,8 @@ RIGHT = [
     (r"\boxed{\frac{-3}{4}}", r"-\tfrac{3}{4}"),
     (r"\boxed{1\frac{1}{2}}", "3/2"),
     (r"\boxed{0.333333}", "1/3"),
+    (r"\boxed{-3+2e}", "2e-3"),
+    (r"\boxed{1e-5}", "0.00001"),
     # percentages and powers of ten
     (r"\boxed{50\%}", "50%"),
     (r"\boxed{50\%}", "50"),
@@ -124,10 +132,9 @@ WRONG = [
     (r"\boxed{71; 72}", "72"),
     (r"\boxed{not 71 but 72}", "72"),
     (r"\boxed{72 million}", "72"),
-    *((rf"\boxed{{72 {word}}}", "72") for word in ("crore", "lakh", "score", "gross", "quadrillion", "wrong", "except two")),
-    *((rf"\boxed{{72 {part}}}", "72") for part in ("sixths", "eighths", "twelfths", "twentieths", "hundredths", "quarters")),
+    *((rf"\boxed{{72 {word}}}", "72") for word in ("crore", "lakh", "score", "gross", "quadrillion", "wrong")),
+    *((rf"\boxed{{72 {part}}}", "72") for part in ("sixths", "eighths", "twelfths", "twentieths", "hundredths")),
     (r"\boxed{72x}", "72"),
-    (r"\boxed{seventy two}", "72"),
     (r"\boxed{0.3333}", "1/3"),
     (r"\boxed{0.0}", "0.0000001"),
     (r"\boxed{1/0}", "72"),
@@ -164,8 +171,20 @@ WRONG = [
     (r"\boxed{A. choose B}", "A"),
 ]
 
+OPEN = [
+    (r"\boxed{72 except two}", "72"),
+    (r"\boxed{72 quarters}", "72"),
+    (r"\boxed{about 72}", "72"),
+    (r"\boxed{72 for 3 days}", "72"),
+    (r"\boxed{72}", ["72", "73"]),
+    (r"\boxed{194}", "1234_5"),
+    (r"\boxed{3:00}", "3:00 p.m."),
+    (r"\boxed{x=72}", "y=72"),
+]
+"""What only a person can judge: the label's value with words or in a form that may change it."""
+
 UNJUDGED = [
-    *((label, "not a text or a number but") for label in (None, True, [72], {"value": 72})),
+    *((label, "not a text or a number but") for label in (None, True, [], [None], {"value": 72})),
     *((label, "not a finite number") for label in (float("nan"), float("-inf"), 10**400)),
     *((label, "empty or longer than 1000 characters") for label in ("", "  ", "7x" * 1000)),
     *((label, "cannot be read as mathematics") for label in (r"\frac{1}{", "???", r"\frac{0}{0}")),
@@ -182,6 +201,12 @@ def test_right_answers(judge, text, label):
 def test_wrong_answers(judge, text, label):
     reward = judge(text, label)
     assert (reward.value, reward.score) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("text", "label"), OPEN)
+def test_what_may_be_right_or_wrong_is_unjudged_but_what_has_another_value_is_wrong(judge, text, label):
+    assert "may be the label or not" in judge(text, label).reason
+    assert judge(text.replace("72", "71").replace("194", "195").replace("3:00", "4:00"), label).score == 0.0
 
 
 @pytest.mark.parametrize(("label", "reason"), UNJUDGED, ids=lambda value: repr(value)[:20])

@@ -11,11 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rlhf_plugin_math_verifier import MathVerifier
+from rlhf_plugin_math_verifier.answers import Number
+from rlhf_plugin_math_verifier.characters import tidy
 from rlhf_plugin_math_verifier.extraction import extract
-from rlhf_plugin_math_verifier.labels import read_label
-from rlhf_plugin_math_verifier.plain import number, tidy, words
+from rlhf_plugin_math_verifier.reading import read
 
-from rlhf_host import Segment, Task, Trajectory
+from rlhf_host import Reward, Segment, Task, Trajectory
 
 
 def values(subject, trajectory, *texts, label="72"):
@@ -53,9 +54,26 @@ def test_only_the_end_of_a_text_is_read(verifier, trajectory):
     assert values(verifier(max_chars=10), trajectory, "72" + " " * 10, " " * 10 + "72") == [0, 1]
 
 
+def test_thoughts_are_not_judged_unless_asked_for(verifier, trajectory):
+    texts = (r"<think>\boxed{72}</think>\boxed{73}", r"<plan>\boxed{73}</plan>\boxed{72}", r"<plan>\boxed{72}")
+    assert values(verifier(), trajectory, *texts) == [0, 1, 1]
+    assert values(verifier(thoughts="<plan> </plan>"), trajectory, *texts) == [0, 1, 0]
+    assert values(verifier(thoughts=[]), trajectory, r"<think>\boxed{72}", r"\boxed{72}</think>73") == [1, 1]
+    with pytest.raises(ValidationError, match="no pair of markers"):
+        MathVerifier.Options(thoughts="<plan>")
+
+
+@pytest.mark.parametrize(("said", "score"), [(r"so \boxed{72}", 0.0), (r"maybe 73</think>\boxed{72}", 1.0)])
+def test_a_chat_template_may_open_the_thoughts(verifier, said, score):
+    text = {1: "Solve it.<assistant>", 2: "<think>\n", 3: said}
+    segments = [Segment("prompt", [1, 2]), Segment("action", [3])]
+    row = Trajectory("e", "g", Task("q", ground_truth=72), segments, decode=lambda ids: "".join(text[number] for number in ids))
+    assert asyncio.run(verifier().score([row], None))[0].score == score
+
+
 def test_the_last_action_counts(verifier):
     segments = [Segment("prompt", [0]), Segment("action", [1]), Segment("observation", [2]), Segment("action", [3])]
-    text = {1: r"\boxed{72}", 2: r"\boxed{72}", 3: r"\boxed{73}"}
+    text = {0: "", 1: r"\boxed{72}", 2: r"\boxed{72}", 3: r"\boxed{73}"}
     turns = Trajectory("e", "g", Task("q", ground_truth=72), segments, decode=lambda ids: text[ids[0]])
     assert asyncio.run(verifier().score([turns], None))[0].score == 0.0
 
@@ -121,8 +139,8 @@ def test_any_text_is_read_without_an_error(text, form):
         found = extract(text, form, prose=prose)
         assert found is None or found.text == found.text.strip() != ""
     assert tidy(tidy(text)) == tidy(text)
-    number(text)
-    words(text)
+    read(text)
+    read(text, label=True)
 
 
 @settings(max_examples=100, deadline=None)
@@ -131,16 +149,13 @@ def test_any_text_gets_one_of_the_rewards_or_goes_to_a_worker(text):
     subject = MathVerifier(MathVerifier.Options(correct=1.0, incorrect=-1.0, format_credit=0.5))
     made = Trajectory("e", "g", Task("q", ground_truth=72), [Segment("action", [1])], decode=lambda ids: text)
 
-    label, answer = read_label(72), extract(text)
-    verdict = subject._decide(label, answer)
-    assert verdict in ("right", "wrong") or (verdict is None and answer is not None)
-    if verdict:
-        assert asyncio.run(subject.score([made], None))[0].value in (1.0, -1.0, -0.5)
+    verdict = subject._at_once(made)
+    assert not isinstance(verdict, Reward) or verdict.value in (1.0, -1.0, -0.5)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.fractions(max_denominator=1000))
 def test_fractions_are_read_as_written(value):
-    assert number(str(value)).value == value
-    assert number(rf"\frac{{{value.numerator}}}{{{value.denominator}}}").value == value
+    assert read(str(value)) == Number(value)
+    assert read(rf"\frac{{{value.numerator}}}{{{value.denominator}}}") == Number(value)
     assert extract(f"so it is {value}").text == str(value)

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_host import Group, Needs, RunContext, ScoreContext, Segment, Task, Trajectory, UserError
+from rlhf_host import Group, Needs, ScoreContext, Segment, Task, Trajectory, UserError
 from rlhf_host.cli.main import main
 from rlhf_host.config.schema import RoleConfig, RolloutConfig, TrainConfig
 from rlhf_host.models.loading import context_length, load_model, load_tokenizer
@@ -141,7 +141,7 @@ def judge(role: TrainerRole, *groups: list[Trajectory], split="train", **options
 def start(role: TrainerRole, policy: Path, config=(), **options) -> None:
     tokenizer = load_tokenizer(RoleConfig(model=str(policy)))
     plugin = RewardModel(RewardModel.Options(**options))
-    plugin.run_started(RunContext(dict(config), tokenizer, None, 0, {"reward": role}))
+    plugin.check_run(dict(config), {"actor": tokenizer, "reward": role.tokenizer})
 
 
 # --- what the model says ------------------------------------------------------------------------

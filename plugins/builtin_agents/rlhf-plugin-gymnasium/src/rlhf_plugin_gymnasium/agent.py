@@ -13,7 +13,7 @@ from typing import Any, Literal
 import regex
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rlhf_host import Action, Episode, EpisodeFailed, Needs, RunContext, Step, UserError, hookimpl
+from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, UserError, hookimpl
 from rlhf_plugin_gymnasium.text import NoAction, action_of, shown
 
 PATTERN_S = 1.0
@@ -80,11 +80,11 @@ class Gymnasium:
         return Needs(rewards=False)
 
     @hookimpl
-    def run_started(self, context: RunContext) -> None:
+    def check_run(self, config: Mapping[str, Any]) -> None:
         """Raises ``UserError`` where neither the agent nor the tasks name an environment."""
         if self.options.id is not None:
             return
-        for flag, data in (("--data", context.config["data"]), ("--eval.data", context.config["eval"]["data"])):
+        for flag, data in (("--data", config["data"]), ("--eval.data", config["eval"]["data"])):
             if any(source["path"] == "gymnasium" and not source.get("id") for source in data["sources"]):
                 raise UserError(
                     f"gymnasium: {flag} gymnasium and the agent name no environment: give --agent.id NAME, such as"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, UserError, hookimpl
+from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, Task, UserError, hookimpl
 from rlhf_plugin_multi_turn.files import functions_of
 from rlhf_plugin_multi_turn.threads import in_thread
 
 _MARKED = re.compile(r"(?:####|\\boxed\{)\s*([^}\n]*)")
+NO_LABEL = "the task has no label to compare an answer with"
 _NUMBER = re.compile(r"(?:(?<!\d)-)?\d[\d,]*(?:\.\d+)?")
 
 
@@ -50,9 +51,13 @@ class Retry:
         return Needs(rewards=False)
 
     @hookimpl
+    def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
+        return {place: NO_LABEL for place, task in enumerate(tasks) if task.ground_truth is None}
+
+    @hookimpl
     async def agent_reset(self, episode: Episode) -> Step:
         if episode.task.ground_truth is None:
-            raise EpisodeFailed("the task has no label to compare an answer with")
+            raise EpisodeFailed(NO_LABEL)
         episode.state = {"tries": 0}
         return Step()
 

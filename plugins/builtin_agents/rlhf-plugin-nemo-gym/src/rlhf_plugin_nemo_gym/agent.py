@@ -72,7 +72,7 @@ class NemoGym:
 
     @hookimpl
     def needs(self) -> Needs:
-        return Needs(rewards=False)
+        return Needs(rewards=False, server=True)
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:

@@ -59,7 +59,7 @@ class OpenAIAgent:
 
     @hookimpl
     def needs(self) -> Needs:
-        return Needs(rewards=not self.options.rewards, episodes_at_once=self.options.at_once)
+        return Needs(rewards=not self.options.rewards, episodes_at_once=self.options.at_once, server=True)
 
     @hookimpl
     async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import regex
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Episode, EpisodeFailed, Needs, Policy, RoleNeed, RunContext, Trajectory, UserError, hookimpl
-from rlhf_host.records.episodes import NoRoom
+from rlhf_host import Episode, EpisodeFailed, Needs, NoRoom, Policy, RoleNeed, RunContext, Trajectory, UserError, hookimpl
 from rlhf_plugin_textarena.games import Game, check_players, fewest_players
 from rlhf_plugin_textarena.threads import in_thread
 

@@ -42,7 +42,7 @@ class Verifiers:
 
     @hookimpl
     def needs(self) -> Needs:
-        return Needs(rewards=False, episodes_at_once=self.options.at_once * self.options.max_workers)
+        return Needs(rewards=False, episodes_at_once=self.options.at_once * self.options.max_workers, server=True)
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rlhf_host import Drop, Experience, Group, Needs, RunContext, UserError, hookimpl
+from rlhf_host import Drop, Experience, Group, Needs, UserError, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,8 +88,8 @@ class OverlongPenalty:
         self.options = options
 
     @hookimpl
-    def run_started(self, context: RunContext) -> None:
-        self._lengths(context.config["rollout"]["max_new_tokens"])
+    def check_run(self, config: Mapping[str, Any]) -> None:
+        self._lengths(config["rollout"]["max_new_tokens"])
 
     @hookimpl
     def transform_rewards(self, experience: Experience, rewards: Tensor) -> Tensor:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Reward, RunContext, ScoreContext, Trajectory, Unjudged, UserError, hookimpl
-from rlhf_plugin_code_exec.attacks import ATTACKS, escapes
-from rlhf_plugin_code_exec.runner import JailFailed, Level, Limits, Runner, reachable_python
-from rlhf_plugin_code_exec.tasks import Calls, Programs, same_output, solution_of, tests_of
+from rlhf_host import Reward, RunContext, ScoreContext, Task, Trajectory, Unjudged, UserError, hookimpl
+from rlhf_plugin_code_exec.answers import solution_of
+from rlhf_plugin_code_exec.attacks import COUNT
+from rlhf_plugin_code_exec.contained.compare import same_output
+from rlhf_plugin_code_exec.forms import Programs, Suite, Tests, tests_of
+from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec.runner import JailFailed, Level, Limits, Runner
+from rlhf_plugin_code_exec.suites import suite_of
+from rlhf_plugin_code_exec.trials import escapes
 
 log = logging.getLogger(__name__)
+COUNTED = ("timeouts", "errors", "wrong", "missing_modules")
+MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+MOST_WARNINGS = 20
 _TRIED: dict[str, Level] = {}
 """Interpreter → level at which no attack got out."""
 
@@ -31,18 +41,22 @@ class CodeExec:
             10.0, gt=0, description="deadline for a program with its tests, or one of its inputs, in seconds"
         )
         cpu_s: int = Field(10, ge=1, description="processor time of each of its processes, in seconds")
-        memory_mb: int = Field(512, ge=64, description="address space of each of its processes")
-        processes: int = Field(8, ge=1, description="processes and threads that it may have")
+        memory_mb: int = Field(512, ge=64, description="memory of a program, and address space of each of its processes")
+        processes: int = Field(8, ge=1, description="processes that it may have; threads: 64")
         cpus: int = Field(2, ge=1, description="programs that run at the same time")
-        partial: bool = Field(False, description="of programs that read inputs: the share of right outputs")
+        partial: bool = Field(False, description="with inputs and outputs: the share of right outputs")
         trust: bool = Field(False, description="run programs uncontained where this machine cannot contain them")
-        python: str | None = Field(None, description="interpreter of the programs; default: this one, where they can reach it")
+        python: str | None = Field(
+            None, description="interpreter of the programs, with its packages; default: this one, where they can reach it"
+        )
 
     def __init__(self, options: Options):
         self.options = options
         limits = Limits(options.timeout_s, options.cpu_s, options.memory_mb << 20, options.processes)
         self.runner = Runner(options.python or reachable_python(), limits, options.cpus)
         self._checked = False
+        self._missing: set[str] = set()
+        """Modules that programs lack, and that were said."""
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
@@ -58,8 +72,9 @@ class CodeExec:
         for level in levels:
             self.runner.level = level
             try:
-                told = await self.runner.tests("def f(): return 3", Calls("", "assert f() == 3", ["f"]))
-                if verdict_of(told)[0] != 1.0:
+                harmless = suite_of("", "assert f() == 3")
+                told = await self.runner.tests("def f(): return 3", harmless)
+                if verdict_of(told, harmless).share != 1.0:
                     raise JailFailed(f"a harmless program does not run: {told['results'][0]}")
                 escaped = await escapes(self.runner)
             except JailFailed as failure:
@@ -69,7 +84,9 @@ class CodeExec:
                 why = f"these programs were not contained: {', '.join(escaped)}"
                 continue
             self._checked, _TRIED[self.runner.python] = True, level
-            log.warning("code_exec: programs are contained at level %s (%d attacks tried)", level, len(ATTACKS))
+            log.warning(
+                "code_exec: %s runs programs, contained at level %s (%d attacks tried)", self.runner.python, level, COUNT
+            )
             return level
         if self.options.trust:
             log.warning("code_exec: programs are NOT contained (trust): %s", why)
@@ -86,53 +103,97 @@ class CodeExec:
             await self.check()
         return list(await asyncio.gather(*(self._judge(trajectory) for trajectory in trajectories)))
 
+    @hookimpl
+    def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
+        told = ((place, _tests(task)) for place, task in enumerate(tasks))
+        return {place: tests.reason for place, tests in told if isinstance(tests, Unjudged)}
+
     async def _judge(self, trajectory: Trajectory) -> Reward | Unjudged:
-        try:
-            tests = tests_of(trajectory.task)
-        except ValueError as error:
-            return Unjudged(f"the task: {error}")
-        except (TypeError, MemoryError, RecursionError) as error:
-            return Unjudged(f"the task: its tests cannot be read: {type(error).__name__}: {error}")
-        code = solution_of(trajectory.last_text, tests.before if isinstance(tests, Calls) else "")
+        tests = _tests(trajectory.task)
+        if isinstance(tests, Unjudged):
+            return tests
+        code = solution_of(trajectory.last_text, tests.before if isinstance(tests, Suite) else "")
         try:
             told = await self.runner.tests(code, tests, first_only=not self.options.partial)
         except JailFailed as failure:
             return Unjudged(f"the jail: {failure}")
-        score, counts, unusable = verdict_of(told, tests)
-        if unusable:
-            return Unjudged(unusable)
-        if not self.options.partial:
-            score = float(score == 1.0)
-        names = ("timeouts", "errors", "wrong")
-        metrics = {f"code/{name}": float(counts[name]) for name in names}
+        verdict = verdict_of(told, tests)
+        if verdict.unusable:
+            return Unjudged(verdict.unusable)
+        score = verdict.share if self.options.partial else float(verdict.share == 1.0)
+        if verdict.missing:
+            self._say_missing(verdict.missing)
+        metrics = {f"code/{name}": float(verdict.counts[name]) for name in COUNTED}
         return Reward(score, score=score, metrics=metrics)
 
+    def _say_missing(self, module: str) -> None:
+        if module not in self._missing and len(self._missing) < MOST_WARNINGS:
+            self._missing.add(module)
+            log.warning(
+                "code_exec: programs import %s, which %s does not have; they count as wrong. Another interpreter may have it:"
+                " --reward.code_exec.python PATH",
+                module,
+                self.runner.python,
+            )
 
-def verdict_of(told: dict[str, Any], tests: Calls | Programs | None = None) -> tuple[float, Counter[str], str]:
-    """Share of tests that passed, why others did not, and why nobody can say."""
-    counts: Counter[str] = Counter()
-    results = told["results"]
+
+@dataclass(slots=True)
+class Verdict:
+    share: float = 0.0
+    """Of the tests, those that passed."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Why others did not."""
+    missing: str = ""
+    """A module that the interpreter does not have."""
+    unusable: str = ""
+    """Why nobody can say."""
+
+    def count(self, reason: str, text: str = "") -> None:
+        found = MISSING_MODULE.search(text)
+        self.counts["missing_modules" if found else reason] += 1
+        self.missing = found[1] if found else self.missing
+
+
+def verdict_of(told: dict[str, Any], tests: Tests) -> Verdict:
+    """The jail's results as a verdict."""
+    verdict = Verdict()
     if isinstance(tests, Programs):
-        right = 0
-        for result, wanted in zip(results, tests.outputs, strict=False):
-            if result["why"] == "late":
-                counts["timeouts"] += 1
-            elif result["why"] != "ended" or result["code"] != 0:
-                counts["errors"] += 1
-            elif same_output(result["stdout"], wanted):
-                right += 1
-            else:
-                counts["wrong"] += 1
-        return right / len(tests.outputs), counts, ""
-    [result] = results
-    if result["why"] == "late":
-        return 0.0, Counter(timeouts=1), ""
+        _judge_outputs(verdict, told["results"], tests.outputs)
+        return verdict
+    [result] = told["results"]
     try:
-        verdict = json.loads(result["verdict"])
-    except ValueError:
-        return 0.0, Counter(errors=1), ""  # it used up what the judge has, as by endless values
-    if "unusable" in verdict:
-        return 0.0, counts, str(verdict["unusable"])
-    if verdict.get("passed") is True:
-        return 1.0, counts, ""
-    return 0.0, Counter(["wrong" if str(verdict.get("failed", "")).startswith("AssertionError") else "errors"]), ""
+        said = json.loads(result["verdict"])
+    except ValueError:  # it took too long, or used up what the judge has, as by endless values
+        verdict.count("timeouts" if result["why"] == "late" else "errors")
+        return verdict
+    if "unusable" in said:
+        verdict.unusable = str(said["unusable"])
+    elif said.get("failed"):
+        verdict.share = said.get("passed", 0) / said.get("of", 1)
+        verdict.count("wrong" if said.get("wrong") else "errors", said["failed"])
+    else:
+        verdict.share = said["passed"] / said["of"]
+    return verdict
+
+
+def _judge_outputs(verdict: Verdict, results: Sequence[dict[str, Any]], outputs: Sequence[str]) -> None:
+    right = 0
+    for result, wanted in zip(results, outputs, strict=False):
+        if result["why"] == "late":
+            verdict.count("timeouts")
+        elif result["why"] != "ended" or result["code"] != 0:
+            verdict.count("errors", result["stderr"][-1000:])
+        elif same_output(result["stdout"], wanted):
+            right += 1
+        else:
+            verdict.count("wrong")
+    verdict.share = right / len(outputs)
+
+
+def _tests(task: Task) -> Tests | Unjudged:
+    try:
+        return tests_of(task)
+    except ValueError as error:
+        return Unjudged(f"the task: {error}")
+    except (TypeError, MemoryError, RecursionError) as error:
+        return Unjudged(f"the task: its tests cannot be read: {type(error).__name__}: {error}")

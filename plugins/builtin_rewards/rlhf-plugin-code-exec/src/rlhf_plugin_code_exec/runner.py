@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import marshal
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf_host.scratch import Scratch
-from rlhf_plugin_code_exec.tasks import Calls, Programs
+from rlhf_host import Scratch
+from rlhf_plugin_code_exec.forms import Cases, Programs, Tests
+from rlhf_plugin_code_exec.interpreters import Interpreter, interpreter_at
+from rlhf_plugin_code_exec.suites import Suite
 
-HERE = Path(__file__).parent
-JAIL, VALUES, SOLUTION, JUDGE = (HERE / f"{name}.py" for name in ("jail", "values", "solution", "judge"))
+JAIL = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from jail.main import main; main()"
 GRACE_S = 15.0
 """For the jail itself, beyond what its programs may take."""
 STOP_S = 6.0
@@ -28,20 +28,22 @@ Level = Literal["A", "B", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one program."""
+    """Of one program, with all its processes."""
 
     seconds: float
     cpu_s: int
+    """Of each process."""
     memory: int
-    """Bytes of address space, for each process."""
+    """Bytes."""
     processes: int
-    file: int = 16 << 20
+    file: int = 2 << 20
     """Bytes of a file."""
+    files: int = 32
     output: int = 4 << 20
 
     @property
     def plain(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("cpu_s", "memory", "processes", "file", "output")}
+        return {name: getattr(self, name) for name in ("cpu_s", "memory", "processes", "file", "files", "output")}
 
 
 class JailFailed(Exception):
@@ -58,59 +60,59 @@ class Runner:
 
     def __init__(self, python: str, limits: Limits, at_once: int, level: Level = "A"):
         self.python, self.limits, self.level = python, limits, level
-        self._slots: asyncio.Queue[int] | None = None
         self._at_once = at_once
-        values, *sides = (file.read_text(encoding="utf-8") for file in (VALUES, SOLUTION, JUDGE))
-        self._sources = [f"{values}\n\n{side}" for side in sides]
+        self._free: asyncio.Semaphore | None = None
 
-    async def tests(self, code: str, tests: Calls | Programs, *, first_only: bool = True) -> dict[str, Any]:
+    async def tests(self, code: str, tests: Tests, *, first_only: bool = True) -> dict[str, Any]:
         """What the jail says of a program and its tests. Raises ``JailFailed``."""
         if isinstance(tests, Programs):
-            more: dict[str, Any] = {"inputs": list(tests.inputs), "first_only": first_only}
+            inputs = {"inputs": list(tests.inputs), "first_only": first_only}
+            return await self._job({"code": code, **inputs}, len(tests.inputs) * self.limits.seconds + GRACE_S)
+        if isinstance(tests, Cases):
+            told: dict[str, Any] = {**asdict(tests), "first_only": first_only}
         else:
-            more = {"setup": tests.setup, "tests": tests.tests, "names": list(tests.names), "entry": ""}
-        runs = len(tests.inputs) if isinstance(tests, Programs) else 1
-        return await self._job({"code": code, **more}, runs * self.limits.seconds + GRACE_S)
+            told = asdict(tests)
+        shares_files = isinstance(tests, Suite) and tests.files
+        job = {"code": code, "tests": json.dumps(told).encode(), "shares_files": shares_files}
+        return await self._job(job, self.limits.seconds + GRACE_S)
+
+    def within(self, seconds: float, memory: int, processes: int) -> Runner:
+        """The same with other limits."""
+        limits = replace(self.limits, seconds=seconds, memory=memory, processes=processes)
+        return Runner(self.python, limits, self._at_once, self.level)
 
     async def _job(self, job: dict[str, Any], within_s: float) -> dict[str, Any]:
-        if self._slots is None:
-            self._slots = asyncio.Queue()
-            for slot in range(self._at_once):
-                self._slots.put_nowait(slot)
-        slot = await self._slots.get()
-        try:
-            scratch = Scratch("rlhf-code-", tempfile.gettempdir())  # which removes those of killed runs, too
+        self._free = self._free or asyncio.Semaphore(self._at_once)
+        async with self._free:
             try:
-                scratch.path.chmod(0o777)
-                told = await self._run({**job, **self._settings(slot), "folder": str(scratch.path)}, within_s)
-            finally:
-                await asyncio.to_thread(scratch.close)
-        except (OSError, RecursionError) as error:
-            raise JailFailed(f"{type(error).__name__}: {error}") from error
-        finally:
-            self._slots.put_nowait(slot)
+                interpreter = await asyncio.to_thread(interpreter_at, self.python)
+                scratch = Scratch("rlhf-code-", tempfile.gettempdir())  # which removes those of killed runs, too
+                try:
+                    told = await self._run({**job, **self._settings(interpreter), "folder": str(scratch.path)}, within_s)
+                finally:
+                    await asyncio.to_thread(scratch.close)
+            except (OSError, RecursionError) as error:
+                raise JailFailed(f"{type(error).__name__}: {error}") from error
         results = told.get("results") or [told]
         if problem := next((result["problem"] for result in results if result.get("why") == "jail"), None):
             raise JailFailed(problem)
         return told
 
-    def _settings(self, slot: int) -> dict[str, Any]:
-        solution, judge = self._sources
+    def _settings(self, interpreter: Interpreter) -> dict[str, Any]:
         return {
-            "slot": slot + os.getpid() % 1000 * 64,
             "level": self.level,
             "parent": os.getpid(),
-            "python": [self.python, "-I", "-B", "-S", "-X", "int_max_str_digits=0"],
-            "solution": solution,
-            "judge": judge,
+            "python": [interpreter.executable, "-I", "-B", "-S", "-X", "int_max_str_digits=0"],
+            "starts": interpreter.starts,
+            "modules": interpreter.modules,
             "seconds": self.limits.seconds,
             "limits": self.limits.plain,
-            "readable": readable(self.python),
+            "readable": interpreter.readable,
         }
 
     async def _run(self, job: dict[str, Any], within_s: float) -> dict[str, Any]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(JAIL)),
+            *(sys.executable, "-I", "-S", "-c", JAIL),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -119,16 +121,16 @@ class Runner:
         )
         try:
             async with asyncio.timeout(within_s):
-                out, err = await process.communicate(json.dumps(job).encode())
+                out, err = await process.communicate(marshal.dumps(job))
         except TimeoutError as error:
             raise JailFailed(f"no answer in {within_s:g} s") from error
         finally:
             if process.returncode is None:
                 await _stop(process)
         try:
-            told: dict[str, Any] = json.loads(out)
+            told: dict[str, Any] = marshal.loads(out)
             return told
-        except ValueError as error:
+        except (ValueError, EOFError, TypeError) as error:
             raise JailFailed(
                 f"it ended with code {process.returncode}: {err.decode('utf-8', 'replace')[-300:].strip()}"
             ) from error
@@ -146,18 +148,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-
-def readable(python: str) -> Sequence[str]:
-    """What contained programs may read."""
-    home = Path(os.path.realpath(python)).parent.parent
-    places = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/urandom", "/dev/null", str(home)]
-    return [place for place in places if os.path.exists(place)]
-
-
-def reachable_python() -> str:
-    """This interpreter, unless other users cannot reach it: then the system's."""
-    own = os.path.realpath(sys.executable)
-    if os.getuid() != 0 or all(folder.stat().st_mode & 0o001 for folder in Path(own).parents):
-        return own
-    return shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin") or own

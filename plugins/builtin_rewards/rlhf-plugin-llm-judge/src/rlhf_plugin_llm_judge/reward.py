@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Literal
 import regex
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Outcome, Reward, RunContext, ScoreContext, Trajectory, Unjudged, UserError, hookimpl
-from rlhf_plugin_llm_judge.rubric import FIELDS, RUBRIC, SCORE, conversation, fenced, filled, number_in
+from rlhf_host import Outcome, Reward, RunContext, ScoreContext, Task, Trajectory, Unjudged, UserError, hookimpl
+from rlhf_plugin_llm_judge.rubric import FIELDS, RUBRIC, conversation, fenced, filled
+from rlhf_plugin_llm_judge.verdict import SCORE, number_in
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+NO_LABEL = "the rubric has {label}, and the task has none"
 KEPT = 100_000
 """Judgements."""
 
@@ -38,7 +40,8 @@ class LLMJudge:
         system: str | None = Field(None, description="the system message")
         pattern: str = Field(
             "score",
-            description="where the number is (the last one counts): score, after that word; json, 'score' of the last JSON object;"
+            description="where the number is (the last one counts): score, after that word; json, 'score' of the last JSON object"
+            " (not of what is in it);"
             " or a regular expression",
         )
         low: float = Field(0.0, description="the worst number: reward 0")
@@ -97,12 +100,16 @@ class LLMJudge:
             self._client = None
 
     @hookimpl
+    def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
+        return {place: NO_LABEL for place, task in enumerate(tasks) if self._lacks_label(task)}
+
+    @hookimpl
     async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | Unjudged]:
         return list(await asyncio.gather(*map(self._judge, trajectories)))
 
     async def _judge(self, trajectory: Trajectory) -> Reward | Unjudged:
-        if "{label}" in self.rubric and self.options.rubric is not None and trajectory.task.ground_truth is None:
-            return Unjudged("the rubric has {label}, and the task has none")
+        if self._lacks_label(trajectory.task):
+            return Unjudged(NO_LABEL)
         text = self.asked(trajectory)
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         if (known := self._known.get(digest)) is not None:
@@ -114,11 +121,14 @@ class LLMJudge:
         # Of several who wait for the same judgement, one may give up.
         return await asyncio.shield(task)
 
+    def _lacks_label(self, task: Task) -> bool:
+        return "{label}" in self.rubric and self.options.rubric is not None and task.ground_truth is None
+
     async def _judge_anew(self, text: str, digest: str) -> Reward | Unjudged:
         try:
             for _ in range(2):
                 said, cut = await self._ask(text)
-                if (number := number_in(said, self.pattern)) is not None:
+                if (number := number_in(said, self.pattern, cut=cut)) is not None:
                     break
             else:
                 why = "'s answer was cut by max_tokens, before a number" if cut else " said no number"

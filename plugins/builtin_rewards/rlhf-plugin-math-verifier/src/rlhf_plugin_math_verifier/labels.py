@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from dataclasses import dataclass
-from fractions import Fraction
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from rlhf_host import Unjudged
-from rlhf_plugin_math_verifier.extraction import boxed, stated
-from rlhf_plugin_math_verifier.plain import Number, number, tidy, words
+from rlhf_plugin_math_verifier.answers import Choice, Doubtful, Moment, Words
+from rlhf_plugin_math_verifier.characters import tidy
+from rlhf_plugin_math_verifier.extraction import boxed, hashes
+from rlhf_plugin_math_verifier.judging import read_label as read
+from rlhf_plugin_math_verifier.prose import stated
 
 MAX_LABEL_CHARS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """``text`` for math-verify; ``number`` or ``words`` where it is plain."""
+    """``prose``: answers to it may be words."""
 
     text: str
-    number: Number | None = None
-    words: str | None = None
+    prose: bool = False
 
 
 def read_label(ground_truth: Any) -> Label | Unjudged:
-    """``72``, ``"72"``, ``"1,234"``, ``"\\boxed{3/4}"``, ``"$\\frac{3}{4}$"``, ``"50%"``, GSM8K's ``"... #### 72"``.
+    """``72``, ``"1,234"``, ``"\\boxed{3/4}"``, ``"50%"``, GSM8K's ``"... #### 72"``, ``["18"]``, ``'["18"]'``, a date.
 
     ``Unjudged``, with the reason: nothing that an answer could be compared with.
     """
-    if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool):
-        if not abs(ground_truth) < 10**300:  # nor is NaN
+    if isinstance(ground_truth, int | float | Decimal) and not isinstance(ground_truth, bool):
+        if not -(10**300) < ground_truth < 10**300:  # nor is NaN
             return Unjudged("the label is not a finite number below 1e300")
-        return Label(str(ground_truth), Number(Fraction(str(ground_truth))))
+        return Label(str(ground_truth))
+    if isinstance(ground_truth, datetime.date) and not isinstance(ground_truth, datetime.datetime):
+        return Label(ground_truth.isoformat(), prose=True)
+    if (
+        isinstance(ground_truth, list | tuple)
+        and ground_truth
+        and all(type(each) in (str, int, float) for each in ground_truth)
+    ):
+        if len(ground_truth) == 1:
+            return read_label(ground_truth[0])
+        return _read_text(json.dumps([str(each) for each in ground_truth]))
     if not isinstance(ground_truth, str):
         return Unjudged(f"the label is not a text or a number but {type(ground_truth).__name__}")
     return _read_text(ground_truth)
@@ -39,10 +53,9 @@ def read_label(ground_truth: Any) -> Label | Unjudged:
 
 @lru_cache(maxsize=4096)
 def _read_text(text: str) -> Label | Unjudged:
-    if "####" in text:
-        text = text.rpartition("####")[2].strip().partition("\n")[0]
-    else:
-        text = boxed(text) or stated(text) or stated(text, prose=True) or text
-    if len(text) > MAX_LABEL_CHARS or not (text := tidy(text)):
+    text = hashes(text, prose=True) or boxed(text) or text
+    if isinstance(read(text), Doubtful) and (announced := stated(text) or stated(text, prose=True)):
+        text = announced
+    if len(text) > MAX_LABEL_CHARS or not tidy(text):
         return Unjudged(f"the label is empty or longer than {MAX_LABEL_CHARS} characters")
-    return Label(text, number(text), words(text, label=True))
+    return Label(text, prose=isinstance(read(text), Words | Choice | Moment | Doubtful))

@@ -1,4 +1,4 @@
-"""A few worker processes that judge answers, each within a deadline."""
+"""A few worker processes that judge answers. What limits them is processor time, so that a busy machine changes no verdict."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
-Verdict = Literal["right", "wrong", "timeout", "label", "failed"]
-"""``timeout``: the answer took too long, or broke the process. ``label``: the label cannot be judged against.
-``failed``: processes could not be started, died of something else time after time, or were all busy for too long."""
+Verdict = Literal["right", "wrong", "unjudged", "timeout", "label", "failed"]
+"""``unjudged``: a person would have to say. ``timeout``: the answer took too much processor time, or broke the process.
+``label``: the label cannot be judged against. ``failed``: processes could not be started, died of something else time after
+time, or were all busy for too long."""
 
 Late = Literal["late"]
-"""The deadline of one try was over."""
+"""The processor time of one try was over."""
 
-SCRIPT = Path(__file__).with_name("worker.py")
-START_TIMEOUT_S = 120.0
+MODULE = "rlhf_plugin_math_verifier.worker"
+START_TIMEOUT_S = 1800.0
+"""Of a worker: on a busy machine its imports alone take minutes."""
 ATTEMPTS = 3
 FIRST_TRY_S = 1.0
-"""An answer that takes longer is tried again, with its whole deadline, when no other waits for its first try."""
+"""Of processor time. An answer that takes longer is tried again, with its whole limit, when no other waits for its first try."""
 REMEMBERED = 10_000
 """Verdicts: a text that a model repeats is judged once."""
 
 logger = logging.getLogger(__name__)
+
+
+class TookTooLong(Exception):
+    """The processor time is over; the process is dead."""
 
 
 class WorkerDied(Exception):
@@ -74,7 +79,7 @@ class Worker:
             "OMP_NUM_THREADS": "1",
         }  # sympy's order of sets: the same in every run
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(SCRIPT), str(memory_mb)],
+            [sys.executable, "-P", "-m", MODULE, str(memory_mb)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -90,9 +95,9 @@ class Worker:
         if "error" in reply:
             raise WorkerDied(reply["error"])
 
-    def ask(self, request: Request) -> dict[str, Any]:
-        """Raises ``TimeoutError`` (the process is dead then) or ``WorkerDied``."""
-        return self._exchange(json.dumps(asdict(request)).encode() + b"\n", request.timeout_s)
+    def ask(self, request: Request, wait_s: float) -> dict[str, Any]:
+        """Raises ``TookTooLong``, ``TimeoutError`` (it did not answer for ``wait_s``, and is dead now) or ``WorkerDied``."""
+        return self._exchange(json.dumps(asdict(request)).encode() + b"\n", wait_s)
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
@@ -107,7 +112,7 @@ class Worker:
                 if pipe:
                     pipe.close()
 
-    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
+    def _exchange(self, line: bytes, wait_s: float) -> dict[str, Any]:
         process, expired = self.process, threading.Event()
         assert process.stdin
         assert process.stdout
@@ -116,7 +121,7 @@ class Worker:
             expired.set()
             self.kill()
 
-        timer = threading.Timer(timeout_s, expire)
+        timer = threading.Timer(wait_s, expire)
         timer.daemon = True
         timer.start()
         try:
@@ -131,8 +136,10 @@ class Worker:
             return json.loads(answer)
         self.kill()
         code = process.wait()
-        if expired.is_set() or code == -getattr(signal, "SIGALRM", 0):
+        if expired.is_set():
             raise TimeoutError
+        if code == -getattr(signal, "SIGPROF", 0):
+            raise TookTooLong
         faults = {-getattr(signal, name, 0) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")}
         raise WorkerDied(f"exit code {code}", crashed=code in faults)
 
@@ -230,7 +237,7 @@ class Pool:
         verdict: Verdict | Late
         waited = time.monotonic() - job.since > self._wait_s
         if waited:
-            verdict = "timeout" if job.turn else "failed"
+            verdict = "failed"
         elif job.turn == 0 and request.timeout_s > FIRST_TRY_S:
             verdict, worker = self._judge(replace(request, timeout_s=FIRST_TRY_S), worker)
             if verdict == "late":
@@ -251,10 +258,13 @@ class Pool:
                 break
             try:
                 worker = worker or self._start()
-                reply = worker.ask(request)
-            except TimeoutError:
+                reply = worker.ask(request, self._wait_s)
+            except TookTooLong:
                 self._discard(worker)
                 return "late", None
+            except TimeoutError:
+                self._discard(worker)
+                return "failed", None
             except (WorkerDied, OSError) as error:
                 crashes += isinstance(error, WorkerDied) and error.crashed
                 if worker:

@@ -6,19 +6,24 @@ import asyncio
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rlhf_host import Outcome, Reward, ScoreContext, Trajectory, Unjudged, hookimpl
-from rlhf_plugin_math_verifier.extraction import Answer, Form, extract
-from rlhf_plugin_math_verifier.labels import Label, read_label
-from rlhf_plugin_math_verifier.plain import number, same, tidy, words
+from rlhf_host import Outcome, Reward, ScoreContext, Task, Trajectory, Unjudged, hookimpl
+from rlhf_plugin_math_verifier.characters import fold
+from rlhf_plugin_math_verifier.extraction import Form, extract
+from rlhf_plugin_math_verifier.judging import NeedsAlgebra, NoAlgebra, judge
+from rlhf_plugin_math_verifier.labels import read_label
 from rlhf_plugin_math_verifier.pool import Pool, Verdict
+from rlhf_plugin_math_verifier.reading import MAX_CHARS
+from rlhf_plugin_math_verifier.thoughts import MARKERS, Thoughts
 
-MAX_ANSWER_CHARS = 2000
-"""A longer answer is wrong: no label is as long."""
-
+_NO_ALGEBRA = NoAlgebra()
+_TAIL_TOKENS = 16
+"""Of what is before an answer: enough for the marker that opens thoughts."""
+_TAILS = 10_000
+"""Known at most."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
 """What most tasks of arithmetic answer: compared without further ado."""
@@ -38,7 +43,12 @@ class MathVerifierOptions(BaseModel):
     answer: Form = Field(
         "any",
         description=r"where the answer may be: boxed (\boxed{} only), hashes (after #### only), or any: "
-        r"\boxed{}, else ####, else 'answer is', else the last number or LaTeX expression",
+        r"<answer>, else \boxed{}, else ####, else 'answer is', else the last number or LaTeX expression",
+    )
+    thoughts: list[str] | None = Field(
+        None,
+        description="pairs of markers around thoughts, which are not judged, such as '<plan> </plan>', with commas between pairs;"
+        " default: those of known models; an empty list: thoughts are judged too",
     )
     correct: float = Field(1.0, description="reward of a right answer")
     incorrect: float = Field(0.0, description="reward if the answer is wrong, missing, or cannot be verified in time")
@@ -49,14 +59,23 @@ class MathVerifierOptions(BaseModel):
     )
     decimals: int = Field(6, ge=0, le=15, description="number of decimal places that must agree")
     max_chars: int = Field(20_000, ge=1, description="only this many characters at the end of a text are read")
-    timeout_s: float = Field(5.0, gt=0, description="longest time to verify one answer in a worker process")
-    wait_s: float = Field(
-        120.0,
-        gt=0,
-        description="longest wait for a free worker process: then an answer is unjudged, or wrong if it had a first try",
+    timeout_s: float = Field(
+        5.0, gt=0, description="most processor time to verify one answer, in seconds; a longer one is wrong"
     )
+    wait_s: float = Field(120.0, gt=0, description="longest wait for a worker process, in seconds: then an answer is unjudged")
     workers: int = Field(4, ge=1, description="largest number of worker processes; they are started when needed")
     memory_mb: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB (if the system supports it)")
+
+    @field_validator("thoughts", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        pairs = [each for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+        for each in pairs if isinstance(pairs, list) else ():
+            if len(str(each).split()) != 2:
+                raise ValueError(
+                    f"{each!r} is no pair of markers: write the one that opens thoughts, a blank, and the one that closes them"
+                )
+        return pairs
 
     @model_validator(mode="after")
     def _order(self) -> MathVerifierOptions:
@@ -77,6 +96,15 @@ class MathVerifier:
     def __init__(self, options: MathVerifierOptions):
         self.options = options
         self._pool: Pool | None = None
+        self._thoughts = Thoughts(MARKERS if options.thoughts is None else [_pair(each) for each in options.thoughts])
+        self._opened: dict[tuple[int, ...], bool] = {}
+        """Whether thoughts are open after these tokens."""
+
+    @hookimpl
+    def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
+        labels = ("the task has no label" if task.ground_truth is None else read_label(task.ground_truth) for task in tasks)
+        told = ((place, label.reason if isinstance(label, Unjudged) else label) for place, label in enumerate(labels))
+        return {place: problem for place, problem in told if isinstance(problem, str)}
 
     @hookimpl
     async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | Unjudged]:
@@ -95,39 +123,52 @@ class MathVerifier:
     def _at_once(self, trajectory: Trajectory) -> Reward | _Later | Unjudged:
         """The reward where plain comparison decides it."""
         truth, said = trajectory.task.ground_truth, trajectory.last_text
-        if self.options.answer == "any" and isinstance(truth, str) and _INTEGER.fullmatch(truth) and _INTEGER.fullmatch(said):
+        opened = self._thoughts_open_before(trajectory)
+        plain = self.options.answer == "any" and not opened
+        if plain and isinstance(truth, str) and _INTEGER.fullmatch(truth) and _INTEGER.fullmatch(said):
             return self._reward(int(truth) == int(said), timeout=False, marked=False)
         label = read_label(truth)
         if isinstance(label, Unjudged):
             return label
-        text = said[-self.options.max_chars :]
-        answer = extract(text, self.options.answer, prose=label.words is not None)
-        verdict: Verdict | None = self._decide(label, answer)
+        text = None if opened and not self._thoughts.closes(said) else self._thoughts.after(said)
+        answer = extract(fold(text[-self.options.max_chars :]), self.options.answer, prose=label.prose) if text else None
+        content = answer.text if answer and len(answer.text) <= MAX_CHARS else ""
         marked = answer is not None and answer.marked
-        if verdict is None:
-            return _Later(label.text, answer.text if answer and len(answer.text) <= MAX_ANSWER_CHARS else "", marked)
-        return self._reward(verdict == "right", timeout=False, marked=marked)
+        try:
+            verdict = judge(label.text, content, self.options.decimals, _NO_ALGEBRA)
+        except NeedsAlgebra:
+            return _Later(label.text, content, marked)
+        return self._verdict(verdict, content, marked)
+
+    def _thoughts_open_before(self, trajectory: Trajectory) -> bool:
+        """A chat template may open the thoughts, right before the answer."""
+        before: Sequence[int] = ()
+        answer = trajectory.actions[-1:]
+        for segment in trajectory.segments:
+            if answer and segment is answer[0]:
+                break
+            before = segment.token_ids or before
+        tail = tuple(before[-_TAIL_TOKENS:])
+        if tail not in self._opened:
+            if len(self._opened) >= _TAILS:
+                self._opened.clear()
+            self._opened[tail] = bool(tail and trajectory.decode and self._thoughts.opened_by(trajectory.decode(before)))
+        return self._opened[tail]
+
+    def _verdict(self, verdict: Verdict, content: str, marked: bool) -> Reward | Unjudged:
+        if verdict == "label":
+            return Unjudged("the label cannot be read as mathematics, or not in time")
+        if verdict == "failed":
+            return Unjudged("no worker process could judge the answer")
+        if verdict == "unjudged":
+            return Unjudged(f"the answer {content[:80]!r} may be the label or not: its words or its form leave it open")
+        return self._reward(verdict == "right", timeout=verdict == "timeout", marked=marked)
 
     async def _in_worker(self, later: _Later) -> Reward | Unjudged:
         submitted = self._workers().submit(later.label, later.content, self.options.decimals)
         judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
         verdict = await asyncio.shield(judged)  # others may wait for it too
-        if verdict == "label":
-            return Unjudged("the label cannot be read as mathematics, or not in time")
-        if verdict == "failed":
-            return Unjudged("no worker process could judge the answer")
-        return self._reward(verdict == "right", timeout=verdict == "timeout", marked=later.marked)
-
-    def _decide(self, label: Label, answer: Answer | None) -> Verdict | None:
-        """The verdict where both are plain, or the label is and there is no answer; ``None`` leaves it to a worker."""
-        if label.words is not None:
-            return "right" if answer and (words(answer.text) == label.words or tidy(answer.text) == label.text) else "wrong"
-        if label.number is None:  # even without an answer: the worker finds labels that cannot be parsed
-            return None
-        if answer is None or len(answer.text) > MAX_ANSWER_CHARS or words(answer.text) is not None:
-            return "wrong"
-        value = number(answer.text)
-        return None if value is None else "right" if same(label.number, value, self.options.decimals) else "wrong"
+        return self._verdict(verdict, later.content, later.marked)
 
     def _reward(self, right: bool, *, timeout: bool, marked: bool) -> Reward:
         credit = self.options.format_credit if marked and not timeout else 0.0
@@ -142,3 +183,8 @@ class MathVerifier:
             options = self.options
             self._pool = Pool(options.workers, options.timeout_s, options.memory_mb, options.wait_s)
         return self._pool
+
+
+def _pair(markers: str) -> tuple[str, str]:
+    opening, closing = markers.split()
+    return opening, closing

@@ -1,82 +1,27 @@
-"""The worker process: reads a request a line from stdin, answers a line on stdout, and ends with its stdin.
-
-Run as a script by ``pool``, so that it imports math-verify and nothing of the run it serves.
-"""
+"""The worker process: reads a request a line from stdin, answers a line on stdout, and ends with its stdin."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
-import re
 import select
 import signal
 import sys
-from functools import lru_cache
 from typing import Any
 
 ORPHAN_CHECK_S = 5.0
-ALARM_GRACE_S = 1.0
-_PLAIN_NAMES = re.compile(r"(?<![\\A-Za-z])(pi|theta|infinity|infty)(?![A-Za-z])")
-_SYMBOLS = str.maketrans(
-    {"−": "-", "×": r"\times ", "÷": "/", "·": r"\cdot ", "π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "√": r"\sqrt "}
-    | {
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∈": r"\in ",
-        "°": r"^\circ ",
-        "²": "^2",
-        "³": "^3",
-    }
-)
-
-
-def prepare(text: str) -> str:
-    """Plain ways of writing as LaTeX: ``**``, ``pi``, ``π``, ``≤``."""
-    text = text.replace(r"\$", "").replace("$", "").replace("{,}", ",").replace("**", "^").translate(_SYMBOLS)
-    return _PLAIN_NAMES.sub(lambda match: r"\infty " if match[1] == "infinity" else rf"\{match[1]} ", text)
-
-
-def parse(text: str) -> list[Any]:
-    """math-verify's reading of an answer: an expression and its text, or the text alone where it cannot be parsed."""
-    from math_verify import LatexExtractionConfig
-    from math_verify import parse as math_parse
-
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    # Its own timeouts are alarms, which a computation in C ignores: the parent's deadline counts.
-    return math_parse(rf"\boxed{{{prepare(text)}}}", config, parsing_timeout=None)
-
-
-@lru_cache(maxsize=256)
-def parse_label(text: str) -> list[Any]:
-    """The label's reading; empty where it has none, or none that equals itself (0/0)."""
-    from math_verify import verify
-    from sympy import nan, zoo
-
-    expressions = [item for item in parse(text) if not isinstance(item, str)]
-    if not expressions or expressions[0] in (nan, zoo) or not verify(expressions, expressions, timeout_seconds=None):
-        return []
-    return expressions
 
 
 def judge(label: str, answer: str, decimals: int) -> str:
-    """``right``, ``wrong``, or ``label`` where the label cannot be parsed."""
-    from math_verify import verify
+    """``right``, ``wrong``, ``unjudged``, or ``label`` where the label cannot be read."""
+    from rlhf_plugin_math_verifier.algebra import SYMPY
+    from rlhf_plugin_math_verifier.judging import judge as judge_with
 
     try:
-        gold = parse_label(label)
-    except Exception:
-        gold = []
-    if not gold:
-        return "label"
-    try:
-        if "".join(label.split()) == "".join(answer.split()):
-            return "right"
-        return "right" if verify(gold, parse(answer), float_rounding=decimals, timeout_seconds=None) else "wrong"
+        return judge_with(label, answer, decimals, SYMPY)
     except Exception:  # RecursionError and MemoryError too: an answer too deep or too large to be one
         return "wrong"
 
@@ -107,10 +52,11 @@ def read_line(stdin: Any, parent: int) -> bytes:
     return stdin.readline()
 
 
-def set_alarm(seconds: float) -> None:
-    """With the default action the kernel ends the process, even in the middle of C code: no orphan outlives its request."""
+def limit_processor_time(seconds: float) -> None:
+    """From now on; 0: no limit. What other processes take does not count. The default action of the signal ends the process,
+    even in the middle of C code."""
     if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
@@ -128,15 +74,17 @@ def main() -> None:
             limit_memory(limit_mb)
             logging.disable(logging.CRITICAL)
             judge("x^2+1", "1+x^2", 6)  # imports and caches: the first answer's deadline is not for them
+            gc.collect()
+            gc.freeze()  # SymPy's objects stay, and each full collection would look at them
         except BaseException as error:
             send({"error": f"{type(error).__name__}: {error}"})
             return
         send({"ready": True})
         while line := read_line(stdin, parent):
             request = json.loads(line)
-            set_alarm(request["timeout_s"] + ALARM_GRACE_S)
+            limit_processor_time(request["timeout_s"])
             verdict = judge(request["label"], request["answer"], request["decimals"])
-            set_alarm(0)
+            limit_processor_time(0)
             # Caches grow. Half of the memory is always there for the next answer, so that running out is that answer's doing.
             retire = memory_mb() > limit_mb / 2
             send({"verdict": verdict, "retire": retire})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host import Experience, Needs, Reward, RoleNeed, RunContext, ScoreContext, Segment, Trajectory, UserError, hookimpl
+from rlhf_host import Experience, Needs, Reward, RoleNeed, ScoreContext, Segment, Trajectory, UserError, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,17 +61,17 @@ class RewardModel:
         return Needs(roles=(RoleNeed("reward", head="scalar", trainable=False, source=self.options.model),))
 
     @hookimpl
-    def run_started(self, context: RunContext) -> None:
+    def check_run(self, config: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
         """Refuse a second, other model, and tokens that mean something else to the reward model."""
-        tokenizer, template = context.roles["reward"].tokenizer, self.options.template
-        other = context.config.get("roles", {}).get("reward", {}).get("model")
+        tokenizer, template = tokenizers["reward"], self.options.template
+        other = config.get("roles", {}).get("reward", {}).get("model")
         if self.options.model and other and other != self.options.model:
             raise UserError(f"the option model is {self.options.model} and roles.reward.model is {other}: give one of them")
         if template == "chat" and not tokenizer.chat_template:
             raise UserError("template is chat, but the reward model's tokenizer has no chat template: set template to text")
         if template == "same_tokens":
             known = tokenizer.get_vocab()
-            if wrong := [token for token, number in context.tokenizer.get_vocab().items() if known.get(token) != number]:
+            if wrong := [token for token, number in tokenizers["actor"].get_vocab().items() if known.get(token) != number]:
                 raise UserError(
                     f"the reward model has another vocabulary than the policy ({len(wrong)} tokens differ, such as {wrong[0]!r}):"
                     " set template to chat or text"

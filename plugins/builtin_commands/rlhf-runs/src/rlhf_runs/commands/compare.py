@@ -1,0 +1,133 @@
+"""``rlhf compare``: runs beside each other in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_host import RunDirectory, UserError
+from rlhf_host.commands import visible
+from rlhf_host.runs import flat, usual_settings
+from rlhf_runs.metrics import PLOTTED, TELLING
+from rlhf_runs.names import names_of
+from rlhf_runs.terminal import number, plot, short
+
+HELP_GROUP = "Look at runs"
+
+PLOTS = 2
+POINTS = 6
+"""Steps in a table of values."""
+NARROWEST = 36
+
+
+@click.command()
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="What to compare; repeatable.")
+@click.option("--prompts", type=click.IntRange(0), default=2, show_default=True, help="So many prompts that all runs answered.")
+def compare(runs: Sequence[Path], metrics: Sequence[str], prompts: int) -> None:
+    """Compare runs: settings that differ, curves with the same limits, and answers to the same prompts."""
+    if len(runs) < 2:
+        raise UserError(f"rlhf compare takes two runs or more, and {runs[0]} is one: rlhf show {runs[0]} shows it")
+    found = [RunDirectory(path) for path in runs]
+    names = names_of(runs)
+    screen = Console(highlight=False)
+    screen.print(_settings(found, names))
+    for name in metrics or _compared(found):
+        screen.print(Text(f"\n{name}", "bold"))
+        for lines in _plots(found, names, name, screen.width):
+            screen.print(Text(lines))
+        screen.print(_values(found, names, name))
+    for line in _answers(found, names, prompts):
+        screen.print(Text(visible(line)))
+
+
+def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("setting", overflow="fold")
+    for name in names:
+        table.add_column(visible(name), overflow="fold")
+    table.add_row("status", *(f"{run.status} at step {run.step}" for run in runs))
+    each = [{name: value for name, value in flat(run.settings).items() if value != {}} for run in runs]
+    usual = cache(usual_settings)  # which loads plugins
+    for name in dict.fromkeys(name for settings in each for name in settings):
+        values = [settings.get(name) for settings in each]
+        plugin = f"{name.rpartition('.')[0]}.name"
+        of_some = name != plugin and 0 < sum(plugin in settings for settings in each) < len(each)
+        told = not of_some or any(
+            value is not None and value != usual(run).get(name) for value, run in zip(values, runs, strict=True)
+        )
+        if name not in ("run_dir", "name") and told and any(value != values[0] for value in values):
+            table.add_row(name, *(visible(_written(value)) for value in values))
+    return table
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_written, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_written(item)}" for name, item in value.items() if item is not None)
+    return "-" if value is None else str(value)
+
+
+def _compared(runs: Sequence[RunDirectory]) -> list[str]:
+    """The metrics that all have and that say most."""
+    wanted = dict.fromkeys(name for name in (*(run.headline for run in runs), *PLOTTED, *TELLING) if name is not None)
+    return [name for name in wanted if all(name in run.curves for run in runs)][:PLOTS]
+
+
+def _plots(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, width: int) -> Iterator[str]:
+    curves = [run.curve(metric) for run in runs]
+    low, high = (end(value for _, values in curves for value in values) for end in (min, max))
+    beside = min(len(runs), max(1, width // NARROWEST))
+    for first in range(0, len(runs), beside):
+        blocks = []
+        for name, curve in list(zip(names, curves, strict=True))[first : first + beside]:
+            lines = [visible(name), *plot(curve, width=width // beside - 1, low=low, high=high)]
+            blocks.append([line.ljust(width // beside) for line in lines])
+        yield "\n".join("".join(parts).rstrip() for parts in zip(*blocks, strict=True))
+
+
+def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str) -> Table:
+    """At steps that all have, and at the last one of each."""
+    curves = [dict(zip(*run.curve(metric), strict=True)) for run in runs]
+    common = sorted({*curves[0]}.intersection(*curves[1:]))
+    count = min(POINTS, len(common))
+    steps = [common[round(place * (len(common) - 1) / max(1, count - 1))] for place in range(count)]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("step", *(visible(name) for name in names)):
+        table.add_column(name, justify="right", overflow="fold")
+    for step in steps:
+        table.add_row(str(step), *(number(curve[step]) for curve in curves))
+    table.add_row("last", *(number(run.curve(metric)[1][-1]) for run in runs))
+    return table
+
+
+def _answers(runs: Sequence[RunDirectory], names: Sequence[str], count: int) -> Iterator[str]:
+    """Of the last step of each run that has any of the same tasks, evaluations first."""
+    for split in ("eval", "train"):
+        answers = []
+        for run in runs:
+            steps = [step for kind, step in run.trajectories if kind == split]
+            last = steps[-1] if steps else None
+            rows = [] if last is None else run.rows(split, last)
+            found: dict[Any, tuple[int | None, dict[str, Any]]] = {}
+            for row in rows:
+                found.setdefault((row.get("source"), row.get("task"), str(row.get("prompt"))), (last, row))
+            answers.append(found)
+        common = [key for key in answers[0] if all(key in other for other in answers[1:])] if count else []
+        for key in common[:count]:
+            yield ""
+            yield f"prompt ({split}, label {answers[0][key][1].get('label')})  {short(key[2])}"
+            for name, found in zip(names, answers, strict=True):
+                step, row = found[key]
+                reward = "unjudged" if row.get("reward") is None else f"reward {number(row['reward'])}"
+                yield f"  {name}, step {step}, {reward}: {short(row.get('full_text') or row.get('text'))}"
+        if common:
+            return

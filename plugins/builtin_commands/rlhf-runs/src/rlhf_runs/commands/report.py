@@ -1,0 +1,39 @@
+"""``rlhf report``: runs as one page for a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from rlhf_host import RunDirectory, UserError
+from rlhf_host.commands import write_file
+from rlhf_runs.names import names_of
+
+HELP_GROUP = "Look at runs"
+
+
+@click.command()
+@click.argument("runs", metavar="RUN [RUN...]", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="report.html",
+    show_default=True,
+    help="The page.",
+)
+def report(runs: Sequence[Path], output: Path) -> None:
+    """Write one page with curves, answers, settings and versions of the runs. It needs no network and no server."""
+    from rlhf_runs.report import page
+
+    found = [RunDirectory(path) for path in runs]
+    if not output.parent.is_dir():
+        raise UserError(f"--output {output}: there is no directory {output.parent}")
+    text, notices = page(found, names_of(runs))
+    write_file(output, text.encode())
+    for notice in notices:
+        click.echo(notice, err=True)
+    click.echo(f"{output} ({output.stat().st_size / 1e6:.1f} MB)")

@@ -1,0 +1,111 @@
+"""``rlhf show``: one run in the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_host import RunDirectory
+from rlhf_host.commands import visible
+from rlhf_host.runs import HEADLINES
+from rlhf_runs.metrics import PLOTTED, TELLING
+from rlhf_runs.terminal import age, number, plot, short
+
+HELP_GROUP = "Look at runs"
+
+PLOTS = 3
+ENDS = 5
+"""Steps at either end whose mean is shown."""
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="What to plot; repeatable.")
+@click.option(
+    "--samples", type=click.IntRange(0), default=2, show_default=True, help="So many of the best answers, and of the worst."
+)
+def show(run: Path, metrics: Sequence[str], samples: int) -> None:
+    """Show how a run went: curves, what changed from its start to its end, warnings, best and worst answers of its last step."""
+    found = RunDirectory(run)
+    screen = Console(highlight=False)
+    for line in _head(found):
+        screen.print(Text(visible(line)))
+    for name in metrics or _plotted(found):
+        screen.print(Text(f"\n{name}", "bold"))
+        screen.print(Text("\n".join(plot(found.curve(name), width=screen.width))))
+    if found.curves:
+        screen.print()
+        screen.print(_changes(found))
+    for line in found.warnings:
+        screen.print(Text(visible(f"Warning: {line}"), "yellow"))
+    for line in _samples(found, samples):
+        screen.print(Text(visible(line)))
+
+
+def _head(run: RunDirectory) -> Iterator[str]:
+    settings, about = run.settings, run.about
+    of_steps = f" of {run.steps}" if run.steps else ""
+    begun = f", begun {age(about['started'])} ago" if "started" in about else ""
+    yield f"{run.path}: {run.status} at step {run.step}{of_steps}{begun}"
+    for name in ("error", "stopped_by"):
+        if name in about:
+            yield f"{name.replace('_', ' ')}: {about[name]}"
+    kinds: dict[str, list[str]] = {}
+    for plugin in run.plugins:
+        weight = plugin.get("weight")
+        kinds.setdefault(plugin["kind"], []).append(plugin["name"] + (f" × {weight:g}" if weight not in (None, 1.0) else ""))
+    wanted = ("algo", "reward", "extension", "agent")
+    yield "; ".join(f"{kind} {', '.join(kinds[kind])}" for kind in wanted if kind in kinds)
+    yield f"model {settings['roles']['actor']['model']}"
+    sources = ", ".join(str(source["path"] if isinstance(source, dict) else source) for source in settings["data"]["sources"])
+    yield f"data {sources or 'given in Python'}"
+    if run.draws:
+        yield "draws: " + ", ".join(
+            f"{count:,} {outcome}" for outcome, count in sorted(run.draws.items(), key=lambda item: -item[1])
+        )
+
+
+def _plotted(run: RunDirectory) -> list[str]:
+    names = [name for name in dict.fromkeys((run.headline, *PLOTTED)) if name in run.curves and len(run.curves[name][0]) > 1]
+    return [name for name in names if name is not None][:PLOTS]
+
+
+def _changes(run: RunDirectory) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("metric")
+    for name in (f"first {ENDS}", f"last {ENDS}", "lowest", "highest"):
+        table.add_column(name, justify="right")
+    evaluated = [name for name in run.curves if name.startswith("eval/")]
+    evaluated.sort(key=lambda name: name not in HEADLINES)
+    for name in [*evaluated[:4], *(name for name in TELLING if name in run.curves)]:
+        _, values = run.curves[name]
+        means = statistics.fmean(values[:ENDS]), statistics.fmean(values[-ENDS:])
+        if name.startswith("eval/"):
+            means = values[0], values[-1]
+        table.add_row(name, *map(number, (*means, min(values), max(values))))
+    return table
+
+
+def _samples(run: RunDirectory, count: int) -> Iterator[str]:
+    places = [place for place in run.trajectories if place[0] == "train"] or list(run.trajectories)
+    if not places or not count:
+        return
+    split, step = places[-1]
+    rows = [row for row in run.rows(split, step) if isinstance(row.get("reward"), int | float)]
+    rows.sort(key=lambda row: -row["reward"])
+    best = list({row.get("prompt"): row for row in rows[::-1]}.values())[::-1][:count]
+    worst = [row for row in {row.get("prompt"): row for row in rows}.values() if row not in best][-count:]
+    for name, chosen in (("best", best), ("worst", worst)):
+        for row in chosen:
+            yield ""
+            yield f"{name} answer of step {step} ({split}): reward {number(row['reward'])}, {row.get('length', 0)} tokens"
+            yield f"  prompt  {short(row.get('prompt'))}"
+            yield f"  answer  {short(row.get('full_text') or row.get('text'))}"
+            if row.get("label") is not None:
+                yield f"  label   {short(row['label'])}"

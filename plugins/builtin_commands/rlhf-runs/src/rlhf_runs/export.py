@@ -1,0 +1,88 @@
+"""A run's model as a directory that other programs load: whole weights, tokenizer, and a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from rlhf_host import UserError
+from rlhf_host.commands import new_directory
+from rlhf_host.models import head_of, is_adapter, load_model, load_tokenizer, merge, save_model
+from rlhf_host.runs import RunModel, refuse_damaged
+from rlhf_host.settings import RoleConfig
+from rlhf_runs.card import model_card
+
+OTHER = "take another model of the run, as with --checkpoint last"
+
+
+def export(model: RunModel, output: Path, dtype: str | None, role: str) -> str:
+    """Write the directory ``output``.
+
+    Args:
+        dtype: of the written weights; default: as they are.
+        role: whose model it is.
+
+    Returns:
+        what was written, for a person.
+
+    Raises:
+        UserError: the model is damaged, or cannot be loaded.
+        RunError: it cannot be written, or merged weights do not compute what the adapter did.
+    """
+    refuse_damaged(model.path)
+    refuse_unreadable(model.path)
+    head, merged = head_of(model.path), None
+    with new_directory(output, like=model.path) as aside:
+        if is_adapter(model.path):
+            merged = merge(model.path, None, aside, dtype)
+        elif dtype is None:
+            _copy(model.path, aside)
+        else:
+            settings = RoleConfig(model=str(model.path), dtype=dtype, device="cpu")
+            save_model(load_model(settings, head=head), aside)
+            load_tokenizer(settings).save_pretrained(aside)
+        written = dtype_of(aside)
+        card = aside / "README.md"
+        card.write_text(model_card(model, role, head, written), "utf-8")
+        for file in aside.rglob("*.safetensors"):
+            file.chmod(card.stat().st_mode)  # safetensors lets nobody else read what it writes
+    if merged is None:
+        return written
+    merged.check(output)
+    return str(merged)
+
+
+def refuse_unreadable(directory: Path) -> None:
+    """Raises ``UserError`` where a file of weights is missing, or its size is not what its header says: of a final model nothing
+    else is known."""
+    files = set(directory.glob("*.safetensors"))
+    for index in directory.glob("*.safetensors.index.json"):
+        try:
+            files |= {directory / name for name in json.loads(index.read_text("utf-8"))["weight_map"].values()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{index} is damaged: it is no list of weights; {OTHER}") from error
+    if not files:
+        raise UserError(f"{directory} is damaged: it has no safetensors file; {OTHER}")
+    for file in sorted(files):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except FileNotFoundError as error:
+            raise UserError(f"{directory} is damaged: {file.name} is missing; {OTHER}") from error
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{file} is damaged: {' '.join(str(error).split())}; {OTHER}") from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    except shutil.Error as error:  # a list of what happened to every file
+        raise OSError(error.args[0][0][-1]) from error
+
+
+def dtype_of(directory: Path) -> str:
+    """Of a whole model's weights, as its configuration says."""
+    return str(json.loads((directory / "config.json").read_text("utf-8")).get("dtype") or "float32")

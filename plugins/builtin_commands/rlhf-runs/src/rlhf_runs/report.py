@@ -1,0 +1,212 @@
+"""Runs as one page of HTML that needs no network: curves, groups of answers, settings, versions."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rlhf_host import RunDirectory, UserError
+from rlhf_host.runs import flat, usual_settings
+from rlhf_runs.metrics import TELLING
+from rlhf_runs.page_policy import page_policy
+
+MOST = 14_000_000
+"""Characters of saved answers in a page, compressed; the newest steps come first."""
+_OF_MAPS = re.compile(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)')
+Decode = Callable[[int], str]
+
+
+class Shown:
+    """What the page shows of a run, in pieces.
+
+    Args:
+        name: another one for each run of a page.
+    """
+
+    def __init__(self, run: RunDirectory, name: str):
+        self.run, self.name = run, name
+
+    def head(self) -> dict[str, Any]:
+        """All but the answers. ``places`` are the steps whose answers are saved."""
+        run, settings, usual = self.run, flat(self.run.settings), self._usual
+        return {
+            "name": self.name,
+            "path": str(run.path),
+            "status": run.status,
+            "step": run.step,
+            "steps": run.steps,
+            "headline": run.headline,
+            "about": {**run.about, "status": run.status},
+            "draws": run.draws,
+            "warnings": run.warnings,
+            "plugins": run.plugins,
+            "requirements": _text(run.path / "requirements.txt"),
+            "settings": settings,
+            "changed": [
+                key for key, value in settings.items() if usual.get(key, ...) != value and key not in ("name", "run_dir")
+            ],
+            "curves": run.curves,
+            "times": {row["step"]: row.get("time/wall") for row in run.metrics},
+            "places": [list(place) for place in run.trajectories],
+            "left_out": [],
+        }
+
+    def answers(self, split: str, step: int) -> list[dict[str, Any]]:
+        """The groups of a step."""
+        return list(_groups(self.run.rows(split, step), self._decode))
+
+    @cached_property
+    def _decode(self) -> Decode | None:
+        return _decoder(self.run)
+
+    @cached_property
+    def _usual(self) -> dict[str, Any]:
+        return usual_settings(self.run)
+
+
+def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[str]]:
+    """The page with all that it shows, and what is not on it.
+
+    Args:
+        names: of the runs, each another.
+
+    Raises:
+        UserError: plotly is not installed.
+    """
+    notices: list[str] = []
+    chunks: dict[str, bytes] = {}
+    heads = []
+    room = MOST // len(runs)
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        shown, steps, left_out, used = Shown(run, name), [], [], 0
+        for split, step in reversed(run.trajectories):
+            packed = pack(shown.answers(split, step))
+            if used + (size := len(packed) * 4 // 3) > room:
+                left_out.append(f"{split} {step}")
+                continue
+            used += size
+            chunks[f"run{number}-{split}-{step}"] = packed
+            steps.append([split, step])
+        if left_out:
+            notices.append(f"{name}: the answers of {len(left_out)} steps are left out, as the page would be too large")
+        heads.append(shown.head() | {"places": steps[::-1], "left_out": left_out[::-1]})
+    chunks["head"] = pack(heads)
+    return document(names, chunks)[0], notices
+
+
+def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, str]:
+    """The page with these pieces, of ``pack``, and its Content-Security-Policy. It asks its server for those that it does not
+    have, and again for ``head``, unless that is one of them.
+
+    Raises:
+        UserError: plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError("the page's plots need plotly: pip install 'rlhf-runs[report]'") from None
+    parts = {part: files(__package__).joinpath("page", f"page.{part}").read_text("utf-8") for part in ("html", "css", "js")}
+    parts |= {part: f"\n{parts[part]}\n" for part in ("css", "js")}
+    parts["title"] = html.escape(", ".join(names))
+    plotly = get_plotlyjs().replace("</script", "<\\/script").replace("\r\n", "\n")
+    # The styles of its maps, which it would make anew: only a page that allows any style lets it.
+    parts["unneeded"] = "".join(f'<style id="{name}"></style>' for name in _OF_MAPS.findall(plotly))
+    parts["plotly"] = f"\n{plotly}\nplotsReady();\n"
+    policy = page_policy([parts["js"], parts["plotly"]], [parts["css"]], asks_server=not chunks)
+    parts["policy"] = html.escape(policy, quote=False)
+    parts["chunks"] = "\n".join(
+        f'<script type="text/plain" id="{html.escape(key)}">{base64.b64encode(packed).decode()}</script>'
+        for key, packed in {**chunks, "telling": pack(TELLING)}.items()
+    )
+    return re.sub(r"\{(title|policy|css|unneeded|chunks|js|plotly)\}", lambda place: parts[place[1]], parts["html"]), policy
+
+
+def pack(value: Any) -> bytes:
+    """As strict JSON: browsers know no NaN."""
+    write = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        text = write(value)
+    except ValueError:
+        text = write(_strict(value))
+    return gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", "replace") if path.exists() else ""
+
+
+def _groups(rows: Sequence[dict[str, Any]], decode: Decode | None) -> Iterator[dict[str, Any]]:
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row.get("group_id"), []).append(row)
+    for name, members in groups.items():
+        first = members[0]
+        yield {
+            "group": name,
+            "source": first.get("source"),
+            "task": first.get("task"),
+            "label": first.get("label"),
+            "prompt": first.get("prompt"),
+            "rows": [_row(row, decode) for row in members],
+        }
+
+
+def _row(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    kept = ("episode_id", "sample", "reward", "rewards", "score", "advantage", "finish_reason", "length", "unjudged", "role")
+    found = {name: row[name] for name in (*kept, "final", "metrics", "events", "tree") if row.get(name) not in (None, {}, [])}
+    text = {"text": row.get("full_text") or row.get("text")}
+    if not row.get("segments"):
+        return found | text
+    try:
+        return found | {"segments": list(_segments(row, decode))} | ({} if decode is not None else text)
+    except (KeyError, TypeError, ValueError, IndexError):  # a damaged file
+        return found | text
+
+
+def _segments(row: dict[str, Any], decode: Decode | None) -> Iterator[dict[str, Any]]:
+    """All but the prompt."""
+    behind = 0
+    for segment in row["segments"][1:]:
+        first, behind = behind, behind + len(segment["token_ids"])
+        part = {name: segment[name] for name in ("kind", "text") if name in segment}
+        if segment["kind"] == "action":
+            part |= {"logprobs": [round(value, 3) for value in segment["logprobs"]], "versions": segment["versions"]}
+            part |= {name: row[name][first:behind] for name in ("advantages", "trainer_logprobs") if name in row}
+        if decode is not None:
+            part["tokens"] = [decode(token) for token in segment["token_ids"]]
+        yield part
+
+
+def _decoder(run: RunDirectory) -> Decode | None:
+    """Token → its text, by the run's tokenizer, if it is here."""
+    places = [run.path / "model", run.settings["roles"]["actor"]["model"]]
+    from transformers import AutoTokenizer
+
+    for place in places:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+        except Exception:  # gone, or of another machine
+            continue
+        return cache(partial(_decoded, tokenizer))
+    return None
+
+
+def _decoded(tokenizer: Any, token: int) -> str:
+    return str(tokenizer.decode([token]))

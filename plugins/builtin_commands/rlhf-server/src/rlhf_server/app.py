@@ -1,0 +1,335 @@
+"""The policy server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from secrets import compare_digest
+from typing import TYPE_CHECKING, Any
+
+from rlhf_host.rollouts import Call, EpisodePolicy
+from rlhf_server import asked, chat, completions, responses
+from rlhf_server.aside import Aside
+from rlhf_server.bodies import Body
+from rlhf_server.errors import ApiError, invalid
+from rlhf_server.http import HttpServer, Route, check_key
+from rlhf_server.limits import Limits
+from rlhf_server.sessions import Session, new_token
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+IGNORED = 100
+"""Names of ignored parameters that a server tells apart; further ones are ``other``."""
+KEEPALIVE_S = 10.0
+"""A streaming client hears something at least so often."""
+STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+Answer = Callable[[list[Call], Mapping[str, Any]], dict[str, Any]]
+Chunks = Callable[[Mapping[str, Any], bool], list[dict[str, Any]]]
+
+
+class PolicyServer:
+    """OpenAI's API for the policies of episodes: each has a base URL of its own.
+
+    ``shared`` gives the policy behind the base URL without an episode, for clients with the server's own key. Who may not come in
+    is told so before anything of the body is read.
+    """
+
+    def __init__(self, limits: Limits, model: str, shared: Callable[[], EpisodePolicy] | None):
+        self.limits, self.model, self.shared = limits, model, shared
+        self.api_key = new_token(256)
+        self.sessions: dict[str, Session] = {}
+        self.shared_url = ""
+        self._http = HttpServer("the policy server")
+        self._aside = Aside()
+        self._all = new_token()
+        """In the path of ``shared_url`` in place of an episode's token."""
+        self._common: Session | None = None
+        self._open = 0
+        self._ignored: set[str] = set()
+
+    @classmethod
+    async def start(
+        cls,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limits: Limits | None = None,
+        model: str = "policy",
+        shared: Callable[[], EpisodePolicy] | None = None,
+    ) -> PolicyServer:
+        """A server that accepts requests. Raises ``UserError`` where the address cannot be had."""
+        server = cls(limits or Limits(), model, shared)
+        await server._http.start(host, port, server._routes(port))
+        server.shared_url = f"{server.url}/v1" if port or shared else f"{server.url}/e/{server._all}/v1"
+        return server
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    def _routes(self, port: int) -> Iterator[Route]:
+        # Programs that run already know the port alone, and name their episode in the body.
+        common = self._admit_key if self.shared is not None else self._admit_anyone if port else self._admit_nobody
+        for base, admit in (("/e/{token}/v1", self._admit_episode), ("/v1", common)):
+            yield Route("POST", f"{base}/chat/completions", self._chat, admit, self.limits.body_bytes)
+            yield Route("POST", f"{base}/completions", self._completions, admit, self.limits.body_bytes)
+            yield Route("POST", f"{base}/responses", self._responses, admit, self.limits.body_bytes)
+            yield Route("POST", f"{base}/tokenize", self._tokenize, admit, self.limits.body_bytes)
+            yield Route("GET", f"{base}/models", self._models, admit)
+        for what in ("reward", "done", "fail"):
+            yield Route("POST", f"/e/{{token}}/{what}", self._report, self._admit_episode, self.limits.report_bytes)
+        yield Route("GET", "/health", self._health)
+
+    def _admit_key(self, request: web.Request) -> None:
+        check_key(request, self.api_key)
+
+    def _admit_episode(self, request: web.Request) -> None:
+        token = request.match_info["token"]
+        if not compare_digest(token.encode(errors="surrogateescape"), self._all.encode()):
+            self._opened(token)
+
+    def _admit_anyone(self, request: web.Request) -> None:
+        if not self.sessions:
+            raise ApiError(410, "no episode is open", "episode_over")
+
+    def _admit_nobody(self, request: web.Request) -> None:
+        raise ApiError(404, "the request names no episode: use an episode's base URL", "no_policy")
+
+    def open(self, policy: EpisodePolicy) -> Session:
+        """A base URL for one attempt at an episode."""
+        token = new_token()
+        url = f"{self.url}/e/{token}/v1"
+        session = self.sessions[token] = Session(policy, url, token, self.limits, shared_url=self.shared_url)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        session.close()
+        self.sessions.pop(session.token, None)
+
+    async def close(self) -> None:
+        for session in list(self.sessions.values()):
+            self.close_session(session)
+        await self._http.close()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _opened(self, token: str) -> Session:
+        session = self.sessions.get(token)
+        if session is None or session.closed:
+            raise ApiError(410, "this episode is over, or there never was one", "episode_over")
+        return session
+
+    def _session(self, request: web.Request, body: Mapping[str, Any]) -> Session:
+        """Whom an admitted request is for."""
+        token = request.match_info.get("token")
+        if token is not None and token != self._all:
+            return self._opened(token)
+        metadata = body.get("metadata")
+        named = metadata.get("rlhf_episode") if isinstance(metadata, Mapping) else None
+        if named is not None:
+            return self._opened(str(named))
+        if self.shared is None:
+            why = "the request names no episode: use an episode's base URL, or metadata.rlhf_episode"
+            raise ApiError(404, why, "no_policy")
+        if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
+            limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
+            # A new one now and then, because a tree keeps what was said.
+            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits, free=True)
+        return self._common
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        sent = await self._http.body_of(request)
+        body, session = sent.value, self._session(request, sent.value)
+        messages, tools = chat.messages_of(body, self.limits), chat.tools_of(body, self.limits)
+        sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
+        policy, tokenizer = session.policy, session.policy.tokenizer
+
+        async def work() -> Call:
+            plan = await self._aside.plan(policy, messages, tools, long=sent.long)
+            return await policy.answer(plan, sampling, tools, parsed=True)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            return chat.answer_of(calls, body, self.model, tokenizer)
+
+        return await self._respond(request, session, sent, work, answer, chat.chunks_of, chat.KNOWN)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        sent = await self._http.body_of(request)
+        body, session = sent.value, self._session(request, sent.value)
+        policy = session.policy
+        prompt = await self._prompt(session, sent)
+        sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free)
+
+        async def work() -> Call:
+            return await policy.answer(policy.tree.plan_ids(prompt), sampling)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            return completions.answer_of(calls, body, self.model, policy.tokenizer)
+
+        return await self._respond(request, session, sent, work, answer, completions.chunks_of, completions.KNOWN)
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        sent = await self._http.body_of(request)
+        body, session = sent.value, self._session(request, sent.value)
+        before = responses.previous_of(body, session.responses)
+        messages, tools = responses.messages_of(body, before, self.limits), responses.tools_of(body, self.limits)
+        sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
+        if body.get("n") not in (None, 1):
+            raise invalid("n", "a response is one")
+
+        async def work() -> Call:
+            plan = await self._aside.plan(session.policy, messages, tools, long=sent.long)
+            return await session.policy.answer(plan, sampling, tools, parsed=True)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            whole = responses.answer_of(calls, body, self.model, session.policy.tokenizer)
+            assert calls[0].reply is not None
+            said = messages[1:] if body.get("instructions") else messages
+            session.remember(whole["id"], [*said, calls[0].reply.message])
+            return whole
+
+        return await self._respond(request, session, sent, work, answer, responses.chunks_of, responses.KNOWN)
+
+    async def _respond(
+        self,
+        request: web.Request,
+        session: Session,
+        sent: Body,
+        work: Callable[[], Awaitable[Call]],
+        answer: Answer,
+        chunks: Chunks,
+        known: tuple[str, ...],
+    ) -> web.StreamResponse:
+        from aiohttp import web
+
+        body = sent.value
+        count = asked.integer(body, "n", 1, self.limits.choices) or 1
+        usage = asked.wants_usage(body)
+        ignored = asked.ignored_in(body, session.policy.sampling, known, free=session.free)
+        new = [name for name in ignored if name not in self._ignored]
+        self._ignored.update(new[: IGNORED - len(self._ignored)])
+        session.ignored.update(name if name in self._ignored else "other" for name in ignored)
+        if self._open >= self.limits.in_flight:
+            raise ApiError(429, "too many requests at once", "overloaded", retry=True)
+        digest = request.path.encode() + sent.digest
+        again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        self._open += 1
+        asking = asyncio.ensure_future(session.ask(digest, again, count, work))
+        calls: list[Call] = []
+        try:
+            response: web.StreamResponse | None = None
+            if body.get("stream"):
+                response = await self._kept_alive(request, asking)
+            calls = await asking
+            headers = _headers(calls, ignored)
+            whole = answer(calls, body)
+            if not body.get("stream"):
+                response = web.json_response(whole, headers=headers)
+                await response.prepare(request)
+            else:
+                if response is None:
+                    response = await _begin_stream(request, headers)
+                for chunk in chunks(whole, usage):
+                    await response.write(_event(chunk))
+                if chunks is not responses.chunks_of:
+                    await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+            session.arrived.update(calls)
+            return response
+        except ApiError as error:
+            if response is None:
+                raise
+            await response.write(_event(error.body))  # the stream has begun
+            await response.write_eof()
+            return response
+        except BaseException:
+            # It did not arrive: it trains nothing, unless its client goes on from it, or has another answer of it.
+            for call in set(calls) - session.arrived:
+                session.policy.tree.drop(call, "undelivered")
+            raise
+        finally:
+            self._open -= 1
+            asking.cancel()
+
+    async def _kept_alive(self, request: web.Request, asking: asyncio.Future[list[Call]]) -> web.StreamResponse | None:
+        """Wait for the answer; a stream that hears something meanwhile, where that takes long. The whole message comes in one event
+        then: an error before the first byte is an ordinary one."""
+        response = None
+        while not (await asyncio.wait([asking], timeout=KEEPALIVE_S))[0]:
+            if response is None:
+                response = await _begin_stream(request, {})
+            await response.write(b": keepalive\n\n")
+        return response
+
+    async def _prompt(self, session: Session, sent: Body) -> list[int]:
+        """The tokens of a text, or those that were sent."""
+        policy, given = session.policy, sent.value.get("prompt")
+
+        def work() -> list[int]:
+            self._aside.refuse_unfit(policy, [given] if isinstance(given, str) else [])
+            return completions.prompt_of(sent.value, policy.tokenizer, policy.vocabulary)
+
+        with session.told():
+            return await self._aside.run(sent.long, work)
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        self._session(request, {})
+        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "rlhf-host"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        sent = await self._http.body_of(request)
+        body, session = sent.value, self._session(request, sent.value)
+        policy = session.policy
+        if "messages" in body:
+            messages, tools = chat.messages_of(body, self.limits), chat.tools_of(body, self.limits)
+            with session.told():
+                tokens = await self._aside.render(policy, messages, tools, long=sent.long)
+        else:
+            tokens = await self._prompt(session, sent)
+        return web.json_response({"count": len(tokens), "max_model_len": policy.max_tokens, "tokens": tokens})
+
+    async def _report(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        body = (await self._http.body_of(request)).value if request.can_read_body else {}
+        session = self._session(request, {})
+        match request.path.rpartition("/")[2]:
+            case "reward":
+                session.report(body)
+            case "fail":
+                session.fail(body)
+            case _:
+                session.done.set()
+        return web.json_response({"ok": True})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        return web.json_response({"status": "ok", "episodes": len(self.sessions)})
+
+
+def _headers(calls: Iterable[Call], ignored: Sequence[str]) -> dict[str, str]:
+    """Returns what clients are told beside the answer: parameters that were ignored, and the version of the weights."""
+    headers = {"x-rlhf-ignored": ",".join(dict.fromkeys(ignored))} if ignored else {}
+    versions = [version for call in calls if call.generation for version in call.generation.versions]
+    return headers | {"x-rlhf-version": str(max(versions, default=-1))}
+
+
+async def _begin_stream(request: web.Request, headers: Mapping[str, str]) -> web.StreamResponse:
+    from aiohttp import web
+
+    response = web.StreamResponse(headers={**STREAM, **headers})
+    await response.prepare(request)
+    return response
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {json.dumps(value)}\n\n".encode()

@@ -1,0 +1,41 @@
+"""What goes wrong in a request, as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_host import EpisodeFailed, NoRoom, RunError, UserError
+
+
+class ApiError(Exception):
+    """An answer that is an error. ``retry``: whether the same request may succeed later; clients are told."""
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None, *, retry: bool = False):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.retry = status, message, code, param, retry
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"x-should-retry": "true" if self.retry else "false"}
+        return headers | ({"retry-after": "1"} if self.status == 429 else {})
+
+
+def invalid(param: str, message: str) -> ApiError:
+    return ApiError(400, f"{param}: {message}", "invalid_value", param)
+
+
+def as_api_error(error: Exception, max_tokens: int) -> ApiError:
+    """What the policy raised. Other exceptions than the project's own are raised again."""
+    text = " ".join(str(error).split())
+    if isinstance(error, NoRoom):
+        return ApiError(400, f"This model's maximum context length is {max_tokens} tokens: {text}", "context_length_exceeded")
+    if isinstance(error, EpisodeFailed | UserError):
+        return ApiError(400, text, "invalid_conversation", "messages")
+    if isinstance(error, RunError):
+        return ApiError(503, text, "engine_lost")
+    raise error

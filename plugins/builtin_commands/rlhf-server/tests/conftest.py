@@ -1,0 +1,99 @@
+"""A policy server over an engine that answers as a script says."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+
+import pytest
+from rlhf_server.app import PolicyServer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_host import Episode, Sampling, Task
+from rlhf_host.data.codec import ChatCodec
+from rlhf_host.rollouts import EpisodePolicy
+from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings
+from rlhf_host.testing import ScriptedEngine
+
+TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"
+    "{%- for message in messages %}{%- if message.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{%- for call in message.tool_calls %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
+    "<|im_end|>\n{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
+)
+RUN = Sampling(max_new_tokens=200, temperature=1.0)
+
+
+def byte_tokenizer():
+    """One token per byte, and ChatML's special tokens."""
+    special = ["<|im_start|>", "<|im_end|>"]
+    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+class Stage:
+    """An engine, and policies that ask it: a ``PolicyHost``."""
+
+    vocabulary, endpoints, frozen = MOST_TOKENS, None, MappingProxyType({})
+
+    def __init__(self, say, max_tokens=2000, delay_s=0.0):
+        self.tokenizer = byte_tokenizer()
+        self.codec = ChatCodec(self.tokenizer)
+        self.settings = EpisodeSettings(sampling=RUN, max_tokens=max_tokens)
+        self.delay_s = delay_s
+        end = self.tokenizer.eos_token_id
+        self.engine = ScriptedEngine(lambda ids, key: [*self.tokenizer.encode(say(ids), add_special_tokens=False), end])
+        self.cancelled = 0
+        self.waiting = 0
+        self.number = 0
+
+    def codec_of(self, task):
+        return self.codec
+
+    async def generate(self, ids, sampling, key):
+        self.waiting += 1
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.waiting -= 1
+        return await self.engine.generate(ids, sampling, key)
+
+    def policy(self):
+        self.number += 1
+        episode = Episode(f"e{self.number}", "g", Task("q"), seed=self.number)
+        return EpisodePolicy(episode, self)
+
+
+@pytest.fixture
+def stage():
+    return Stage
+
+
+@pytest.fixture
+def serve():
+    """``serve(test, stage, ...)`` runs ``await test(server, stage)`` beside the server."""
+
+    def run(test, stage, **settings):
+        async def main():
+            server = await PolicyServer.start(**settings)
+            try:
+                return await asyncio.wait_for(test(server, stage), 20)
+            finally:
+                await server.close()
+
+        return asyncio.run(main())
+
+    return run

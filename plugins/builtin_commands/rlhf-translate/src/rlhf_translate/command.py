@@ -1,0 +1,100 @@
+"""``rlhf translate``: another project's command line or configuration as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from rlhf_host import UserError
+from rlhf_host.commands import rlhf, visible, write_file
+from rlhf_translate.commands import find_commands
+from rlhf_translate.translation import Translation
+from rlhf_translate.translation import translate as translated
+from rlhf_translate.write import UNSET, described, file_text, to_do, version_lines
+
+HELP_GROUP = "Train"
+
+SHOWN = 30
+"""Options without a counterpart, on standard error."""
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "origin",
+    metavar="PROJECT[:METHOD][==VERSION]",
+    help="Whose the file is, and of which version, where it does not say: openrlhf==0.9.3, trl:grpo, verl.",
+)
+@click.option(
+    "--set", "values", metavar="NAME=VALUE", multiple=True, help="A variable that the script does not set; may be repeated."
+)
+@click.option("--processes", type=int, metavar="N", help="How many processes start the program, where the file does not say.")
+@click.option(
+    "--output", "-o", metavar="FILE.yaml", type=click.Path(path_type=Path, dir_okay=False), help="Default: standard output."
+)
+def translate(file: Path, origin: str | None, values: tuple[str, ...], processes: int | None, output: Path | None) -> None:
+    """Turn a command line of OpenRLHF, TRL or verl, or a configuration of verl or TRL, into a file for rlhf train.
+
+    FILE is a shell script or a Python script of TRL, which are read and not run, or a YAML file. Comments of the result say
+    where each setting comes from, which defaults differ, and which options have no counterpart here. SET THIS stands where the
+    file gives no value.
+    """
+    if output is not None and not output.parent.is_dir():
+        raise UserError(f"--output {output}: there is no directory {output.parent}")
+    commands, others = find_commands(file, origin, dict(map(_variable, values)), processes)
+    for line in others:
+        click.echo(visible(line), err=True)
+    results = [translated(command, str(file)) for command in commands]
+    texts = [file_text(result, str(file)) for result in results]
+    if output is None:
+        click.echo("---\n".join(texts), nl=False)
+    places = _places(output, len(results))
+    for result, text, place in zip(results, texts, places, strict=True):
+        if output is not None:
+            write_file(place, text.encode())
+        for line in _report(result, place, file, output is not None):
+            click.echo(line, err=True)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--set {text}: should be NAME=VALUE")
+    return name, value
+
+
+def _places(output: Path | None, number: int) -> Sequence[Path]:
+    """A file for each command."""
+    place = output or Path("run.yaml")
+    return [place] if number == 1 else [place.with_stem(f"{place.stem}-{count}") for count in range(1, number + 1)]
+
+
+def _report(result: Translation, place: Path, file: Path, wrote: bool) -> Iterator[str]:
+    command, options = result.command, result.of_options
+    lost, needless = [note for note in options if note.lost], [note for note in options if note.needs_none]
+    asked = [note for note in options if note.asks]
+    translated = len(options) - len(lost) - len(needless) - len(asked)
+    defaults = sum(not any(note.option.line for note in result.causes[path]) for path in result.causes)
+    unset = f", {len(asked)} {UNSET}" if asked else ""
+    yield (
+        f"{file}:{command.line}: {command.about}: {len(options)} options, {translated} translated,"
+        f" {len(needless)} need no setting, {len(lost)} without a counterpart{unset}; {defaults} settings are its defaults"
+    )
+    yield from (f"  {text}" for text in version_lines(result))
+    for note in lost[:SHOWN]:
+        yield f"  {described(note)}"
+    if len(lost) > SHOWN:
+        yield f"  and {len(lost) - SHOWN} more, in the comments of {place}"
+    yield from (f"  {text}" for text in to_do(result))
+    yield f"Written to {place}. Check it, then train:" if wrote else f"Save it with -o {place} first, check it, then train:"
+    flags = [word for key in result.asked for word in _flag(key)]
+    yield f"  {rlhf('train', '--config', place, *flags, '--dry-run')}"
+    yield f"  {rlhf('train', '--config', place, *flags)}"
+
+
+def _flag(key: str) -> tuple[str, str]:
+    """Of a key to set, with a word in place of the value."""
+    return f"--{key.removesuffix('.name').replace('_', '-')}", key.rpartition(".")[2].upper()

@@ -1,0 +1,154 @@
+"""Programs of other projects that train, and what a command of one is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from rlhf_host import UserError
+from rlhf_translate.options import PROCESSES, Option
+from rlhf_translate.versions import check
+
+PROJECTS = {"openrlhf": "OpenRLHF", "trl": "TRL", "verl": "verl"}
+
+METHODS = {
+    "openrlhf": ("ppo_ray", "dpo", "sft", "rm", "kto", "kd", "prm"),
+    "trl": ("grpo", "rloo", "dpo", "sft", "kto", "reward", "prm"),
+    "verl": ("ppo", "sft"),
+}
+"""Project → what its programs train, as they call it. The first is that of a file that does not say."""
+
+_NAMES = {
+    "openrlhf": "train_ppo_ray, train_dpo, train_sft, train_rm, train_kto, train_kd, train_prm",
+    "trl": "trl grpo, trl rloo, trl dpo, trl sft, trl kto, trl reward, and prm.py",
+    "verl": "main_ppo, main_dapo, sft_trainer, fsdp_sft_trainer",
+}
+
+_PROGRAMS = {
+    "openrlhf": re.compile(r"(?:.*[./])?openrlhf[./]cli[./]train_(\w+?)(?:\.py)?"),
+    "trl": re.compile(r"(?:.*/)?(?:trl[./]scripts|examples/scripts)[./](\w+?)(?:\.py)?"),
+    "verl": re.compile(
+        r"(?:.*[./])?(?:verl[./]trainer|verl[./]experimental[./]\w+|recipe[./]\w+)[./]((?:main|fsdp_sft|sft)_\w+?)(?:\.py)?"
+    ),
+}
+_CALLED = {
+    "reward_modeling": "reward",
+    "main_ppo": "ppo",
+    "main_ppo_sync": "ppo",
+    "main_ppo_v0": "ppo",
+    "main_dapo": "ppo",
+    "sft_trainer": "sft",
+    "sft_trainer_ray": "sft",
+    "fsdp_sft_trainer": "sft",
+}
+OTHERS = {
+    "swift": "ms-swift",
+    "megatron": "ms-swift",
+    "llamafactory-cli": "LLaMA-Factory",
+    "axolotl": "axolotl",
+    "axolotl.cli.train": "axolotl",
+    "tune": "torchtune",
+    "nemo_rl": "NeMo RL",
+}
+"""Programs of projects that are not translated."""
+
+_MENTION = re.compile(
+    r"openrlhf[./]cli[./]train_|verl[./]trainer[./]|\btrl +[a-z]+ |(?:trl[./]|examples/)scripts[./]|train_\w+\.py|\bpython[\d.]* "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose a file is, as the reader says: ``PROJECT[:METHOD][==VERSION]``."""
+
+    project: str = ""
+    method: str = ""
+    version: str = ""
+
+
+@dataclass
+class Command:
+    """One command that trains."""
+
+    project: str
+    method: str
+    options: list[Option]
+    line: int
+    program: str = ""
+    """As the file has it; of a configuration, the file."""
+    launch: list[Option] = field(default_factory=list)
+    """Of what starts the program: torchrun, accelerate, a job of Ray; and variables before it."""
+    processes: Option = field(default_factory=lambda: Option(PROCESSES, ("1",)))
+    """How many the launcher starts."""
+    version: str = ""
+    """What the reader says."""
+    added: frozenset[str] = frozenset()
+    """Options that its version lacks, as it says."""
+    notes: list[str] = field(default_factory=list)
+    """What to know of the file beside its options."""
+
+    @property
+    def about(self) -> str:
+        return f"{PROJECTS[self.project]} ({self.method})"
+
+
+def origin_of(text: str | None) -> Origin:
+    """Raises ``UserError``: it names no project, method or version."""
+    name, equals, version = (text or "").partition("==")
+    project, _, method = name.partition(":")
+    if (text and project not in METHODS) or (method and method not in METHODS[project]):
+        known = ", ".join(f"{name}[:{'|'.join(methods)}][==VERSION]" for name, methods in METHODS.items())
+        raise UserError(f"--from {text}: should be one of {known}")
+    if equals:
+        check(project, version)
+    return Origin(project, method, version)
+
+
+def program_of(text: str) -> tuple[str, str] | None:
+    """Project and method of a word that is a program; a method that is not known here as the project calls it."""
+    for project, pattern in _PROGRAMS.items():
+        if match := pattern.fullmatch(text):
+            return project, _CALLED.get(match[1], match[1])
+    return None
+
+
+def mentions(text: str) -> bool:
+    """Whether a text may have a command that trains in it."""
+    return bool(_MENTION.search(text))
+
+
+def unsupported(program: str, project: str, method: str) -> str:
+    """What to say of a program whose method is not known here."""
+    if (hint := _INSTEAD.get((project, method))) is not None:
+        return f"{program} is not translated: {hint}"
+    return f"{program} is not supported; supported are {_NAMES[project]}"
+
+
+_INSTEAD = {
+    **{
+        ("trl", name): "images are not here"
+        for name in ("sft_vlm", "dpo_vlm", "grpo_vlm", "rloo_vlm", "mpo_vlm", "online_dpo_vlm")
+    },
+    ("trl", "orpo"): "it is --algo dpo --algo.loss orpo here",
+    ("trl", "cpo"): "SimPO is --algo dpo --algo.loss sigmoid_norm with --algo.reference-free and --algo.gamma here",
+    ("trl", "bco"): "pairs train with --algo dpo --algo.loss bco_pair here",
+    ("trl", "dpo_online"): "it is --algo online_dpo with --reward here",
+    ("trl", "ppo_tldr"): "it is --algo ppo with --reward reward_model and --reward-model.model here",
+    (
+        "openrlhf",
+        "ppo",
+    ): "the program of OpenRLHF up to 0.4 without Ray; its options are those of train_ppo_ray: --from openrlhf:ppo_ray",
+    ("openrlhf", "ct"): "conditional training, which is --algo sft with --data.condition here",
+    ("trl", "gkd"): "distillation on the student's own answers is --algo on_policy_distill with --teacher.model here",
+    (
+        "trl",
+        "distillation",
+    ): "distillation is --algo distill on a data set, or --algo on_policy_distill, with --teacher.model here",
+    ("trl", "online_dpo"): "it is --algo online_dpo with --reward here",
+    ("trl", "ppo"): "it is --algo ppo with --reward reward_model and --reward-model.model here",
+    ("trl", "vllm_serve"): "it serves a model for a run; engines belong to the run here: --engine vllm --placement rollout=N",
+    ("trl", "vllm-serve"): "it serves a model for a run; engines belong to the run here: --engine vllm --placement rollout=N",
+    ("verl", "main_generation"): "it samples and trains nothing: rlhf generate",
+    ("verl", "main_generation_server"): "it samples and trains nothing: rlhf generate",
+    ("verl", "main_eval"): "it evaluates and trains nothing: rlhf eval",
+}

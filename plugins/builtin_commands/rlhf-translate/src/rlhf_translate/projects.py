@@ -1,0 +1,97 @@
+"""What is known of each other project beside the names in ``docs/coming-from.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlhf_translate import openrlhf, trl, verl
+from rlhf_translate.commands import PROJECTS, Command
+from rlhf_translate.credentials import without_secret
+from rlhf_translate.elsewhere import key_of
+from rlhf_translate.options import PROCESSES, PROGRAM, Given, Option, Table
+from rlhf_translate.page import newest
+from rlhf_translate.versions import Version, default_of, options_of, recognise
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    convert: Callable[[str], Table]
+    """Of a method: options whose value or meaning is not the same here."""
+    matters: Callable[[str], Sequence[str]]
+    """Of a method: options, by their newest names, whose defaults matter here when nobody sets them."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names of earlier versions that mean the same, beside those of the tables."""
+    read: Callable[[Sequence[Option], Mapping[str, tuple[str, ...]]], list[Option]] = lambda options, defaults: list(options)
+    """Options with their references to each other, and to defaults, resolved."""
+
+
+KNOWN = {
+    "openrlhf": Project(openrlhf.convert, openrlhf.matters, openrlhf.ALIASES),
+    "trl": Project(trl.convert, trl.matters, read=trl.resolved),
+    "verl": Project(verl.convert, verl.matters, verl.ALIASES, verl.resolved),
+}
+
+
+@dataclass
+class Reading:
+    """A command's options under their newest names."""
+
+    version: Version
+    options: list[tuple[str, Option]]
+    """As the command has them."""
+    defaults: list[tuple[str, Option]]
+    table: Table
+    launch: frozenset[Option] = frozenset()
+    """Options of what starts the program."""
+
+    def given(self, method: str) -> Given:
+        return Given(method, [*self.defaults, *self.options], self.version.key)
+
+
+def read(command: Command) -> Reading:
+    project, title = KNOWN[command.project], PROJECTS[command.project]
+    own = {key_of(option.name): None for option in command.options}
+    version = recognise(command.project, command.method, own, command.version, command.added)
+    defaults = {
+        name: values
+        for name in options_of(command.project, command.method)
+        if (values := default_of(command.project, command.method, name, version.number)) is not None
+    }
+    launch = [without_secret(option) for option in command.launch]
+    options = [*(without_secret(option) for option in project.read(command.options, defaults)), *launch]
+    named = [(_name(project, title, option), option) for option in options]
+    program = Option(command.program, (), command.line)
+    removed = {option.name.removeprefix("~") for option in command.options if option.name.startswith("~")}
+    known = {
+        _newest(project, title, name): _default(command, name, values)
+        for name, values in defaults.items()
+        if name not in removed
+    }
+    usual = [(name, known[name]) for name in project.matters(command.method) if name in known]
+    return Reading(
+        version,
+        [(PROGRAM, program), (PROCESSES, command.processes), *named],
+        usual,
+        project.convert(command.method),
+        frozenset(launch),
+    )
+
+
+def _newest(project: Project, title: str, name: str) -> str:
+    name = newest(title, name)
+    return project.aliases.get(name, name)
+
+
+def _name(project: Project, title: str, option: Option) -> str:
+    """The newest one. An option of an old name that has no value does not stand for the new one."""
+    name = newest(title, option.name)
+    off = not option.missing and " ".join(option.values).lower() in ("none", "null", "~")
+    return name if off else project.aliases.get(name, name)
+
+
+def _default(command: Command, name: str, values: tuple[str, ...]) -> Option:
+    """Under the name that it has in the version."""
+    if command.project != "verl":
+        return Option(f"--{name}", values)
+    return Option(name, values, sign="=", missing=(verl.ASKED,) if values == ("???",) else ())

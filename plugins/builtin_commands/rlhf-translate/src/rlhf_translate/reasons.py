@@ -1,0 +1,44 @@
+"""Why an option that is in no table of the page needs no setting, or has no counterpart."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from rlhf_translate.openrlhf import names as of_openrlhf
+from rlhf_translate.options import Option, Outcome, lost, same
+from rlhf_translate.page import is_nothing
+from rlhf_translate.programs import PROJECTS
+from rlhf_translate.trl import names as of_trl
+from rlhf_translate.verl import names as of_verl
+from rlhf_translate.versions import spans, versions
+
+_NAMES: Mapping[str, ModuleType] = {"openrlhf": of_openrlhf, "trl": of_trl, "verl": of_verl}
+
+
+def by_reason(project: str, method: str, option: Option, names: Sequence[str]) -> Outcome:
+    """What the project's own lists say.
+
+    Args:
+        names: of the option, as it is written and its newest one.
+    """
+    own = _NAMES[project]
+    if option.name.startswith("~"):
+        return lost(f"takes {option.name[1:]} out of the configuration of verl; its default there is not taken either")
+    if (reason := _find(own.NEEDLESS, names)) is not None:
+        return same(reason)
+    off = not option.missing and bool(option.values) and is_nothing(option)
+    if (reason := _find(own.MISSING, names)) is not None:
+        return same("off, as it is here") if off else lost(reason)
+    title = PROJECTS[project]
+    if span := next(filter(None, (spans(project, method, name) for name in names)), ""):
+        return lost(f"nothing here does what this option of {title} {span} does")
+    return lost(f"not an option of {title} {versions(project)[0]} to {versions(project)[-1]}, and not known here")
+
+
+def _find(reasons: Mapping[str, str], names: Sequence[str]) -> str | None:
+    for reason, patterns in reasons.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split() for name in names):
+            return reason
+    return None

@@ -1,0 +1,1 @@
+"""Shell scripts, read and not run."""

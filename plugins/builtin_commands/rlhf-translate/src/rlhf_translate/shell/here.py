@@ -1,0 +1,73 @@
+"""Here-documents: ``read -r x <<EOF``, ``sbatch <<EOF``, ``cat > job.sh <<EOF``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlhf_translate.shell.expansion import Variables
+from rlhf_translate.shell.lexer import BLANKS, Lexer, Piece
+from rlhf_translate.shell.word import Word
+
+HERE = re.compile(r"<<-?(?!<)[ \t]*")
+_LINE = re.compile(r"[^\n]*\n?")
+_WORD = re.compile(r"(?:[^\s\\]|\\(?!\n))+")
+_ESCAPE = re.compile(r"\\(?=[$`])")
+_SHELLS = ("bash", "sh", "zsh", "sbatch", "ssh")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+
+
+@dataclass
+class HereDocument:
+    """One that begins on the next line."""
+
+    delimiter: str
+    puts_in: bool
+    """Whether variables are put in."""
+    variable: str
+    """Which gets the words of it; empty: none."""
+    is_script: bool
+
+
+def begin(lexer: Lexer, words: list[Word], is_script: bool) -> HereDocument:
+    """The one whose delimiter is here.
+
+    Args:
+        words: of the command so far.
+        is_script: whether the command writes a script.
+    """
+    raw = lexer.at
+    delimiter = "".join(piece.text for piece in lexer.pieces())
+    variable = words[-1].text if words and words[0].text == "read" else ""
+    is_script = is_script or any(word.text.rpartition("/")[2] in _SHELLS for word in words[:1])
+    return HereDocument(delimiter, lexer.text[raw] not in "'\"\\", variable, is_script)
+
+
+def body(document: HereDocument, lexer: Lexer) -> Word:
+    """Its text; the lexer is behind it then."""
+    line, begins = lexer.line, lexer.at
+    while lexer.char:
+        end = lexer.at
+        if lexer.take(_LINE).removesuffix("\n").strip() == document.delimiter:
+            return Word(lexer.text[begins:end], line)
+    raise lexer.open_end(f"the here-document {document.delimiter}", line - 1)
+
+
+def script_of(document: HereDocument, text: Word) -> Word:
+    """The script that it holds."""
+    return Word(_ESCAPE.sub("", text.text), text.line) if document.puts_in else text
+
+
+def words_of(document: HereDocument, text: Word, variables: Variables) -> list[Word]:
+    lexer = Lexer(text.text, variables.name, text.line)
+    words: list[Word] = []
+    while lexer.char:
+        if lexer.blank(BLANKS):
+            continue
+        line = lexer.line
+        if document.puts_in:
+            pieces = [Piece(kind, part, kind == "text") for kind, part, _ in lexer.quoted(BLANKS, "\\$`\n") if part]
+            words += variables.words(pieces, line)
+        else:
+            words.append(Word(lexer.take(_WORD), line))
+    return words

@@ -1,0 +1,28 @@
+"""What ``#SBATCH`` lines of a script say of the machines, as the variables that Slurm sets from them."""
+
+from __future__ import annotations
+
+import re
+
+DIRECTIVE = re.compile(r"#SBATCH\s+(.+?)(?:\s+#.*)?$")
+
+_VARIABLES = {
+    ("--nodes", "-N"): ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    ("--gpus-per-node",): ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    ("--gres",): ("SLURM_GPUS_ON_NODE",),
+    ("--ntasks", "-n"): ("SLURM_NTASKS", "SLURM_NPROCS"),
+    ("--ntasks-per-node",): ("SLURM_NTASKS_PER_NODE",),
+    ("--cpus-per-task", "-c"): ("SLURM_CPUS_PER_TASK",),
+    ("--job-name", "-J"): ("SLURM_JOB_NAME",),
+}
+
+
+def variables_of(directive: str) -> dict[str, str]:
+    """The variables that are sure: a range of nodes, or a type of device alone, says no number."""
+    name, value = (*re.split(r"[=\s]+", directive, maxsplit=1), "")[:2]
+    for names, variables in _VARIABLES.items():
+        if name in names:
+            number = re.fullmatch(r"(?:gpu(?::[^:,]+)?:|[A-Za-z]\w*:)?(\d+)", value)
+            text = value if name in ("--job-name", "-J") else number[1] if number else ""
+            return dict.fromkeys(variables, text) if text else {}
+    return {}

@@ -1,0 +1,245 @@
+"""TRL's options that all of its trainers have: models, machines, data, logging."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, always, ask, key, lost, same, to
+from rlhf_translate.shared import UNREAD, attention, placed, schedule, sources
+from rlhf_translate.trl.batch import batch, every, max_steps, passes, warmup
+
+MATTERS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "lr_scheduler_type",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "gradient_checkpointing",
+    "bf16",
+    "dtype",
+    "seed",
+    "save_steps",
+    "save_total_limit",
+    "eval_strategy",
+    "eval_on_start",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+)
+"""Options whose defaults matter here."""
+
+LAUNCHED = ("num_processes", "nproc_per_node", "num_gpus", "nnodes", "num_nodes", "num_machines", "include", "multi_gpu")
+"""Options of launchers that say how many processes there are."""
+
+
+def _lora(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        if not given.is_on("use_peft"):
+            return same("no adapter is trained")
+        if name == "targets" and option.is_off:
+            return lost("the modules that PEFT trains of this architecture; here all linear maps")
+        if name == "dropout":
+            return same("0, as it is here") if not option.number else lost("adapters have no dropout here")
+        return to({f"actor.lora.{name}": option.texts if name == "targets" else option.written})
+
+    return convert
+
+
+def _use_peft(option: Option, given: Given) -> Outcome:
+    return to({"actor.lora.rank": given["lora_r"].written}) if not option.is_off else same("off, as it is here")
+
+
+def _zero(option: Option, given: Given) -> Outcome:
+    """A configuration of DeepSpeed or accelerate."""
+    if option.is_off:
+        return same("off, as it is here")
+    if option.value in given.files or f"TRL's {option.value}.yaml" in given.files:
+        return same("its options are translated")
+    settings = {"runtime.name": "ray", "backend.name": "deepspeed"}
+    if match := re.search(r"zero_?([123])", option.value):
+        return to(settings | {"backend.zero_stage": match[1]}, "by the file's name")
+    if "fsdp" in option.value.lower():
+        return to(settings | {"backend.zero_stage": 3}, "weights are split over all ranks, as by ZeRO 3")
+    return lost("the file is not here, so it is not read: its settings are --backend and --placement here")
+
+
+def _stage(option: Option, given: Given) -> Outcome:
+    """Of a file of accelerate."""
+    return to({"runtime.name": "ray", "backend.name": "deepspeed", "backend.zero_stage": option.written})
+
+
+def _offload(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        if option.is_off:
+            return same("off, as it is here")
+        where = "cpu" if option.is_on else option.written
+        return to({"runtime.name": "ray", "backend.name": "deepspeed", f"backend.offload_{name}": where})
+
+    return convert
+
+
+def _distributed(option: Option, given: Given) -> Outcome:
+    if option.value.upper() == "FSDP":
+        settings = {"runtime.name": "ray", "backend.name": "deepspeed", "backend.zero_stage": 3}
+        return to(settings, "weights are split over all ranks, as by ZeRO 3")
+    return same("rlhf train starts its processes itself")
+
+
+def _betas(option: Option, given: Given) -> Outcome:
+    return to({"actor.betas": [given.number("adam_beta1"), given.number("adam_beta2")]})
+
+
+def _of_schedule(option: Option, given: Given) -> Outcome:
+    try:
+        ratio = json.loads(option.value).get("min_lr_rate")
+    except (ValueError, AttributeError):
+        ratio = None
+    return to({"actor.min_lr_ratio": ratio}) if ratio is not None else lost("only min_lr_rate is known here")
+
+
+def _at_start(option: Option, given: Given) -> Outcome:
+    if given["eval_strategy"].value in ("no", "none"):
+        return same("nothing is evaluated")
+    return to({"eval.at_start": not option.is_off})
+
+
+def _dtype(option: Option, given: Given) -> Outcome:
+    """Versions before 0.27 leave it to the checkpoint, or to float32 of transformers before 5."""
+    if option.value.lower() in ("none", "null"):
+        return lost("the type that transformers chooses; here float32 for what is trained") if option.line else same("float32")
+    return to({"actor.dtype": option.value})
+
+
+def _bf16(option: Option, given: Given) -> Outcome:
+    """There it is on unless fp16 is."""
+    if not option.line and given.is_on("fp16"):
+        return same("fp16 is on instead")
+    unset = option.value.lower() in ("none", "null")  # from 0.19 on, which means on
+    return to({"train.autocast": "off" if option.is_off and not unset else "bfloat16"})
+
+
+def _trackers(option: Option, given: Given) -> Outcome:
+    known = {f"tracker.{name}.name": name for name in option.items if name in ("wandb", "tensorboard")}
+    others = [name for name in option.items if name not in ("wandb", "tensorboard", "none")]
+    if others and not known:
+        return lost(f"no tracker here is called {', '.join(others)}")
+    return to(known, f"without {', '.join(others)}" if others else "") if known else same("none, as it is here")
+
+
+def _mixture(option: Option, given: Given) -> Outcome:
+    """``datasets`` of a file: mappings."""
+    names = {"path": "path", "name": "subset", "split": "split", "fraction": "weight"}
+    try:
+        entries = [json.loads(value) for value in option.values]
+        return to({"data.sources": [{names[key]: value for key, value in entry.items()} for entry in entries]})
+    except (ValueError, KeyError, AttributeError):
+        return lost(f"keys of a data set that are known here: {', '.join(names)}")
+
+
+def _data(option: Option, given: Given) -> Outcome:
+    if "dataset_name" not in given:
+        return lost("there is no data set that it is of")
+    paths = given["dataset_name"].texts
+    subset = given["dataset_config"].written if "dataset_config" in given else None
+    train = given["dataset_train_split"].written if "dataset_train_split" in given else None
+    settings = {"data.sources": sources(paths, split=train, subset=subset)}
+    if given["eval_strategy"].value not in ("no", "none") and "eval_dataset_name" not in given:
+        test = given["dataset_test_split"].written if "dataset_test_split" in given else "test"
+        settings["eval.data.sources"] = sources(paths, split=test, subset=subset)
+    return to(settings)
+
+
+def _of_wandb(name: str) -> Convert:
+    """Options of open-r1."""
+    return lambda option, given: (
+        to({f"tracker.wandb.{name}": option.written})
+        if "report_to" in given and "wandb" in given["report_to"].items
+        else same("nothing is sent to wandb")
+    )
+
+
+def _own_evaluation(option: Option, given: Given) -> Outcome:
+    """Another data set, which a Python script loads."""
+    if given["eval_strategy"].value in ("no", "none"):
+        return same("nothing is evaluated")
+    split = given["dataset_test_split"].written if given.wrote("dataset_test_split") else None
+    return to({"eval.data.sources": sources(option.texts, split=split)})
+
+
+TABLE: Table = {
+    "eval_dataset_name": _own_evaluation,
+    "system_prompt": key("data.system_prompt", "an option of open-r1"),
+    "dataset_prompt_column": key("data.prompt_key", "an option of open-r1"),
+    "wandb_project": _of_wandb("project"),
+    "wandb_entity": _of_wandb("entity"),
+    "wandb_run_group": _of_wandb("group"),
+    **{name: batch for name in ("per_device_train_batch_size", "gradient_accumulation_steps")},
+    **{name: placed() for name in LAUNCHED},
+    PROCESSES: placed(),
+    "max_steps": max_steps,
+    "num_train_epochs": passes,
+    "save_steps": every("checkpoint.every", "save_strategy", "steps"),
+    "save_strategy": every("checkpoint.every", "save_strategy", "steps"),
+    "eval_steps": every("eval.every", "eval_strategy", "no"),
+    "eval_strategy": every("eval.every", "eval_strategy", "no"),
+    "save_total_limit": lambda option, given: to({"checkpoint.keep": int(option.number or 0)}),
+    "lr_scheduler_type": schedule("actor"),
+    "lr_scheduler_kwargs": _of_schedule,
+    "warmup_steps": warmup,
+    "warmup_ratio": warmup,
+    "adam_beta1": _betas,
+    "adam_beta2": _betas,
+    "optim": lambda option, given: (
+        same("AdamW") if option.value.startswith("adamw_torch") else lost("the optimizer is AdamW here")
+    ),
+    "gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
+    "bf16": _bf16,
+    "torch_dtype": _dtype,
+    "disable_dropout": lambda option, given: same("on, as it is here") if option.is_on else lost("dropout is off in training"),
+    "eval_on_start": _at_start,
+    "bnb_4bit_quant_type": lambda option, given: same("nf4") if option.value == "nf4" else lost("4 bits are NF4 here"),
+    "fsdp_config.fsdp_offload_params": _offload("param"),
+    "dtype": _dtype,
+    "attn_implementation": attention,
+    "use_peft": _use_peft,
+    "lora_r": _lora("rank"),
+    "lora_alpha": _lora("alpha"),
+    "lora_target_modules": _lora("targets"),
+    "lora_dropout": _lora("dropout"),
+    "deepspeed": _zero,
+    "accelerate_config": _zero,
+    "config_file": _zero,
+    "deepspeed_config.zero_stage": _stage,
+    "zero_optimization.stage": _stage,
+    "zero_optimization.offload_optimizer.device": _offload("optimizer"),
+    "zero_optimization.offload_param.device": _offload("param"),
+    "deepspeed_config.offload_optimizer_device": _offload("optimizer"),
+    "deepspeed_config.offload_param_device": _offload("param"),
+    "distributed_type": _distributed,
+    "fsdp": lambda option, given: (
+        same("off, as it is here") if option.is_off else _distributed(Option("fsdp", ("FSDP",)), given)
+    ),
+    "mixed_precision": always("bf16 and fp16 of the program count"),
+    "packing": lambda option, given: (
+        same("rows are packed by tokens; train.batch_size says how many there are per update")
+        if not option.is_off
+        else same("rows are packed by tokens")
+    ),
+    "config": lambda option, given: (
+        same("its options are translated") if option.value in given.files else ask(f"the file is not here, so {UNREAD}")
+    ),
+    **{name: _data for name in ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")},
+    "datasets": _mixture,
+    "report_to": _trackers,
+    "log_completions": always("answers are shown, and kept in trajectories/"),
+    "push_to_hub": lambda option, given: (
+        same("off, as it is here") if option.is_off else lost("after the run: rlhf push RUN_DIR REPO_ID")
+    ),
+}

@@ -1,0 +1,378 @@
+"""verl's models, data, rewards, engines and machines."""
+
+from __future__ import annotations
+
+import json
+
+from rlhf_translate.options import (
+    PROGRAM,
+    Convert,
+    Given,
+    Option,
+    Outcome,
+    Table,
+    always,
+    ask,
+    key,
+    lost,
+    same,
+    switch,
+    to,
+)
+from rlhf_translate.shared import attention, rewards, sources, template_kwargs
+from rlhf_translate.verl.algorithm import of_critic
+
+_ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}." for name in ("actor", "rollout", "model"))
+
+
+def _reward_function(option: Option, given: Given) -> Outcome:
+    if "reward.custom_reward_function.path" not in given:
+        return same("no function is given")
+    path = given["reward.custom_reward_function.path"]
+    named = "reward.custom_reward_function.name" in given
+    name = given["reward.custom_reward_function.name"].written if named else "compute_score"
+    return rewards(f"{path.written.removeprefix('file://').removeprefix('pkg://')}:{name}")
+
+
+def _reward_model(option: Option, given: Given) -> Outcome:
+    if not given.is_on("reward.reward_model.enable"):
+        return same("no reward model is loaded")
+    settings = {"reward.reward_model.name": "reward_model"}
+    return to(settings | {"reward_model.model": given["reward.reward_model.model_path"].written})
+
+
+def _program(option: Option, given: Given) -> Outcome:
+    settings: dict[str, object] = {}
+    remarks = []
+    if "one_step_off_policy" in option.name:
+        settings, remarks = {"async_depth": 1}, ["the program samples one batch ahead"]
+    if "reward.custom_reward_function.path" not in given and not given.is_on("reward.reward_model.enable"):
+        settings["reward.math_verifier.name"] = "math_verifier"
+        remarks.append("verl chooses a function for each row by its data_source; this one compares answers of mathematics")
+    return to(settings, "; ".join(remarks)) if settings else same("the reward is given")
+
+
+def _agent(option: Option, given: Given) -> Outcome:
+    known = {"single_turn_agent": "single_turn", "tool_agent": "multi_turn"}
+    return (
+        to({"agent.name": known[option.value]})
+        if option.value in known
+        else ask("an agent of your own: FILE.py", "agent.name", agent="multi_turn")
+    )
+
+
+def _turns(option: Option, given: Given) -> Outcome:
+    """Whether answers call tools, or are answered."""
+    if option.is_off:
+        return same("off, as it is here")
+    if given[f"{_ROLLOUT}agent.default_agent_loop"].value == "tool_agent":
+        return same("the agent is given")
+    return ask(
+        "several turns: multi_turn with the tools in a file of yours, or an agent FILE.py", "agent.name", agent="multi_turn"
+    )
+
+
+def _of_turns(option: Option, given: Given) -> Outcome:
+    if option.is_off or not given.is_on(f"{_ROLLOUT}multi_turn.enable"):
+        return same("there is one turn")
+    return lost("tools and replies of the user belong to the agent: --agent multi_turn, or --agent FILE.py")
+
+
+def _most_turns(option: Option, given: Given) -> Outcome:
+    if option.is_off or not given.is_on(f"{_ROLLOUT}multi_turn.enable"):
+        return same("there is one turn")
+    return to({"agent.max_turns": option.written})
+
+
+def _overlong(name: str) -> Convert:
+    """Of DAPO's reward, under one of its three places."""
+
+    def convert(option: Option, given: Given) -> Outcome:
+        place = option.name.rpartition(".")[0]
+        place = place if place.endswith(("overlong_buffer", "overlong_buffer_cfg")) else f"{place}.overlong_buffer_cfg"
+        if not given.is_on(f"{place}.enable"):
+            return same("no length penalty is on")
+        if name == "enable":
+            return to({"with.overlong_penalty.name": "overlong_penalty"})
+        return to({f"with.overlong_penalty.{name}": option.written})
+
+    return convert
+
+
+def _val_only(option: Option, given: Given) -> Outcome:
+    if option.is_off:
+        return same("off, as it is here")
+    return ask("the command evaluates and trains nothing: rlhf eval with these settings")
+
+
+def _data(place: str) -> Convert:
+    return lambda option, given: same("no data") if option.is_off else to({f"{place}.sources": sources(option.texts)})
+
+
+def _shards(option: Option, given: Given) -> Outcome:
+    if option.value not in ("fsdp", "fsdp2"):
+        return lost("backends here: torch, deepspeed")
+    return to({"backend.name": "deepspeed", "backend.zero_stage": 3}, "weights are split over all ranks, as by ZeRO 3")
+
+
+def _place(option: Option, given: Given) -> Outcome:
+    nodes, each = (int(given.many(f"trainer.{name}")) for name in ("nnodes", "n_gpus_per_node"))
+    return to({"runtime.name": "ray", "placement": [f"actor+rollout={f'{nodes}x' if nodes > 1 else ''}{each}"]})
+
+
+def _engine(option: Option, given: Given) -> Outcome:
+    known = {"vllm": "vllm", "hf": "transformers"}
+    if option.value in known:
+        return to({"engine.name": known[option.value]})
+    return to({"engine.name": "vllm"}, f"in the place of {option.value}: it samples from the same distribution")
+
+
+def _of_vllm(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        vllm = f"{_ROLLOUT}name" in given and given[f"{_ROLLOUT}name"].value != "hf"
+        return to({f"engine.{name}": option.written}) if vllm else same("no vLLM samples")
+
+    return convert
+
+
+def trackers(option: Option, given: Given) -> Outcome:
+    if option.is_off:
+        return same("the console is always there")
+    known = {f"tracker.{name}.name": name for name in option.items if name in ("wandb", "tensorboard")}
+    others = [name for name in option.items if name not in ("wandb", "tensorboard", "console")]
+    if others and not known:
+        return lost(f"no tracker here is called {', '.join(others)}")
+    return to(known, f"without {', '.join(others)}" if others else "") if known else same("the console is always there")
+
+
+def project(option: Option, given: Given) -> Outcome:
+    return to({"tracker.wandb.project": option.written}) if "wandb" in given["trainer.logger"].items else same("no wandb")
+
+
+def _val_temperature(option: Option, given: Given) -> Outcome:
+    """Greedy there unless samples are asked for."""
+    sampled = given.is_on(f"{_ROLLOUT}val_kwargs.do_sample")
+    return to({"eval.temperature": given[f"{_ROLLOUT}val_kwargs.temperature"].written if sampled else "0"})
+
+
+def _val_n(option: Option, given: Given) -> Outcome:
+    if not given.is_on(f"{_ROLLOUT}val_kwargs.do_sample") and (option.number or 1) > 1:
+        return lost("greedy samples are all the same: eval.n is 1")
+    return to({"eval.n": option.value})
+
+
+def _offload(name: str) -> Convert:
+    """Keeping a model's weights or optimizer in CPU memory."""
+    return lambda option, given: (
+        same("off, as it is here") if option.is_off else to({"backend.name": "deepspeed", f"backend.offload_{name}": "cpu"})
+    )
+
+
+def _resume(option: Option, given: Given) -> Outcome:
+    if option.value in ("disable", "auto"):
+        return same("a run begins anew, and rlhf train --resume RUN_DIR goes on with one")
+    return lost("to go on with a run: rlhf train --resume RUN_DIR")
+
+
+def _lora(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        if not given.number(f"{_MODEL}lora_rank"):
+            return same("no adapter is trained")
+        if name == "targets" and option.is_off:
+            return same("none are named")
+        return to({f"actor.lora.{name}": option.texts if name == "targets" else option.written})
+
+    return convert
+
+
+def betas(role: str) -> Convert:
+    return lambda option, given: to({f"{role}.betas": option.numbers})
+
+
+def _truncation(option: Option, given: Given) -> Outcome:
+    if given.is_on("data.filter_overlong_prompts"):
+        return same("longer prompts are left out before")
+    known = {"left": "truncate", "error": "filter"}
+    if option.value not in known:
+        return lost("long prompts are left out here, or lose their beginning")
+    return to({"data.long_prompts": known[option.value]}, "longer prompts are left out" if option.value == "error" else "")
+
+
+def _norm(role: str, place: str) -> Convert:
+    """The limit of the gradient's norm, which has two names: the one that is written."""
+
+    def convert(option: Option, given: Given) -> Outcome:
+        names = (f"{place}optim.clip_grad", f"{place}grad_clip")
+        counts = next((name for name in names if given.wrote(name)), names[-1])
+        if option.line and not option.name.endswith(counts.rpartition(".")[2]):
+            return same("optim.clip_grad counts")
+        return to({f"{role}.max_grad_norm": given[counts].written if counts in given else option.written})
+
+    return convert
+
+
+def _critics_lora(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        if not given.number("critic.model.lora_rank"):
+            return same("no adapter is trained")
+        return to({f"critic.lora.{name}": option.written})
+
+    return convert
+
+
+_EXTRA = ("max_num_batched_tokens", "enable_chunked_prefill", "swap_space")
+_TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def _dtype(option: Option, given: Given) -> Outcome:
+    if option.value in _TYPES:
+        return to({"actor.dtype": _TYPES[option.value]})
+    return lost("types here: float32, bfloat16, float16")
+
+
+def _extra(option: Option, given: Given) -> Outcome:
+    """Arguments of vLLM that have no option of their own here."""
+    names = [
+        name for name in ("max_num_batched_tokens", "enable_chunked_prefill", "swap_space") if given.wrote(f"{_ROLLOUT}{name}")
+    ]
+    if given[f"{_ROLLOUT}name"].value != "vllm":
+        return same("no vLLM samples") if given[f"{_ROLLOUT}name"].value == "hf" else lost("an option of another engine")
+    values = {name: _json(given[f"{_ROLLOUT}{name}"].value) for name in names}
+    return to({"engine.extra": values})
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
+
+
+def _lora_of_megatron(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        if not given.number(f"{_MODEL}lora.rank"):
+            return same("no adapter is trained")
+        return to({f"actor.lora.{name}": option.written})
+
+    return convert
+
+
+def _every(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        if name == "eval.every" and "data.val_files" not in given:
+            return same("nothing is evaluated")
+        return to({name: max(0, int(option.number or 0))})
+
+    return convert
+
+
+_OVERLONG = (
+    "reward_model.overlong_buffer",
+    *(f"{place}.reward_kwargs.overlong_buffer_cfg" for place in ("reward_model", "reward")),
+)
+_TURNS = f"{_ROLLOUT}multi_turn."
+
+TABLE: Table = {
+    PROGRAM: _program,
+    "data.train_files": _data("data"),
+    "data.val_files": _data("eval.data"),
+    "data.filter_overlong_prompts": lambda option, given: same(
+        "data.truncation says what becomes of longer prompts" if option.is_off else "longer prompts are left out"
+    ),
+    "data.truncation": _truncation,
+    "data.max_prompt_length": key("data.max_prompt_tokens"),
+    "data.seed": lambda option, given: to({"seed": option.written}) if not option.is_off else same("the run's seed"),
+    "data.train_max_samples": lambda option, given: (
+        to({"data.max_samples": option.value}) if (option.number or -1) > 0 else same("all rows")
+    ),
+    f"{_ACTOR}strategy": _shards,
+    **{name: _norm("actor", f"{_ACTOR}") for name in (f"{_ACTOR}grad_clip", f"{_ACTOR}optim.clip_grad")},
+    **{name: of_critic(_norm("critic", "critic.")) for name in ("critic.grad_clip", "critic.optim.clip_grad")},
+    f"{_ACTOR}optim.eps": key("actor.adam_eps"),
+    f"{_MODEL}lora_adapter_path": lambda option, given: (
+        same("a new adapter, or none") if option.is_off else to({"actor.adapter": option.written})
+    ),
+    "critic.model.lora_rank": of_critic(_critics_lora("rank")),
+    "critic.model.lora_alpha": of_critic(_critics_lora("alpha")),
+    "critic.optim.min_lr_ratio": of_critic(
+        lambda option, given: same("none, as it is here") if not option.number else to({"critic.min_lr_ratio": option.value})
+    ),
+    f"{_ACTOR}fsdp_config.grad_offload": always("gradients stay with the optimizer"),
+    f"{_ACTOR}fsdp_config.param_offload": _offload("param"),
+    f"{_ACTOR}fsdp_config.optimizer_offload": _offload("optimizer"),
+    f"{_ACTOR}optim.betas": betas("actor"),
+    f"{_MODEL}enable_gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
+    f"{_MODEL}tokenizer_path": lambda option, given: (
+        same("the model's") if option.is_off else to({"actor.tokenizer": option.written})
+    ),
+    f"{_ROLLOUT}do_sample": lambda option, given: (
+        lost("answers are sampled in training") if option.is_off else same("answers are sampled")
+    ),
+    f"{_ROLLOUT}dtype": _of_vllm("dtype"),
+    **{f"{_ROLLOUT}{name}": _extra for name in _EXTRA},
+    f"{_ACTOR}tau_pos": key("algo.sapo_tau"),
+    f"{_ACTOR}tau_neg": key("algo.sapo_tau_negative"),
+    f"{_ACTOR}fsdp_config.model_dtype": _dtype,
+    f"{_MODEL}lora.rank": _lora_of_megatron("rank"),
+    f"{_MODEL}lora.alpha": _lora_of_megatron("alpha"),
+    "data.apply_chat_template_kwargs": template_kwargs,
+    "data.apply_chat_template_kwargs.enable_thinking": lambda option, given: to(
+        {"data.template_kwargs": [f"enable_thinking={str(not option.is_off).lower()}"]}
+    ),
+    f"{_MODEL}trust_remote_code": switch({"actor.trust_remote_code": True}),
+    f"{_MODEL}override_config.attn_implementation": attention,
+    f"{_MODEL}lora_rank": _lora("rank"),
+    f"{_MODEL}lora_alpha": _lora("alpha"),
+    f"{_MODEL}target_modules": _lora("targets"),
+    f"{_ROLLOUT}name": _engine,
+    f"{_ROLLOUT}agent.default_agent_loop": _agent,
+    f"{_TURNS}enable": _turns,
+    f"{_TURNS}max_assistant_turns": _most_turns,
+    f"{_TURNS}max_turns": _most_turns,
+    **{
+        f"{_TURNS}{name}": _of_turns
+        for name in ("tool_config_path", "interaction_config_path", "function_tool_path", "max_user_turns", "format")
+    },
+    f"{_ROLLOUT}tensor_model_parallel_size": _of_vllm("tensor_parallel_size"),
+    f"{_ROLLOUT}gpu_memory_utilization": _of_vllm("gpu_memory_utilization"),
+    f"{_ROLLOUT}enforce_eager": _of_vllm("enforce_eager"),
+    f"{_ROLLOUT}free_cache_engine": _of_vllm("sleep"),
+    f"{_ROLLOUT}enable_prefix_caching": _of_vllm("enable_prefix_caching"),
+    f"{_ROLLOUT}max_num_seqs": _of_vllm("max_num_seqs"),
+    f"{_ROLLOUT}max_model_len": lambda option, given: (
+        same("as the model says") if option.is_off else _of_vllm("max_model_len")(option, given)
+    ),
+    f"{_ROLLOUT}top_p": lambda option, given: same("off") if option.number == 1 else lost("training refuses it"),
+    f"{_ROLLOUT}top_k": lambda option, given: same("off") if (option.number or 0) <= 0 else lost("training refuses it"),
+    f"{_ROLLOUT}val_kwargs.temperature": _val_temperature,
+    f"{_ROLLOUT}val_kwargs.do_sample": _val_temperature,
+    f"{_ROLLOUT}val_kwargs.n": _val_n,
+    f"{_ROLLOUT}val_kwargs.top_k": lambda option, given: to({"eval.top_k": max(0, int(option.number or 0))}),
+    "reward.custom_reward_function.path": _reward_function,
+    "reward.custom_reward_function.name": _reward_function,
+    "reward.reward_model.enable": _reward_model,
+    "reward.reward_model.model_path": _reward_model,
+    **{
+        f"{place}.{theirs}": _overlong(ours)
+        for place in _OVERLONG
+        for theirs, ours in (("enable", "enable"), ("len", "buffer"), ("penalty_factor", "factor"))
+    },
+    **{f"{place.rpartition('.')[0]}.max_resp_len": _overlong("max_length") for place in _OVERLONG[1:]},
+    "critic.model.path": of_critic(key("critic.model")),
+    "critic.model.enable_gradient_checkpointing": of_critic(
+        lambda option, given: to({"critic.gradient_checkpointing": not option.is_off})
+    ),
+    "critic.model.trust_remote_code": of_critic(switch({"critic.trust_remote_code": True})),
+    "critic.optim.lr": of_critic(key("critic.lr")),
+    "critic.optim.weight_decay": of_critic(key("critic.weight_decay")),
+    "critic.optim.betas": of_critic(betas("critic")),
+    "trainer.val_only": _val_only,
+    "trainer.nnodes": _place,
+    "trainer.n_gpus_per_node": _place,
+    "trainer.save_freq": _every("checkpoint.every"),
+    "trainer.test_freq": _every("eval.every"),
+    "trainer.max_actor_ckpt_to_keep": lambda option, given: to({"checkpoint.keep": int(option.number or 0)}),
+    "trainer.logger": trackers,
+    "trainer.project_name": project,
+    "trainer.resume_mode": _resume,
+}

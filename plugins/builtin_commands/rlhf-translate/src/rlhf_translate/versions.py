@@ -1,0 +1,138 @@
+"""Other projects' options and defaults, version by version, and which version a command is of.
+
+The tables are written by ``scripts/foreign_options.py`` from the published packages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from rlhf_host import UserError
+from rlhf_translate.in_code import IN_CODE
+
+
+@cache
+def _read(project: str) -> tuple[list[str], dict[str, dict[str, dict[str, Any]]]]:
+    """Versions, and program → option → version from which its default is such; ``None`` from where it is gone."""
+    table = json.loads((files("rlhf_translate") / "versions" / f"{project}.json").read_text(encoding="utf-8"))
+    return table["versions"], table["programs"]
+
+
+def versions(project: str) -> list[str]:
+    return _read(project)[0]
+
+
+@dataclass(frozen=True)
+class Version:
+    """The version that a command is taken to be of."""
+
+    number: str
+    first: str
+    """The earliest one that has the command's options too."""
+    last: str
+    by: tuple[str, ...] = ()
+    """Options of the command that other versions lack."""
+    foreign: tuple[str, ...] = ()
+    """Options that this version lacks."""
+    said: bool = False
+    """Whether the reader said which it is."""
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return number_of(self.number)
+
+
+def number_of(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition(".post")[0])[:3])
+
+
+def recognise(
+    project: str, program: str, names: Collection[str], said: str = "", added: Collection[str] = frozenset()
+) -> Version:
+    """The newest version that has most of the options.
+
+    Args:
+        names: of the command's options.
+        said: what the reader says it is: a version, or the beginning of one.
+        added: options that the version lacks, as the command says: ``+NAME=VALUE`` of hydra.
+    """
+    known, table = versions(project), _read(project)[1].get(program, {})
+    present = {name: set(_having(table[name], known)) for name in names if name in table}
+    if said:
+        fitting = [version for version in known if f"{version}.".startswith(f"{said}.")] or [_nearest(known, said)]
+    else:
+        having = [version for version in known if any(version in _having(changes, known) for changes in table.values())]
+        scores = {
+            version: sum((version in where) != (name in added) for name, where in present.items())
+            for version in having or known
+        }
+        fitting = [version for version in scores if scores[version] == max(scores.values())]
+    number = fitting[-1]
+    by = sorted(
+        (name for name, where in present.items() if number in where and len(where) < len(known)),
+        key=lambda name: len(present[name]),
+    )
+    foreign = [name for name in names if name not in table or number not in present[name]]
+    return Version(number, fitting[0], number, tuple(by), tuple(foreign), bool(said))
+
+
+def _nearest(known: Sequence[str], said: str) -> str:
+    """The last version that is not newer."""
+    before = [version for version in known if number_of(version) <= number_of(said)]
+    return before[-1] if before else known[0]
+
+
+def check(project: str, said: str) -> None:
+    """Refuse what is no version."""
+    if not re.fullmatch(r"\d+(\.\d+)*(\.?post\d+)?", said):
+        raise UserError(f"--from {project}=={said}: not a version such as {versions(project)[-1]}")
+
+
+def _having(changes: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Versions that have the option."""
+    having, value = [], None
+    for version in known:
+        value = changes.get(version, value)
+        having += [version] if value is not None else []
+    return having
+
+
+def default_of(project: str, program: str, name: str, version: str) -> tuple[str, ...] | None:
+    """The option's default in a version, or what that does without such an option; ``None`` where neither is known."""
+    known, table = _read(project)
+    value: Any = None
+    in_code = IN_CODE[project].get(program, {}).get(name, {})
+    changes = {**in_code, **table.get(program, {}).get(name, {})}
+    for each in known[: known.index(version) + 1]:
+        value = changes.get(each, value)
+    return None if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+
+def options_of(project: str, program: str) -> Collection[str]:
+    """Of all versions."""
+    return _read(project)[1].get(program, {}).keys()
+
+
+def spans(project: str, program: str, name: str) -> str:
+    """``0.9.3 to 0.10.1``: the versions that have an option; empty: none."""
+    known, table = _read(project)
+    having = _having(table.get(program, {}).get(name, {}), known)
+    return "" if not having else having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
+
+
+def differing(project: str, program: str, name: str, version: Version) -> dict[str, tuple[str, ...]]:
+    """The defaults of an option in the versions that fit, where they differ: from which version → value."""
+    known = versions(project)
+    fitting = known[known.index(version.first) : known.index(version.last) + 1]
+    values: dict[str, tuple[str, ...]] = {}
+    for each in fitting:
+        value = default_of(project, program, name, each)
+        if value is not None and value != next(reversed(values.values()), None):
+            values[each] = value
+    return values if len(values) > 1 else {}

@@ -1,0 +1,281 @@
+"""A task's tests, in the forms of public data sets."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_host import Task
+from rlhf_plugin_code_exec.suites import FORMS, Suite, suite_of
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Arguments of one function and its results."""
+
+    function: str
+    cases: Sequence[tuple[Sequence[Any] | Mapping[str, Any], Any]]
+    wrapped: bool
+    """All results are in a list of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Programs that read their standard input."""
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
+Tests = Suite | Cases | Programs
+COLUMNS = ("tests", "test_cases", "test_list", "test_code", "input_output", "verification_info", "official_tests", "test")
+"""Where the tests of a row are, if not in its label."""
+SPLIT = (
+    ("public_test_cases", "private_test_cases"),
+    ("public_tests", "private_tests", "generated_tests"),
+)
+"""Columns that together have a row's tests: of LiveCodeBench, of CodeContests."""
+NESTED = ("ground_truth", "verification_info", "reward_model", "test_cases", "tests", "input_output")
+"""Keys under which an object of tests has another."""
+REPOSITORY = ("FAIL_TO_PASS", "test_patch")
+INPUTS, OUTPUTS = ("inputs", "input", "stdin"), ("outputs", "output", "expected_output", "stdout")
+CODE = ("test", "test_code", "functional")
+FUNCTION = ("fn_name", "func_name", "function_name", "entry_point")
+OTHER_LANGUAGES = {
+    "c",
+    "c#",
+    "c++",
+    "cpp",
+    "csharp",
+    "go",
+    "java",
+    "javascript",
+    "js",
+    "julia",
+    "kotlin",
+    "lua",
+    "php",
+    "r",
+    "ruby",
+    "rust",
+}
+OTHER_LANGUAGES |= {"scala", "shell", "bash", "sql", "swift", "typescript", "ts", "haskell", "perl"}
+
+
+def tests_of(task: Task) -> Tests:
+    """Raises ``ValueError`` for a task that has none."""
+    row: dict[str, Any] = {**task.metadata}
+    if any(row.get(column) for column in REPOSITORY):
+        raise ValueError(
+            "its tests change a repository, as in SWE-bench, and need its container: code_exec judges single programs"
+        )
+    if row.get("generated_checker"):
+        raise ValueError(
+            "several outputs are right, and a program of its own (generated_checker) decides: code_exec compares outputs"
+        )
+    _check_language(row)
+    if isinstance(row.get("test"), str) and row.get("entry_point"):
+        return _of_prompt(row, task.prompt)
+    problems = []
+    for told in _candidates(row, task.ground_truth):
+        try:
+            return _tests(told, row)
+        except SyntaxError as error:
+            problems.append(f"its tests are no Python: {error}")
+        except ValueError as error:
+            problems.append(str(error))
+    raise ValueError(problems[0] if problems else f"it has no tests: give {FORMS}")
+
+
+def _candidates(row: Mapping[str, Any], label: Any) -> Iterable[Any]:
+    """Where tests may be. A label that is a text may be a solution, so columns of tests come before it."""
+    label = _read(label)
+    if label is not None and not isinstance(label, str):
+        yield label
+    inputs, outputs = _read(row.get("inputs")), _read(row.get("outputs"))
+    if isinstance(inputs, list) and isinstance(outputs, list):
+        yield {**row, "inputs": inputs, "outputs": outputs}
+    for columns in SPLIT:
+        if parts := [part for column in columns if (part := _read(row.get(column)))]:
+            yield _joined(parts)
+    for column in COLUMNS:
+        if (told := _read(row.get(column))) not in (None, "", [], {}):
+            yield told
+    if isinstance(model := _read(row.get("reward_model")), Mapping):
+        yield model
+    if isinstance(label, str) and label.strip():
+        yield label
+
+
+def _tests(told: Any, row: Mapping[str, Any]) -> Tests:
+    """Raises ``ValueError``, ``SyntaxError``."""
+    told = _read(told)
+    if isinstance(told, Mapping):
+        return _of_object(told, row)
+    if isinstance(told, Sequence) and not isinstance(told, str):
+        if told and all(isinstance(each, Mapping) for each in told):
+            return _of_list(told, row)
+        told = "\n".join(map(str, told))
+    if not isinstance(told, str) or not told.strip():
+        raise ValueError(f"it has no tests: give {FORMS}")
+    imports = row.get("test_imports") or []
+    imports = [imports] if isinstance(imports, str) else list(map(str, imports))
+    setup = "\n".join([*imports, str(row.get("test_setup_code") or row.get("setup") or row.get("import_prefix") or "")])
+    entry = str(row.get("entry_point") or "").rpartition(".")[2]
+    return suite_of(setup, _with_check(told, entry), entry=entry)
+
+
+def _of_prompt(row: Mapping[str, Any], prompt: Any) -> Suite:
+    """HumanEval: the prompt begins the function."""
+    begun = str(row.get("prompt_code") or (prompt if isinstance(prompt, str) else ""))
+    entry = str(row["entry_point"]).rpartition(".")[2]
+    begins = re.search(rf"^(async )?def {re.escape(entry)}\b", begun, re.M) is not None
+    setup = begun + "    pass\n" if begins else begun if _is_code(begun) else ""
+    try:
+        return suite_of(setup, _with_check(row["test"], entry), begun if begins else "", entry)
+    except SyntaxError as error:
+        raise ValueError(f"its tests are no Python: {error}") from error
+
+
+def _is_code(text: str) -> bool:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef) for node in tree.body)
+
+
+def _with_check(tests: str, entry: str) -> str:
+    """HumanEval's ``check`` takes the function that it tests."""
+    return f"{tests}\ncheck({entry})\n" if entry and re.search(r"^def check\(", tests, re.M) else tests
+
+
+def _of_object(told: Mapping[str, Any], row: Mapping[str, Any]) -> Tests:
+    _check_language(told)
+    if (inputs := _first(told, INPUTS)) is not None and (outputs := _first(told, OUTPUTS)) is not None:
+        return _pairs(inputs, outputs, _function(told, row))
+    if isinstance(code := _first(told, CODE), str):
+        return _tests(code, {**row, **told})
+    for key in NESTED:
+        if (inner := _read(told.get(key))) not in (None, "", [], {}):
+            return _tests(inner, {**row, **{name: each for name, each in told.items() if name != key}})
+    raise ValueError(f"its tests are an object with {', '.join(map(str, told)) or 'nothing'}: give {FORMS}")
+
+
+def _of_list(told: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Tests:
+    """One object for each test."""
+    kinds = {"functional" if _is_call(each, row) else "stdin" for each in told}
+    if len(kinds) > 1:
+        raise ValueError("some of its tests call a function, and others run a program")
+    inputs, outputs = [_first(each, INPUTS) for each in told], [_first(each, OUTPUTS) for each in told]
+    if any(each is None for each in outputs) or any(each is None for each in inputs):
+        raise ValueError(f"its tests are objects with {', '.join(map(str, told[0]))}: give input and output")
+    name = _function(told[0], row) if kinds == {"functional"} else None
+    if kinds == {"functional"} and name is None:
+        raise ValueError("its tests call a function and do not name it: give fn_name")
+    if name is not None and all(isinstance(each, str) for each in inputs):  # LiveCodeBench: JSON, an argument on each line
+        inputs = [[_value(line) for line in each.split("\n") if line.strip()] for each in inputs]
+        outputs = [_value(each) for each in outputs]
+    return _pairs(inputs, outputs, name)
+
+
+def _is_call(test: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether it calls a function: as it says, or as it gives arguments to one that the task names."""
+    if kind := str(test.get("type") or test.get("testtype") or ""):
+        return kind.startswith(("func", "call"))
+    return bool(test.get("fn_name")) or (not isinstance(_first(test, INPUTS), str) and _function(test, row) is not None)
+
+
+def _function(told: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+    """The function that tests call, if it is one."""
+    about = _read(row.get("metadata"))
+    for each in (told, _read(told.get("metadata")), row, about):
+        if isinstance(each, Mapping) and (name := _first(each, FUNCTION)):
+            name = str(name).rpartition(".")[2]
+            if not name.isidentifier():
+                raise ValueError(f"its fn_name {name!r} is no name of a function")
+            return name
+    return None
+
+
+def _pairs(inputs: Any, outputs: Any, name: str | None) -> Cases | Programs:
+    """Inputs and outputs, of programs or of a function. A text is one of them."""
+    inputs, outputs = ([each] if isinstance(each, str) else each for each in (inputs, outputs))
+    if not (isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple)):
+        raise ValueError("its inputs and outputs are neither lists nor texts")
+    if len(inputs) != len(outputs) or not inputs:
+        raise ValueError(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
+    if name is None:
+        return Programs(list(map(_text, inputs)), list(map(_text, outputs)))
+    if not all(isinstance(arguments, list | tuple | Mapping) for arguments in inputs):
+        raise ValueError("with fn_name, each of its inputs is the list of the function's arguments, or an object of them")
+    json.dumps([inputs, outputs])
+    return Cases(
+        name, list(zip(inputs, outputs, strict=True)), all(isinstance(each, list) and len(each) == 1 for each in outputs)
+    )
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Public, private and generated tests as one."""
+    if all(isinstance(part, Mapping) for part in parts):
+        both = [[each for part in parts for each in (_first(part, names) or [])] for names in (INPUTS, OUTPUTS)]
+        return {"inputs": both[0], "outputs": both[1]}
+    return [each for part in parts if isinstance(part, list) for each in part]
+
+
+def _read(told: Any) -> Any:
+    """A text that is JSON, Python's notation of it, or LiveCodeBench's packed JSON, as its value."""
+    if isinstance(told, str) and told[:1] in ("{", "[", " ", "\n", "\t"):
+        for reader in (json.loads, ast.literal_eval):
+            try:
+                value = reader(told)
+            except (ValueError, SyntaxError):
+                continue
+            return value if isinstance(value, list | dict) else told
+    if isinstance(told, str) and told.startswith(("eJ", "eN", "eA", "eF")):
+        return _unpacked(told)
+    return told
+
+
+def _value(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _unpacked(text: str) -> Any:
+    """Base64 of zlib of a pickled text. Nothing but a text is read from the pickle."""
+    try:
+        plain = zlib.decompress(base64.b64decode(text.encode()))
+        value = json.loads(_Texts(io.BytesIO(plain)).load())
+    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, TypeError, IndexError, KeyError, AttributeError):
+        return text
+    return value
+
+
+class _Texts(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _first(told: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    return next((told[key] for key in keys if told.get(key) is not None), None)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _check_language(told: Mapping[str, Any]) -> None:
+    language = told.get("language") or told.get("lang")
+    if isinstance(language, str) and language.strip().lower() in OTHER_LANGUAGES:
+        raise ValueError(f"its language is {language}, and code_exec judges Python")

@@ -1,0 +1,138 @@
+"""A cell: one contained process with all that it starts."""
+
+import fcntl
+import os
+import resource
+import select
+import signal
+import struct
+from _socket import AF_UNIX, CMSG_LEN, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from contextlib import suppress
+
+from . import filter, landlock
+from .kernel import (
+    NEWIPC,
+    NEWNET,
+    NEWNS,
+    NEWPID,
+    NEWUSER,
+    NEWUTS,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    control,
+    unshare,
+)
+
+FIRST_USER, USERS = 61000, 2000
+"""Programs that root starts are users without a name, two for each jail: most containers have no numbers above 65535."""
+STATUS = 60
+"""The descriptor on which a cell says that it could not be set up, or sends the other end of its filter; closed in its program."""
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
+
+
+class Cell:
+    """
+    Args:
+        job: level, limits, what may be read.
+        user: whose process it is, where root starts it.
+        ends: its descriptors → ours.
+        folder: the working folder, open, and its path.
+        given: files that it may open again by a path of its own, such as ``/dev/stdin``.
+    """
+
+    def __init__(
+        self, job: dict, user: int, argv: list[str], ends: dict[int, int], folder: tuple[int, str], given: tuple[int, ...] = ()
+    ):
+        self.folder, path = folder
+        self.forked = False
+        self.removed = self.shared = self.refused = 0
+        self.status, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+        jail = os.getpid()
+        self.pid = os.fork()
+        if self.pid:
+            theirs.close()
+            return
+        try:
+            places = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 100) for each in (self.folder, *given)]
+            theirs = _arrange(ends, theirs, places[0])
+            _enter(job, user, jail)
+            if job["level"] != "none":
+                landlock.restrict([*job["readable"], *places[1:]], [places[0], "/dev/null"])
+                asking = filter.install(own_signals=job["level"] == "A" or landlock.version() >= 6)
+                theirs.sendmsg([b"."], [(SOL_SOCKET, SCM_RIGHTS, struct.pack("i", asking))])
+            os.execve(argv[0], argv, {**ENVIRONMENT, **ONE_THREAD, "HOME": path, "TMPDIR": path})
+        except BaseException as error:
+            with suppress(OSError):
+                os.write(STATUS, f"{type(error).__name__}: {error}".encode()[:1000])
+        finally:
+            os._exit(99)
+
+
+def hear(status: socket) -> tuple[bytes, list[int]]:
+    """What a cell says, and descriptors that it sends; nothing once its program runs."""
+    text, sent, _, _ = status.recvmsg(1000, CMSG_LEN(4))
+    return text, [struct.unpack("i", data[:4])[0] for _, kind, data in sent if kind == SCM_RIGHTS]
+
+
+def user_of(job: dict, number: int) -> int:
+    """The user that the job's cell ``number`` has."""
+    if os.geteuid() != 0 or job["level"] == "none":
+        return os.geteuid()
+    return FIRST_USER + 2 * (os.getpid() % USERS) + number
+
+
+def _arrange(ends: dict[int, int], status: socket, folder: int) -> socket:
+    """A session of its own, its descriptors in their places, its folder."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    kept = {target: fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for target, end in ends.items()}
+    os.dup2(status.fileno(), STATUS, inheritable=False)
+    for target, end in kept.items():
+        os.dup2(end, target)
+    os.fchdir(folder)
+    return socket(fileno=STATUS)
+
+
+def _enter(job: dict, user: int, jail: int) -> None:
+    """Another user, namespaces, limits; then another process, as the first in a namespace ends it. Returns in that."""
+    if user != os.geteuid():
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        control(PR_SET_DUMPABLE, 1)
+    if job["level"] == "A":
+        group = os.getegid()
+        unshare(NEWUSER | NEWNET | NEWPID | NEWNS | NEWIPC | NEWUTS)
+        control(PR_SET_DUMPABLE, 1)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    limits = job["limits"]
+    for name, value in (
+        ("AS", limits["memory"]),
+        ("CPU", limits["cpu_s"]),
+        ("FSIZE", limits["file"]),
+        ("NOFILE", 64),
+        ("CORE", 0),
+    ):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    control(PR_SET_PDEATHSIG, signal.SIGKILL)  # only now: a new user or user namespace clears it
+    if os.getppid() != jail:
+        os._exit(99)
+    outer_died, outer_lives = os.pipe()
+    inner = os.fork()
+    if inner:
+        _wait(inner, outer_lives)
+    control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(outer_lives)
+    if select.select([outer_died], [], [], 0)[0]:  # os.getppid() says nothing here: in a pid namespace it is 0
+        os._exit(99)
+
+
+def _wait(inner: int, lives: int) -> None:
+    """Hold nothing that others wait for, and end as the inner process does."""
+    os.closerange(0, lives)
+    os.closerange(lives + 1, 4096)
+    code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)

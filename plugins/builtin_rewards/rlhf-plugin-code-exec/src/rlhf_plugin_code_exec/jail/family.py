@@ -1,0 +1,66 @@
+"""Processes and what they use, from ``/proc``."""
+
+import os
+
+LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Most kernels list the children of a process; else all processes are looked at."""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it started and that have not ended."""
+    if not LISTED:
+        return [each for each, parent in _parents() if parent == pid]
+    found: list[int] = []
+    for task in _tasks(pid):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+def descendants(roots: list[int]) -> list[int]:
+    """The processes, what they started, and so on."""
+    found = list(roots)
+    for pid in found:
+        found += children(pid)
+    return found
+
+
+def threads(pids: list[int]) -> int:
+    return sum(len(_tasks(pid)) for pid in pids)
+
+
+def memory(pids: list[int]) -> int:
+    """Bytes; what several of them share counts once, where the kernel says so."""
+    return sum(map(_memory, pids))
+
+
+def _memory(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(("Pss:", "SwapPss:")))
+    except OSError:
+        try:
+            with open(f"/proc/{pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return 0
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _parents():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    yield int(name), int(file.read().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                pass

@@ -1,0 +1,124 @@
+"""The filter of system calls (seccomp), and its other end: where counted calls ask."""
+
+import ctypes
+import errno
+import fcntl
+import struct
+from contextlib import suppress
+
+from . import syscalls
+from .kernel import NEWCGROUP, NEWIPC, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS, PR_SET_NO_NEW_PRIVS, call, control
+
+LOAD, AND, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+NAMESPACES = NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
+O_ACCMODE, O_CREAT, O_TRUNC, O_TMPFILE = 0o3, 0o100, 0o1000, 0o20000000
+MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20
+AF_UNIX, SOCK_STREAM, SOCK_TYPES = 1, 1, 0xF
+RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
+"""ioctls of the other end, and the answer with which the kernel goes on with the call."""
+
+
+def install(own_signals: bool) -> int:
+    """Filter from now on, in this process and all that it starts. The descriptor at which calls ask."""
+    steps = program(syscalls.MACHINE, own_signals)
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    kept = ctypes.create_string_buffer(code, len(code))
+    control(PR_SET_NO_NEW_PRIVS, 1)
+    return call(SECCOMP[syscalls.MACHINE], 1, 8, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(kept)))
+
+
+def program(machine: str, own_signals: bool) -> list[tuple[int, int, int, int]]:
+    """The filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer."""
+
+    def rules(text: str, *body) -> list:
+        return [step for n in syscalls.numbers(text, machine) for step in ((JUMP_EQUAL, 0, len(body), n), *body)]
+
+    load_number = _argument_at(0)
+    steps = [_argument_at(4), (JUMP_EQUAL, 1, 0, syscalls.ARCHITECTURES[machine]), _answer(KILL)]
+    steps += [load_number, (JUMP_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]  # the other ABI of x86
+    steps += rules(syscalls.ALLOWED + (syscalls.SIGNALS if own_signals else ""), _answer(ALLOW))
+    steps += rules(syscalls.FORKS + syscalls.MAKES + syscalls.REMOVES, _answer(ASK))
+    steps += rules(syscalls.NOTHING, _fails(0))
+    steps += rules(syscalls.UNSUPPORTED, _fails(syscalls.NOT_SUPPORTED))
+    steps += rules(syscalls.OPEN, *_opening(1)) + rules(syscalls.OPENAT, *_opening(2))
+    steps += rules(syscalls.CLONE, _argument(0), *_if_any_bit(NAMESPACES, _fails(errno.EPERM)), _answer(ASK))
+    steps += rules(
+        syscalls.MMAP,
+        *(_argument(3), (AND, 0, 0, MAP_SHARED | MAP_ANONYMOUS)),
+        *_if_among([MAP_SHARED | MAP_ANONYMOUS], _answer(ASK)),
+        _answer(ALLOW),
+    )
+    steps += rules(
+        syscalls.SOCKETPAIR,
+        *(_argument(0), (JUMP_EQUAL, 1, 0, AF_UNIX), _fails(errno.EPERM)),
+        *(_argument(1), (AND, 0, 0, SOCK_TYPES), (JUMP_EQUAL, 1, 0, SOCK_STREAM), _fails(errno.EPERM)),  # others send to paths
+        _answer(ALLOW),
+    )
+    steps += rules(syscalls.PRLIMIT, _argument(0), *_if_among([0], _answer(ALLOW)), _fails(errno.EPERM))
+    steps += rules(syscalls.PRCTL, _argument(0), *_if_among(syscalls.PRCTL_ALLOWED, _answer(ALLOW)), _fails(errno.EPERM))
+    steps += rules(
+        syscalls.IOCTL, _argument(1), *_if_among(syscalls.IOCTL_ALLOWED, _answer(ALLOW)), _fails(syscalls.NO_TERMINAL)
+    )
+    steps += rules(
+        syscalls.FCNTL,
+        _argument(1),
+        *_if_among(syscalls.FCNTL_ALLOWED, _answer(ALLOW)),
+        *_if_among(syscalls.FCNTL_NOTHING, _fails(0)),
+        _fails(errno.EPERM),
+    )
+    return [*steps, (JUMP_AT_LEAST, 0, 1, syscalls.NEWEST), _fails(errno.ENOSYS), _fails(errno.EPERM)]
+
+
+def _opening(place: int) -> list:
+    """``open`` by its flags: what may make a file asks. Older versions of Landlock do not see that reading truncates."""
+    refused = _fails(errno.EPERM)
+    return [
+        *(_argument(place), *_if_any_bit(O_TMPFILE, _fails(syscalls.NOT_SUPPORTED))),
+        *((AND, 0, 0, O_ACCMODE), *_if_among([O_ACCMODE], refused)),
+        *(_argument(place), (AND, 0, 0, O_ACCMODE | O_TRUNC), *_if_among([O_TRUNC], refused)),
+        *(_argument(place), *_if_any_bit(O_CREAT, _answer(ASK))),
+        _answer(ALLOW),
+    ]
+
+
+def _argument_at(offset: int) -> tuple[int, int, int, int]:
+    return (LOAD, 0, 0, offset)
+
+
+def _argument(place: int) -> tuple[int, int, int, int]:
+    return _argument_at(16 + 8 * place)
+
+
+def _answer(value: int) -> tuple[int, int, int, int]:
+    return (RETURN, 0, 0, value)
+
+
+def _fails(number: int) -> tuple[int, int, int, int]:
+    """With an error, or with the result 0."""
+    return _answer(0x00050000 | number)
+
+
+def _if_any_bit(bits: int, step) -> list:
+    return [(JUMP_ANY_BIT, 0, 1, bits), step]
+
+
+def _if_among(values, step) -> list:
+    return [each for value in values for each in ((JUMP_EQUAL, 0, 1, value), step)]
+
+
+class Asked:
+    """A counted call that waits for an answer."""
+
+    def __init__(self, end: int):
+        """Raises ``OSError`` where its process has ended meanwhile."""
+        received = bytearray(80)
+        fcntl.ioctl(end, RECEIVE, received)
+        self.end = end
+        self.id, _, _, self.number, _, _, *self.arguments = struct.unpack_from("=QIIiIQQQ", received)
+
+    def answer(self, error: int = 0) -> None:
+        """Let it happen, or fail."""
+        with suppress(OSError):  # its process has ended meanwhile
+            fcntl.ioctl(self.end, SEND, struct.pack("=QqiI", self.id, 0, -error, 0 if error else CONTINUE))

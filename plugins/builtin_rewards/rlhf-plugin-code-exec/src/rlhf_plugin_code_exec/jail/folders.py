@@ -1,0 +1,89 @@
+"""The folder of a job, reached by descriptors alone: what a path leads to can change, what is open cannot."""
+
+import os
+
+
+class Job:
+    """A folder that only this user changes, with the files and the folders that cells are given.
+
+    Raises ``OSError`` where another user could change it.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        about = os.fstat(self.fd)
+        if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            raise OSError(f"the folder {path} can be changed by others")
+        os.fchmod(self.fd, 0o711)
+        self.folders: set[str] = set()
+
+    def file(self, name: str, content: bytes, owner: int) -> int:
+        """A new file that a cell's user may read and not change, open for reading."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(name, flags, 0o600, dir_fd=self.fd), "wb") as file:
+            file.write(content)
+            if owner != os.geteuid():
+                os.fchown(file.fileno(), -1, owner)
+                os.fchmod(file.fileno(), 0o640)
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.fd)
+
+    def folder(self, name: str, owner: int) -> int:
+        """A folder of the cell's user, open; a new one, unless a cell has it already."""
+        new = name not in self.folders
+        if new:
+            os.mkdir(name, 0o700, dir_fd=self.fd)
+            self.folders.add(name)
+        opened = _open(name, self.fd)
+        if new and owner != os.geteuid():
+            os.fchown(opened, owner, owner)
+        return opened
+
+    def clear(self) -> None:
+        """Remove all that is in it; only when the programs have ended."""
+        self.folders.clear()
+        _clear(self.fd)
+
+
+def entries(folder: int, most: int) -> int:
+    """How many files and folders there are below an open folder, counted until there are ``most``."""
+    found = 0
+    for name in os.listdir(folder):
+        found += 1
+        if found >= most:
+            break
+        try:
+            inner = _open(name, folder)
+        except NotADirectoryError:
+            continue
+        except OSError:
+            return most  # a folder that cannot be looked into
+        try:
+            found += entries(inner, most - found)
+        finally:
+            os.close(inner)
+    return found
+
+
+def _open(name: str, folder: int, flags: int = os.O_RDONLY) -> int:
+    return os.open(name, flags | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+
+
+def _clear(folder: int) -> None:
+    for name in os.listdir(folder):
+        try:
+            os.unlink(name, dir_fd=folder)
+            continue
+        except OSError:
+            pass
+        place = _open(name, folder, os.O_PATH)
+        try:
+            os.chmod(f"/proc/self/fd/{place}", 0o700)  # this folder, whatever has its name by now
+            inner = _open(".", place)
+        finally:
+            os.close(place)
+        try:
+            _clear(inner)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=folder)

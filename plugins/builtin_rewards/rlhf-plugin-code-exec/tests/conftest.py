@@ -1,0 +1,74 @@
+"""What judges answers in these tests."""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from rlhf_plugin_code_exec import CodeExec
+from rlhf_plugin_code_exec.runner import JailFailed
+
+from rlhf_host import Segment, Task, Trajectory
+
+collect_ignore_glob = [] if sys.platform == "linux" else ["test_*.py"]  # contained by system calls of Linux
+
+
+def trajectory(answer, label=None, prompt="p", **metadata):
+    segments = [Segment("prompt", [0]), Segment("action", [1])]
+    return Trajectory("e", "g", Task(prompt, label, metadata), segments, decode=lambda ids: answer)
+
+
+@pytest.fixture(scope="session")
+def score():
+    """Scores answers to one task each with a reward."""
+
+    def run(reward, trajectories):
+        reward.runner._free = None  # of another loop
+        return asyncio.run(reward.score(trajectories, None))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def judge(score):
+    """The reward of one answer: ``judge(answer, label, **columns)``."""
+    reward = CodeExec(CodeExec.Options(timeout_s=5.0))
+    return lambda *args, **metadata: score(reward, [trajectory(*args, **metadata)])[0]
+
+
+@pytest.fixture(scope="session")
+def runner():
+    """What runs programs at a level, with options."""
+
+    def made(level, **options):
+        runner = CodeExec(CodeExec.Options(**{"timeout_s": 3.0, **options})).runner
+        runner.level = level
+        return runner
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def at_level():
+    """What a coroutine gives, where the machine has that level."""
+
+    def result(level, work):
+        try:
+            return asyncio.run(work)
+        except JailFailed as failure:
+            pytest.skip(f"this machine has no level {level}: {failure}")
+
+    return result
+
+
+@pytest.fixture
+def place(monkeypatch, tmp_path_factory):
+    """Where folders of programs are made, in this test alone; contained programs of other users reach it."""
+    tmp_path_factory.getbasetemp()  # pytest's own place is not in it
+    folder = Path(tempfile.mkdtemp(prefix="rlhf-test-"))
+    folder.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,366 @@
+"""Compares an answer with the label by kind. What only a computer algebra system can tell is asked of ``Algebra``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, Protocol
+
+from rlhf_plugin_math_verifier import units, vocabulary
+from rlhf_plugin_math_verifier.answers import (
+    Answer,
+    Choice,
+    Combined,
+    Doubtful,
+    Formula,
+    Interval,
+    Moment,
+    Named,
+    Number,
+    Numeral,
+    Ratio,
+    Region,
+    Relation,
+    Several,
+    Words,
+)
+from rlhf_plugin_math_verifier.reading import latex_of
+
+Verdict = Literal["right", "wrong", "unjudged"]
+MAX_ITEMS = 40
+PI = Fraction(31415926535897932384626433832795028841971693993751, 10**49)
+_BINARY = {"yes", "no", "true", "false"}
+_EMPTY = {
+    "no solution",
+    "no solutions",
+    "none",
+    "no real solutions",
+    "no real solution",
+    "no solutions exist",
+    "no solution exists",
+}
+
+
+class Algebra(Protocol):
+    """What needs formulas to be computed; every method may raise ``Unreadable`` for the label."""
+
+    def __hash__(self) -> int: ...
+
+    def same(self, label: str, answer: str, decimals: int) -> Verdict:
+        """Two formulas have the same value."""
+        ...
+
+    def same_equation(self, label: tuple[str, str], answer: tuple[str, str]) -> Verdict:
+        """Two equations hold for the same values."""
+        ...
+
+    def same_region(self, label: Answer, answer: Answer, decimals: int) -> Verdict:
+        """Two sets of numbers, or conditions on one variable or several, are the same."""
+        ...
+
+
+def close(label: Fraction, value: Fraction, decimals: int) -> bool:
+    """Equal; or as near as half a unit of the last of ``decimals`` places, and as the label divided by ``10**(decimals // 2)``."""
+    if label == value:
+        return True
+    return abs(label - value) <= min(Fraction(1, 2 * 10**decimals), abs(label) / 10 ** (decimals // 2))
+
+
+def compare(label: Answer, answer: Answer, decimals: int, algebra: Algebra) -> Verdict:
+    """``right``, ``wrong``, or ``unjudged`` where a person would have to say. ``label`` is not ``Doubtful``."""
+    return _Comparison(decimals, algebra).of(label, answer)
+
+
+class _Comparison:
+    def __init__(self, decimals: int, algebra: Algebra):
+        self.decimals, self.algebra = decimals, algebra
+
+    def of(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(answer, Doubtful):
+            return self._doubtful(label, answer)
+        if isinstance(label, Choice) or isinstance(answer, Choice):
+            return self._choice(label, answer)
+        if isinstance(label, Named) or isinstance(answer, Named):
+            return self._named(label, answer)
+        if isinstance(label, Words) or isinstance(answer, Words):
+            return _words(label, answer)
+        if isinstance(label, Moment | Ratio) or isinstance(answer, Moment | Ratio):
+            return self._moment_or_ratio(label, answer)
+        if isinstance(label, Numeral) or isinstance(answer, Numeral):
+            return _numeral(label, answer)
+        if _is_region(label) or _is_region(answer):
+            return self._region(label, answer)
+        if isinstance(label, Several) or isinstance(answer, Several):
+            return self._several(label, answer)
+        assert isinstance(label, Number | Formula)
+        assert isinstance(answer, Number | Formula)
+        return self._quantity(label, answer)
+
+    def _doubtful(self, label: Answer, answer: Doubtful) -> Verdict:
+        """What was not understood is never right. It is wrong, too, unless the part that was understood is the label."""
+        if answer.core is None or answer.denied:
+            return "wrong"
+        return "wrong" if self.of(label, answer.core) == "wrong" else "unjudged"
+
+    def _choice(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Choice) and isinstance(answer, Choice):
+            if label.letter != answer.letter:
+                return "wrong"
+            other = (
+                label.rest
+                and answer.rest
+                and not isinstance(label.rest, Doubtful)
+                and self.of(label.rest, answer.rest) == "wrong"
+            )
+            plain = isinstance(label.rest, Number) and isinstance(answer.rest, Number)
+            return "unjudged" if other and plain else "right"
+        own, other_side = (label, answer) if isinstance(label, Choice) else (answer, label)
+        assert isinstance(own, Choice)
+        if own is label and other_side == Formula(own.letter):
+            return "right"  # "b" for (B)
+        if own.rest is None or isinstance(own.rest, Doubtful):
+            return "wrong"
+        return self.of(own.rest, other_side) if own is label else self.of(other_side, own.rest)
+
+    def _named(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Named) and isinstance(answer, Named):
+            verdict = self.of(label.value, answer.value)
+            if verdict == "right" and label.name == answer.name:
+                return "right"
+            equations = self._equations(label, answer)
+            return equations if equations != "wrong" or verdict == "wrong" else "unjudged"
+        if isinstance(label, Named):
+            if not label.asked:
+                return "wrong"
+            return self.of(label.value, answer)
+        assert isinstance(answer, Named)
+        last = self.of(label, answer.value)
+        others = [self.of(label, value) for value in answer.also if answer.name == "" or answer.approximate]
+        if answer.approximate and "right" in others:
+            return "right"
+        if last == "right" and answer.asked and "wrong" not in others:
+            return "right"
+        return "wrong" if {last, *others} == {"wrong"} else "unjudged"
+
+    def _equations(self, label: Named, answer: Named) -> Verdict:
+        sides = [
+            (named.name, latex_of(named.value))
+            for named in (label, answer)
+            if isinstance(named.value, Number | Formula) and named.name and not named.also and "text" not in named.name
+        ]
+        return self.algebra.same_equation(sides[0], sides[1]) if len(sides) == 2 else "wrong"
+
+    def _moment_or_ratio(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Moment) and isinstance(answer, Moment):
+            return _moments(label, answer)
+        if isinstance(label, Ratio) and isinstance(answer, Ratio):
+            if label.parts == answer.parts:
+                return "right"
+            if len(label.parts) != len(answer.parts) or not all(label.parts + answer.parts):
+                return "wrong"
+            same = len({a / b for a, b in zip(label.parts, answer.parts, strict=True)}) == 1
+            return "wrong" if not same else "unjudged" if label.clock or answer.clock else "right"
+        ratio = label if isinstance(label, Ratio) else answer
+        other = answer if ratio is label else label
+        if not isinstance(ratio, Ratio):
+            moment = label if isinstance(label, Moment) else answer
+            number = answer if moment is label else label
+            assert isinstance(moment, Moment)
+            hour = isinstance(number, Number) and moment.minutes is not None and (number.value * 60 - moment.minutes) % 720 == 0
+            return "unjudged" if hour else "wrong"  # "9 a.m." for 9
+        if isinstance(other, Moment):
+            if other.minutes is None or not ratio.clock:
+                return "wrong"
+            minutes = ratio.parts[0] * 60 + ratio.parts[1]
+            return (
+                "right"
+                if minutes == other.minutes and ratio.parts[0] > 12
+                else "unjudged"
+                if (minutes - other.minutes) % 720 == 0
+                else "wrong"
+            )
+        if len(ratio.parts) != 2 or not ratio.parts[1] or not isinstance(other, Number):
+            return "wrong"
+        same = close(other.value, ratio.parts[0] / ratio.parts[1], self.decimals)
+        return "wrong" if not same else "unjudged" if ratio.clock or other.value.denominator == 1 else "right"
+
+    def _region(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Number | Formula) or (
+            isinstance(answer, Number | Formula | Several | Numeral) and not _is_region_like(answer)
+        ):
+            return "wrong"
+        if label == answer:
+            return "right"
+        return self.algebra.same_region(label, answer, self.decimals)
+
+    def _several(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Several) and label.kind == "listed":
+            verdict = self._several(Several("list", label.items), answer)
+            one = verdict == "wrong" and any(self.of(item, answer) != "wrong" for item in label.items)
+            return "unjudged" if one else verdict
+        if not isinstance(label, Several) or not isinstance(answer, Several):
+            return self._single(label, answer)
+        if "matrix" in (label.kind, answer.kind):
+            if label.kind == answer.kind:
+                return self._in_order(label.items, answer.items)
+            flat = [_flattened(side) for side in (label, answer)]
+            return "wrong" if self._in_order(*flat) == "wrong" else "unjudged"
+        if label.kind == answer.kind == "tuple":
+            return self._in_order(label.items, answer.items)
+        if "tuple" not in (label.kind, answer.kind):
+            verdict = self._in_any_order(label.items, answer.items)
+            twice = label.kind == answer.kind == "list" and len(label.items) != len(answer.items)
+            return "unjudged" if twice and verdict == "right" else verdict
+        if "set" not in (label.kind, answer.kind) and (verdict := self._in_order(label.items, answer.items)) != "wrong":
+            return verdict
+        return "wrong" if self._in_any_order(label.items, answer.items) == "wrong" or label.kind == "tuple" else "unjudged"
+
+    def _single(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Several):
+            return self._in_any_order(label.items, [answer]) if label.kind != "tuple" else "wrong"
+        assert isinstance(answer, Several)
+        return self._in_any_order([label], answer.items) if answer.kind != "tuple" else "wrong"
+
+    def _in_order(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict:
+        if len(label) != len(answer) or len(label) > MAX_ITEMS:
+            return "wrong"
+        verdicts: set[Verdict] = set()
+        for one, other in zip(label, answer, strict=True):
+            verdicts.add(self._item(one, other))
+            if "wrong" in verdicts:
+                return "wrong"
+        return "unjudged" if "unjudged" in verdicts else "right"
+
+    def _item(self, label: Answer, answer: Answer) -> Verdict:
+        """Inside of others, {1} is not 1."""
+        return self.of(label, answer) if isinstance(label, Several) == isinstance(answer, Several) else "wrong"
+
+    def _in_any_order(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict:
+        """Each item has its like on the other side; one that is there twice counts once."""
+        if max(len(label), len(answer)) > MAX_ITEMS:
+            return "wrong"
+        doubt = False
+        found: set[int] = set()
+        for one in label:
+            verdicts = [self._item(one, other) for other in answer]
+            matches = {i for i, verdict in enumerate(verdicts) if verdict == "right"}
+            if not matches:
+                matches = {i for i, verdict in enumerate(verdicts) if verdict == "unjudged"}
+                doubt = True
+            if not matches:
+                return "wrong"
+            found |= matches
+        return "wrong" if len(found) < len(answer) else "unjudged" if doubt else "right"
+
+    def _quantity(self, label: Number | Formula, answer: Number | Formula) -> Verdict:
+        """Values, and units where both have one."""
+        own, other = label.unit, answer.unit
+        if own and other and own != other:
+            return self._with_units(label, answer, own, other)
+        verdict = self._value(label, answer, Fraction(1))
+        if verdict == "wrong" and label.dozens != answer.dozens:  # "5 dozen" for 5: the question may have asked for dozens
+            dozen = Fraction(12) if label.dozens else Fraction(1, 12)
+            return "wrong" if self._value(label, answer, dozen) == "wrong" else "unjudged"
+        if verdict != "wrong" or own == other:
+            return "unjudged" if verdict == "wrong" and _is_unit_or_letter(label, answer) else verdict
+        if units.PERCENT in (own, other):
+            verdict = self._value(label, answer, Fraction(100) if own == units.PERCENT else Fraction(1, 100))
+        elif own == units.DEGREE:
+            return self._degrees(label, answer)
+        elif other == units.DEGREE and own is None:
+            return self._degrees(answer, label)
+        return verdict
+
+    def _with_units(self, label: Number | Formula, answer: Number | Formula, own: units.Unit, other: units.Unit) -> Verdict:
+        if {own, other} == {units.DEGREE, units.RADIAN}:
+            degrees, radians = (label, answer) if own == units.DEGREE else (answer, label)
+            return self._degrees(degrees, radians)
+        if own.dimensions == other.dimensions and (own.words & other.words or not own.words or not other.words):
+            return self._value(label, answer, other.factor / own.factor)
+        return "wrong" if self._value(label, answer, Fraction(1)) == "wrong" else "unjudged"
+
+    def _degrees(self, degrees: Number | Formula, radians: Number | Formula) -> Verdict:
+        if isinstance(degrees, Number) and isinstance(radians, Number):
+            return "right" if close(degrees.value * PI / 180, radians.value, self.decimals) else "wrong"
+        return self.algebra.same(rf"({latex_of(degrees)})\cdot\frac{{\pi}}{{180}}", latex_of(radians), self.decimals)
+
+    def _value(self, label: Number | Formula, answer: Number | Formula, factor: Fraction) -> Verdict:
+        if isinstance(label, Number) and isinstance(answer, Number):
+            return "right" if close(label.value, answer.value * factor, self.decimals) else "wrong"
+        latex = latex_of(answer)
+        if factor != 1:
+            latex = rf"({latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+        return self.algebra.same(latex_of(label), latex, self.decimals)
+
+
+def _is_unit_or_letter(label: Number | Formula, answer: Number | Formula) -> bool:
+    """``5m`` for 5: nobody knows whether the letter is a unit."""
+    short, long = sorted((side.latex if isinstance(side, Formula) else str(side.value) for side in (label, answer)), key=len)
+    return long[:-1] == short and long[-1] in units.LETTERS
+
+
+def _words(label: Answer, answer: Answer) -> Verdict:
+    if isinstance(label, Words) and isinstance(answer, Words):
+        if label.text == answer.text or _affirms(label.text, answer.text.split()):
+            return "right"
+        own, said = label.text.split(), answer.text.split()
+        inside = any(said[i : i + len(own)] == own for i in range(len(said)))
+        return "unjudged" if inside and not vocabulary.denies(said) and not any(map(vocabulary.changes, said)) else "wrong"
+    other = answer if isinstance(label, Words) else label
+    words = label if isinstance(label, Words) else answer
+    assert isinstance(words, Words)
+    if words is label and isinstance(other, Several) and all(isinstance(item, Words) for item in other.items):  # "Yes, it is"
+        said = [word for item in other.items if isinstance(item, Words) for word in item.text.split()]
+        return "right" if _affirms(label.text, said) else "wrong"
+    return "unjudged" if isinstance(other, Region) and other.name == "empty" and words.text in _EMPTY else "wrong"
+
+
+def _affirms(label: str, said: Sequence[str]) -> bool:
+    """ "yes it is" for "yes": it begins so, and says nothing else of the kind."""
+    return label in _BINARY and said[:1] == [label] and not set(said[1:]) & _BINARY and not vocabulary.denies(said[1:])
+
+
+def _numeral(label: Answer, answer: Answer) -> Verdict:
+    """A numeral is the label's if digits and base are. In another base, or none, it may not be what was asked for."""
+    if label == answer:
+        return "right"
+    values = [
+        int(side.digits, side.base) if isinstance(side, Numeral) else side.value if isinstance(side, Number) else None
+        for side in (label, answer)
+    ]
+    if None in values:
+        return "wrong"
+    bases = {side.base for side in (label, answer) if isinstance(side, Numeral)}
+    if bases == {10}:
+        return "right" if values[0] == values[1] else "wrong"
+    digits = [
+        side.digits if isinstance(side, Numeral) else str(side.value) if isinstance(side, Number) else ""
+        for side in (label, answer)
+    ]
+    same_digits = digits[0] == digits[1] and isinstance(label, Numeral) and isinstance(answer, Number)
+    return "unjudged" if values[0] == values[1] or same_digits else "wrong"
+
+
+def _moments(label: Moment, answer: Moment) -> Verdict:
+    if label == answer:
+        return "right"
+    if isinstance(label.date, tuple) and isinstance(answer.date, tuple):
+        return "unjudged" if label.date[1:] == answer.date[1:] and None in (label.date[0], answer.date[0]) else "wrong"
+    text, date = (label.date, answer.date) if isinstance(label.date, str) else (answer.date, label.date)
+    if isinstance(text, str) and isinstance(date, tuple):
+        a, b, year = map(int, text.split("/"))
+        return "unjudged" if date in ((year, a, b), (year, b, a), (None, a, b), (None, b, a)) else "wrong"
+    return "wrong"
+
+
+def _is_region(answer: Answer) -> bool:
+    return isinstance(answer, Interval | Region | Relation | Combined)
+
+
+def _is_region_like(answer: Answer) -> bool:
+    """It may be a region, beside one: ``(0, 1)``, ``\\{1, 2\\}``."""
+    return isinstance(answer, Several) and answer.kind in ("tuple", "set", "list")
+
+
+def _flattened(side: Several) -> list[Answer]:
+    return [each for item in side.items for each in (_flattened(item) if isinstance(item, Several) else [item])]

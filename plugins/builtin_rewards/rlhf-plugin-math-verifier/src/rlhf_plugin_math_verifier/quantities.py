@@ -1,0 +1,186 @@
+"""Numbers and formulas with the words around them: a word is a sign, a multiplier, a unit or a noun, or the whole is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from rlhf_plugin_math_verifier import units, vocabulary
+from rlhf_plugin_math_verifier.answers import Answer, Doubtful, Formula, Number
+from rlhf_plugin_math_verifier.formulas import formula, rational
+from rlhf_plugin_math_verifier.tokens import CLOSING, FUNCTIONS, OPENING, Token, joined, tokens
+
+MAX_WORDS = 8
+"""More beside a number are a sentence, of which nobody knows what it says."""
+_CURRENCY = {"$": "$", "€": "€", "£": "£", "¥": "¥", "￥": "¥", "₹": "₹", "₩": "₩"}
+
+
+def quantity(found: Sequence[Token]) -> Answer:
+    """A number or a formula with what stands beside it."""
+    text = joined(found)
+    if sum(token.kind == "word" for token in found) > 2 * MAX_WORDS:
+        return Doubtful(text)
+    body, before = _without_leads(_with_signs(found))
+    if not body:
+        return Doubtful(text)
+    body, currency = _without_currency(body)
+    value, rest = _value(body)
+    if value is None:
+        return Doubtful(text)
+    value, rest = _multiplied(value, rest)
+    doubtful = [token.text for token in before if token.text.casefold() not in vocabulary.LEADS]
+    words = [token.text for token in rest if token.kind == "word"]
+    unit = _unit(rest, value.unit or currency)
+    if doubtful or unit is None or _alters(words):
+        folded = {word.casefold() for word in doubtful if not vocabulary.is_script(word)} - vocabulary.GUESSES
+        bound = bool(folded & vocabulary.BOUNDS) or any(map(vocabulary.changes, folded))
+        return Doubtful(text, value, denied=bound or vocabulary.denies(doubtful) or vocabulary.denies(_predicate(words)))
+    return replace(value, unit=unit if unit.dimensions or unit.words else None)
+
+
+def _with_signs(found: Sequence[Token]) -> list[Token]:
+    """Words that stand for a sign, as that sign: "5 plus 1", "7 squared", "negative 5", "divided by", "and a half"."""
+    out: list[Token] = []
+    texts = [token.text.casefold() if token.kind in ("word", "letter") else "" for token in found]
+    skip = 0
+    for position, token in enumerate(found):
+        if skip:
+            skip -= 1
+            continue
+        word, after = texts[position], found[position + 1 : position + 2]
+        math_before = bool(out) and out[-1].kind != "word"
+        math_after = bool(after) and after[0].kind != "word"
+        if word == "divided" and texts[position + 1 : position + 2] == ["by"]:
+            out.append(Token("sign", "/"))
+            skip = 1
+        elif word == "and" and texts[position + 1 : position + 3] == ["a", "half"]:
+            out += tokens(r"+\frac12")
+            skip = 2
+        elif (
+            (word in ("factorial", "percent", "pct") and math_before)
+            or (word in ("squared", "cubed") and math_before and not (after and after[0].kind == "word"))
+            or (word in ("plus", "times", "over") and math_before and math_after)
+            or (word in ("minus", "negative") and math_after)
+        ):
+            out += tokens(vocabulary.OPERATORS[word])
+        else:
+            out.append(token)
+    return out
+
+
+def _without_leads(found: list[Token]) -> tuple[list[Token], list[Token]]:
+    """What follows the words at the start, and these; a number that they spell stays."""
+    count = next((i for i, token in enumerate(found) if token.kind != "word"), len(found))
+    for start in range(count):
+        for end in range(count, start, -1):
+            if (value := vocabulary.counted([token.text for token in found[start:end]])) is not None:
+                return [Token("number", str(value)), *found[end:]], found[:start]
+    if count and count < len(found) and found[count].text == ":":
+        return found[count + 1 :], found[:count]
+    return found[count:], found[:count]
+
+
+def _without_currency(found: list[Token]) -> tuple[list[Token], units.Unit | None]:
+    for position in (0, 1):
+        if len(found) > position + 1 and found[position].text in _CURRENCY and (position == 0 or found[0].text in "+-"):
+            return found[:position] + found[position + 1 :], units.unit([_CURRENCY[found[position].text]])
+    return found, None
+
+
+def _value(found: list[Token]) -> tuple[Number | Formula | None, list[Token]]:
+    """The mathematics at the start, and the words or units after it."""
+    for end in _ends(found):
+        head, rest = found[:end], found[end:]
+        degrees = len(head) > 2 and head[-1].text == r"\circ" and not any(token.text in FUNCTIONS for token in head)
+        if degrees:
+            head = head[:-2]
+        if head and head[-1].text == "%":
+            head, rest = head[:-1], [head[-1], *rest]
+        unit = units.DEGREE if degrees else None
+        if (number := rational(head)) is not None:
+            return Number(number, unit), rest
+        if (latex := formula(head)) is not None:
+            return Formula(latex, unit), rest
+    return None, found
+
+
+def _ends(found: list[Token]) -> list[int]:
+    """Where the mathematics may end: at the first word, sign of a unit, or unit of one letter."""
+    depth = 0
+    for position, token in enumerate(found):
+        last = found[position - 1] if position else None
+        if depth == 0 and last is not None:
+            single = token.kind == "letter" and token.text in units.SINGLE_LETTERS and token.spaced and last.text not in "+-/^_"
+            if single and (units.unit([each.text for each in found[position:]]) or last.kind == "number"):
+                return [position, len(found)]
+            degrees = last.text == r"\circ" and (token.text in "CF" or token.kind == "number")
+            if token.kind == "word" or token.text in _CURRENCY or token.text == "%" or degrees:
+                return [position]
+            if token.text in ("(", "/", "-") and [each.kind for each in found[position + 1 : position + 2]] == ["word"]:
+                return [position]  # "5 (cm)", "$5/hour", "5-liter"
+        depth += (token.text in OPENING) - (token.text in CLOSING)
+    return [len(found)]
+
+
+def _multiplied(value: Number | Formula, rest: list[Token]) -> tuple[Number | Formula, list[Token]]:
+    """ "5 million", "3 dozen eggs", "5 tenths", 3万."""
+    while rest and rest[0].kind == "word":
+        word = rest[0].text
+        inside = word if vocabulary.is_script(word) else ""
+        if inside and (factor := vocabulary.multiplier(inside[0])) and len(inside) > 1:
+            rest = [rest[0], rest[0]._replace(text=inside[1:]), *rest[1:]]
+        else:
+            factor = vocabulary.multiplier(word)
+        part = None if factor or not word.endswith("s") else vocabulary.part(word)
+        if not factor and not part:
+            break
+        value = scaled(value, Fraction(factor) if factor else Fraction(1, part or 1))
+        if word.casefold() in ("dozen", "dozens"):
+            value = replace(value, dozens=True)
+        rest = rest[1:]
+    return value, rest
+
+
+def scaled(value: Number | Formula, factor: Fraction) -> Number | Formula:
+    if isinstance(value, Number):
+        return replace(value, value=value.value * factor)
+    return replace(value, latex=rf"({value.latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+
+
+def _unit(rest: Sequence[Token], before: units.Unit | None) -> units.Unit | None:
+    """The unit that all of the rest is, or else the one before; ``None`` where the rest is something else."""
+    texts: list[str] = []
+    tail = list(rest)
+    while tail:
+        token = tail.pop(0)
+        if token.text == "^":
+            raised = [each.text for each in tail[:3]]
+            power = raised[1] if raised[0:1] == ["{"] and raised[2:] == ["}"] else raised[0] if raised else ""
+            if power not in ("2", "3"):
+                return None
+            texts.append("^" + power)
+            tail = tail[3:] if raised[0] == "{" else tail[1:]
+        elif token.text not in (".", "'") and (texts or token.text != "-"):  # "sq. units", "3 hours' work", "5-liter"
+            texts.append(_CURRENCY.get(token.text, token.text))
+    if before == units.DEGREE and texts in (["C"], ["F"]):
+        return replace(units.DEGREE, words=frozenset(texts))
+    found = units.unit(texts)
+    return (before or found) if found == units.Unit() else found
+
+
+def _predicate(words: Sequence[str]) -> Sequence[str]:
+    """The words that speak of the number itself: "is wrong", but not "students don't swim"."""
+    if words[:1] and words[0].casefold() in ("is", "are", "was"):
+        return words[1:]
+    return [word for i, word in enumerate(words) if i == 0 or vocabulary.is_script(word)]
+
+
+def _alters(words: Sequence[str]) -> bool:
+    folded = [word.casefold() for word in words]
+    if folded[:1] in (["th"], ["st"], ["nd"], ["rd"]) and folded[1:]:
+        return True  # "the 5th prime"
+    if "times" in folded and vocabulary.BOUNDS & set(folded):
+        return True
+    kept = [word for i, word in enumerate(words) if not (word.casefold() == "over" and i and words[i - 1].casefold() == "left")]
+    return len(kept) > MAX_WORDS or any(map(vocabulary.changes, kept)) or vocabulary.denies(kept)

@@ -1,0 +1,138 @@
+"""Phrases around an answer: those that announce it, and those that take it back."""
+
+from __future__ import annotations
+
+import re
+
+_IS = r"(?:is|are|equals|(?:would|will|should|must)\s+be)"
+_ENGLISH = (
+    rf"\b(?:answers?\b(?:[ \t]+(?:to|for|of)\b[^.\n:=]{{0,80}}?)?[\s*_]{{0,10}}(?:\b{_IS}\b|[:=])"
+    r"|(?:correct|right)\s+(?:option|choice)\s+is\b)"
+)
+_OTHERS = (
+    r"(?:答案|答|结果|結果)[\s*]{0,4}(?:应该|应当|應該)?(?:是|为|為|等于|等於|[:=])",
+    r"(?:故|应|應|所以|正确答案)?[选選](?:择|擇|项|項)?[\s*]{0,4}[:：]?(?=\s*[$(（]?[A-J])",
+    r"(?:答え|解答|正解|回答)[\s*]{0,4}(?:は|[:=])、?",
+    r"(?:정답|답안|해답|답)[\s*]{0,4}(?:은|는|이|[:=])",
+    r"คำตอบ(?:สุดท้าย)?[\s*]{0,4}(?:คือ|เท่ากับ|[:=])",
+    r"(?i:\brespuesta(?:\s+(?:final|correcta))?[\s*]{0,4}(?:\bes\b|[:=]))",
+    r"(?i:\bréponse(?:\s+(?:finale|correcte))?[\s*]{0,4}(?:\best\b|[:=]))",
+    r"(?i:\b(?:antwort|lösung)[\s*]{0,4}(?:\b(?:ist|lautet)\b|[:=]))",
+    r"(?i:\b(?:risposta|resposta)(?:\s+(?:finale|final|corretta|correta))?[\s*]{0,4}(?:(?<!\w)[èé](?!\w)|[:=]))",
+    r"(?i:ответ[\s*]{0,4}(?:\bравен\b|[-—:=]))",
+    r"(?i:\bodpowiedź[\s*]{0,4}(?:\b(?:to|jest)\b|[:=]))",
+    r"(?i:\bcevap[\s*]{0,4}[:=])",
+    r"(?i:(?:đáp án|câu trả lời)[\s*]{0,4}(?:\blà\b|[:=]))",
+    r"(?i:\bjawaban(?:nya)?[\s*]{0,4}(?:\badalah\b|[:=]))",
+    r"(?i:\b(?:antwoord|svar(?:et)?|vastaus)[\s*]{0,4}(?:\b(?:is|är|er|on)\b|[:=]))",
+    r"(?:الجواب|الإجابة)[\s*]{0,4}(?:هو|هي|[:=])",
+    r"उत्तर[\s*]{0,4}(?:है|[:=])",
+)
+ANNOUNCED = re.compile(rf"(?:(?i:{_ENGLISH})|{'|'.join(_OTHERS)})[\s*_:=]{{0,10}}")
+"""It ends where the answer begins."""
+
+_ARTICLE = (
+    r"(?:\s+(?:be|equal|equals|to|the|a|an|is|answer|actually|really|than|that|just|simply|number|value|only|option|choice))*"
+)
+_REFUSAL = (
+    r"not|never|neither|nor|no|cannot|[a-z]+n't|hardly|isnt|less|fewer|more|greater|larger|smaller|bigger|higher|lower|at\s+least|at\s+most"
+    r"|up\s+to|over|under|below|above|between|exceeds?|different\s+from|other\s+than|anything\s+but|instead\s+of|rather\s+than|except"
+    r"|without|unless|almost|nearly|half(?:\s+of)?|twice|double|triple|nowhere\s+near|far\s+from|short\s+of|besides|apart\s+from"
+    r"|(?:square|cube|opposite|negative|double|triple|reciprocal|root|multiple|factor)\s+of"
+    r"|no\s+es|n'est\s+pas|nicht|kein|non\s+è|não\s+é|не|nie\s+jest|không\s+phải(?:\s+là)?|bukan|niet|inte|ikke|ei\s+ole|mayor\s+que|menor\s+que"
+    r"|größer\s+als|kleiner\s+als|больше|меньше"
+)
+_REFUSAL_SCRIPTS = (
+    "比|超|接近|不是|并非|並非|不等于|不等於|不为|不為|非|没有|沒有|不|大于|大於|小于|小於|多于|少于|超过|超過|不足|至少(?:是|为)?|至多(?:是|为)?|最多(?:是|为)?|最少(?:是|为)?"
+    "|约(?:为)?|約|大约(?:是|为)?|ไม่ใช่|ليس|नहीं"
+)
+DENIED_BEFORE = re.compile(
+    rf"(?:(?<![\w'])(?:{_REFUSAL}|(?:between|rang\w+\s+from)\s+[-+$\d.,/\\()]{{1,20}}\s+(?:and|to)){_ARTICLE}|(?:{_REFUSAL_SCRIPTS})|[<>≠≤≥≮≯]=?|\\(?:ne|neq|lt|gt|le|leq|leqslant|ge|geq|geqslant|neg|not)|!=)"
+    r"\s*(?:\$\$?|\\\(|\\\[|\*\*|[\"'`(])?\s*\Z",
+    re.IGNORECASE,
+)
+"""Ends right before what is no answer: "is not", "at least", "<", 不是."""
+DENIED_AFTER = re.compile(
+    r"(?:\s*(?:\$\$?|\\\)|\\\]|\*\*|[\"'`)]))?\s*(?:"
+    r"(?:(?:is|was|are|would\s+be|seems|looks)\s+)?(?:not|never|wrong|incorrect|false|impossible|n't|isn't|wasn't|can't|cannot)\b"
+    r"(?!\s+(?:only|just|\d|\$|\\))"
+    r"|\?|(?:or|bis|oder|ou|или)\s+(?:more|less|fewer|\d|\$|[a-z]\b)"
+    r"|[一-龥ぁ-ん가-힣]{0,6}(?:ではな|ではあり|じゃな|でな|でもな|아니|아닙|以上|以下|以内|以內|未満|より|이상|이하|미만|초과|不是|不对|不對|是错|是錯)"
+    r"|(?:değil|नहीं)|<(?![/|A-Za-z])|[>≠≤≥]|\\(?:ne|neq|lt|gt|le|leq|leqslant|ge|geq|geqslant)(?![a-z]))",
+    re.IGNORECASE,
+)
+"""Follows what is no answer: "is wrong", "?", "or more", ではない."""
+RETRACTED = re.compile(
+    r"[\s*_)\"'$]*(?:no\b(?!\s+(?:other|need|matter|more|further|one))|nope|wrong\b|incorrect\b|false\b|not\s+(?:true|correct|right|really|quite)"
+    r"|(?:that|this|which|it|(?:this|that|the|my)\s+(?:answer|result|value))(?:'s|\s+is|\s+was)\s+(?:not|wrong|incorrect|false|a\s+mistake)|(?:that|this|it)\s+(?:isn't|can't|cannot)"
+    r"|just\s+kidding|不对|不對|错了|錯了|いいえ|아니)",
+    re.IGNORECASE,
+)
+"""A sentence that takes back the one before it."""
+_INSTEAD = (
+    r"(?:wait|hmm+|oh|oops|no|nope|sorry|actually|correction|scratch\s+that|on\s+second\s+thoughts?|my\s+(?:mistake|bad)"
+    r"|i\s+(?:made|see)\s+an?\s+(?:\w+\s+)?(?:mistake|error)|i\s+was\s+wrong"
+    r"|(?:that|this|it)(?:'s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+right|an?\s+(?:mistake|error)))"
+)
+_THING = r"(?:it|that|this|(?:the|my)\s+(?:(?:correct|right|real|final)\s+)?(?:answer|result|value|choice|option|one))"
+REPLACED = re.compile(
+    rf"[\s*_)\"'$.!\\\]]*(?:(?:but\s+|however,?\s+)?(?:{_INSTEAD}\b[\s,.:;!—–-]*)+(?:{_THING}(?:'s|\s+(?:is|was|should\s+be|must\s+be))|i\s+meant"
+    rf"|(?=\W{{0,3}}[\d$\\][^\s]*\W*(?:\n|\Z)|[A-HJ]\b\W*(?:is\s+(?:correct|right)|\n|\Z)))"
+    rf"|(?:however|but|instead),?\s+{_THING}\s+(?:should|must)\s+be|i\s+meant)\s*(?:actually|really|just)?[\s:*_]*(?=[-−($\\\d]|[A-HJ]\b)",
+    re.IGNORECASE,
+)
+"""A sentence that begins by giving another answer than the one before it; it ends where that begins: "No, it is 43"."""
+DOUBTED = re.compile(
+    r"\b(?:not|[a-z]+n't|cannot|never|nobody|none|nor|neither|no\s+one|few|hardly|rarely|barely|doubt\w*|den(?:y|ies)|refus\w+|reject\w*"
+    r"|false\w*|untrue|wrong\w*|incorrect\w*|mistaken\w*|impossible|unlikely|absurd|if|suppos\w+|assum\w+|unless|whether|pretend\w*"
+    r"|allegedly|claim\w*|rul\w+\s+out|mistake|error|wrongly|exclud\w+|contradict\w*|refut\w+|disprov\w+|jok\w+)\b",
+    re.IGNORECASE,
+)
+"""In the clause before an announcement: it asserts nothing, as in "it is not true that the answer is" and "suppose the ..."."""
+NOT_DOUBTED = re.compile(
+    r"\b(?:(?:not|n't)\s+(?:hard|difficult|surprising|only)|(?:no|without(?:\s+a)?|beyond)\s+doubt)\b", re.IGNORECASE
+)
+GUESSED = re.compile(r"\b(?:perhaps|maybe|might|could|possibly)\b", re.IGNORECASE)
+CORRECTED = re.compile(
+    r"[^.!?\n]{1,60}?[,;:.]?\s*(?:\bbut\b|\brather\b|\binstead\b|\bit\s+is\b|\bit's\b|而是|是)\s*(?:it\s+is|it's|rather|instead)?\s*",
+    re.IGNORECASE,
+)
+"""From a denial to what is right: "not 41 but 42"."""
+_HEDGE = r"(?:at\s+(?:least|most)|or|if|unless|but|give\s+or|plus|maybe|perhaps|possibly|though|although|wait|no|more|less)\b"
+_GOES_ON = (
+    "for|of|in|on|at(?!\\s+(?:most|least|max|best))|from|with|by|that|who|whose|which|because|since|so|as|than|before|after|until"
+    "|while|when|where|between|each|every|left|remaining|altogether|(?<!or )(?:more|fewer|less)"
+    "|is|are|was|were|be|been|has|have|had|will"
+    "|would|can|could|do|does|did|he|she|it|they|we|during|into|onto|through|among|his|her|its|their|this|these|those|worth|only"
+)
+PHRASE_END = re.compile(
+    rf"[,;(](?!\s*(?:(?:and|or)\s+)?[-$\d\\]|\s*{_HEDGE})|[:!?。，；、)\]\n]|(?<!sq)(?<!cu)\.(?![0-9])"
+    r"|(?<!\w)(?:to|and)\s+(?=[^\W\d_]{2})(?!a\b|half\b|negative\b|minus\b)"
+    rf"|(?<![\w-])(?:{_GOES_ON})(?![\w-])(?!\s+(?:or|and)\s+(?:more|less))",
+    re.IGNORECASE,
+)
+"""Where the words beside a number end and the sentence goes on: "5 apples | for Tom", but "5 or more" and "3, 4"."""
+_VERB = r"\s*(?:is|are|was|were|would\s+be|can|could|will)"
+_NOT = r"(?:\s*n't|\s+not|\s+never)"
+DENIED_CLAUSE = re.compile(
+    rf"{_VERB}{_NOT}?\s+(?:wrong|incorrect|false|impossible)\b"
+    rf"|{_VERB}{_NOT}\s+(?:be\s+)?(?:(?:the|our|my|an?)\s+)?(?:(?:final|correct|right)\s+)?(?:answer|solution|right|correct|true|possible|valid)\b",
+    re.IGNORECASE,
+)
+"""A sentence goes on to say that the number is wrong."""
+BESIDES = re.compile(
+    r"\b(?:because|since|as|so|for\s+which)\b.*|[,;(]?\s*(?:and\s+|but\s+)?(?:not|rather\s+than|instead\s+of)\s+[-$(]*(?:[0-9]|[A-J]\b)\S*",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What a sentence may say besides: reasons, and what the answer is not ("42, not 41")."""
+DOUBTED_AFTER = re.compile(
+    r"\b(?:not|[a-z]+n't|cannot|never|wrong|incorrect|false|if|unless|except|most|least|maximum|minimum|maybe|perhaps|possibly|or|but|half"
+    r"|otherwise|instead|actually|wait|no|mistake\w*|doubt\w*|question\w*|twice|double|triple)\b",
+    re.IGNORECASE,
+)
+"""In the rest of a sentence, after its answer: it may take the answer back."""
+OR = re.compile(
+    r"(?:\$\$?|\\\)|\*\*|\w{0,12}?)?\s*(?:,?\s*\b(?:or|oder|ou|или)\b|或者?|または|또는)\s*(?:\$\$?|\\\(|\*\*)?\s*\Z",
+    re.IGNORECASE,
+)
+"""Before the last of alternatives."""

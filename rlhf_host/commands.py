@@ -1,0 +1,29 @@
+"""Public names with which commands of ``rlhf`` are made, those of other distributions too. Imports no torch.
+
+A command is a ``click.Command`` that an entry point in the group ``rlhf.commands`` names. ``rlhf --help`` shows the first
+sentence of its docstring, under the text of ``HELP_GROUP`` in its module; neither is imported for that. ``NAME.OTHER`` is the
+command ``rlhf NAME OTHER``, where ``NAME`` is a ``CommandGroup``.
+"""
+
+from __future__ import annotations
+
+from rlhf_host.cli.lazy import CommandGroup
+from rlhf_host.cli.main import main
+from rlhf_host.command import rlhf
+from rlhf_host.directories import new_directory, write_file
+from rlhf_host.errors import first_line, near_matches, visible
+from rlhf_host.phases import phase
+from rlhf_host.scratch import Scratch
+
+__all__ = [
+    "CommandGroup",
+    "Scratch",
+    "first_line",
+    "main",
+    "near_matches",
+    "new_directory",
+    "phase",
+    "rlhf",
+    "visible",
+    "write_file",
+]

@@ -1,0 +1,129 @@
+"""Names of flags: those that the schema has, and what somebody meant who typed another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.tree import MANY, ROLES, SHORTHANDS, SINGLE, Names, Path, annotation_at
+from rlhf_host.errors import PluginError, a, near_matches
+from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.hints import of_flag
+from rlhf_host.plugins.options import Option, describe_options
+from rlhf_host.plugins.selection import find, load, options_model, parse_choice
+
+CHOICES = {kind: key for key, kind in {**MANY, **SINGLE, "data": "tasks", "preset": "preset"}.items()}
+"""Plugin kind → the flag that chooses one."""
+
+
+def known_flags() -> dict[str, Option]:
+    """Every flag of the schema, without dashes in front and without plugins' own options → what the schema says of it."""
+    flags: dict[str, Option] = {}
+    for option in describe_options(RunConfig):
+        name = option.name.removesuffix(".sources").replace("extensions", "with")
+        name = name.removesuffix(".name") if name.removesuffix(".name") in SINGLE else name
+        if name == "roles":
+            own = describe_options(RoleConfig)
+            flags |= {f"{role}.{option.name}": option for role in SHORTHANDS for option in own}
+        else:
+            flags[name] = option
+    return {name.replace("_", "-"): option for name, option in flags.items()}
+
+
+def what_is_meant(
+    typed: str, value: str | None, path: Path, names: Names, control: Collection[str], chosen: Sequence[tuple[str, str]]
+) -> str:
+    """What to say of a flag that does not exist, after its text.
+
+    Args:
+        typed: its name, without dashes in front.
+        path: where its settings would be.
+        control: the command's own flags.
+        chosen: key and name of the plugins that flags choose.
+    """
+    name = typed.replace("_", "-")
+    head, dot, rest = name.partition(".")
+    known, options = [*known_flags(), *control], [option for key, text in chosen for option in _options(key, text)]
+    heads = {key for key, _ in chosen if key in SINGLE}
+    if inside := [other for other in known if other.startswith(f"{name}.")]:
+        return f" is a section: set its keys, such as --{inside[0]}"
+
+    def fits(flags: str) -> bool:
+        """Whether they are no options that a chosen plugin does not have."""
+        words = [word.removeprefix("--") for word in flags.split() if word.startswith("--")]
+        return all(word in options for word in words if word.partition(".")[0] in heads and "." in word)
+
+    dashed = name.replace(".", "-")
+    own = [other for other in options if dashed in (other.replace(".", "-"), other.rpartition(".")[2])]
+    same = [other for other in known if other.replace(".", "-") == dashed]
+    if hint := _or(own) or _or(same) + of_flag(typed, value, fits):
+        return f": no such flag{hint}"
+    if rest and (option_flag := names.option_flag(head, rest)) is not None:
+        return f": no such flag; the options of {head!r} are set with {option_flag}"
+    if annotation_at(path[:1]) is None and (rest or value is None):  # a plugin's name, perhaps mistyped
+        plugins = [plugin.replace("_", "-") for plugin in names.plugins]
+        known += [plugin + dot + rest for plugin in plugins if not rest or near_matches(head, [plugin])]
+    if head == "roles" and len(path) > 2 and path[1] not in ROLES:
+        known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
+    near = near_matches(f"--{name}", [f"--{other}" for other in (*known, *options)])
+    known_head = not rest or annotation_at(path[:1]) is not None
+    hint = of_last_part(typed.rpartition(".")[2], value, fits) or ("" if rest else of_plugin(name))
+    return f": no such flag{hint or near if known_head else near or hint}"
+
+
+def of_last_part(part: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:
+    """``; did you mean ...?`` with the flags that end so, else what the name of another project is here; ``fits`` as in
+    ``of_flag``."""
+    ending = f".{part.replace('_', '-')}"
+    return _or([name for name in known_flags() if f".{name}".endswith(ending)]) or of_flag(part, value, fits)
+
+
+def _or(flags: list[str]) -> str:
+    shown = [f"'--{flag}'" for flag in flags[:3]]
+    return f"; did you mean {' or '.join(shown)}?" if shown else ""
+
+
+def _options(key: str, text: str) -> Iterator[str]:
+    """Flags of the options of a plugin that the flag ``key`` chooses, as far as these can be had."""
+    if (kind := SINGLE.get(key) or MANY.get(key)) is None:
+        return
+    try:
+        alias, spec = ("", text) if key in SINGLE else parse_choice(text)
+        own = describe_options(options_model(load(find(kind, spec))))
+    except PluginError:
+        return
+    prefix = f"{key}.{alias}." if alias else f"{key}."
+    yield from ((prefix + option.name).replace("_", "-") for option in own)
+
+
+def of_plugin(name: str) -> str:
+    """What to type for an installed plugin's name, ``wandb``, or for one of its options behind a dash, ``kl-coef``."""
+    hints = []
+    for info in discover():
+        own, key = info.name.replace("_", "-"), CHOICES.get(info.kind)
+        if key is None or not f"{name}-".startswith(f"{own}-"):
+            continue
+        try:
+            options = [] if info.kind == "preset" else describe_options(options_model(load(info)))
+        except PluginError:
+            continue
+        choice, option = f"--{key} {info.name}", name.removeprefix(f"{own}-")
+        prefix = f"{choice} --{key}" if key in SINGLE else f"{choice} --{key}.{info.name}"
+        if info.kind == "extension" and Names().place(info.name.replace("-", "_"))[1]:
+            prefix = f"--{own}"
+        if name == own and not any(each.default is None for each in options):
+            hints.append(f"; {info.name!r} is {a(info.kind)}: {choice}")
+        elif any(each.name.replace("_", "-") == option for each in options):
+            hints.append(f"; did you mean '{prefix}.{option}'?")
+    return "".join(hints[:2])
+
+
+def option_examples(plugin: str, flag: str) -> str:
+    """``--kl.coef VALUE`` for each option that an extension or runtime must have, or for those that it may."""
+    kinds = Names().plugins
+    try:
+        options = describe_options(options_model(load(find(kinds[plugin], plugin))))
+    except PluginError:
+        options = []
+    shown = [option for option in options if option.default is None] or options
+    return " or ".join(f"{flag}.{option.name.replace('_', '-')} VALUE" for option in shown[:3]) or f"{flag}.OPTION VALUE"

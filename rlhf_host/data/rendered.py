@@ -1,0 +1,141 @@
+"""Texts that a chat template has rendered already: they have its openings of turns, or end as its turns do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from rlhf_host.data.template_writer import TemplateWriter
+from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import Message
+
+FOREIGN = (
+    "<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<｜User｜>", "<|START_OF_TURN_TOKEN|>",
+)  # fmt: skip
+"""Openings of turns that the templates of well-known models write."""
+FOREIGN_ENDS = (
+    "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+"""Ends of turns that they write."""
+_TRANSCRIPT = re.compile(r"\s*Human:.*\n\s*Assistant:\s*", re.DOTALL)
+_OPENING = 200  # characters, at most, of what a template opens an answer with
+_TAGS_AT_END = re.compile(r"(?:(?:<[^<>\n]{1,40}>|\[[^\[\]\n]{1,40}\])\s*)+$")
+
+
+class Rendered:
+    """Looks for the marks of one tokenizer's chat template in texts."""
+
+    def __init__(self, writer: TemplateWriter):
+        self._writer = writer
+
+    def refuse(self, text: str, what: str) -> None:
+        """Raise ``UserError`` for a text that has an opening of a turn: it would be rendered twice."""
+        if (opening := self.opening_in(text)) is not None:
+            raise UserError(
+                f"{what} is rendered already: it has {opening!r}, which the chat template writes; set data.template to none, which"
+                " takes texts as they are, or give plain messages"
+            )
+        if is_transcript(text):
+            raise UserError(
+                f"{what} is a transcript, from 'Human:' to 'Assistant:': set data.template to none, which takes texts as they are,"
+                " or give messages"
+            )
+        for opening in FOREIGN:
+            if opening in text:
+                raise UserError(
+                    f"{what} is rendered already, in the chat template of another model: it has {opening!r}; give plain messages"
+                )
+
+    def opening_in(self, text: str) -> str | None:
+        """The first of the template's openings that the text has."""
+        for opening in self._openings:
+            if opening in text:
+                return opening
+        return None
+
+    @cached_property
+    def _openings(self) -> tuple[str, ...]:
+        return tuple(self._learn())
+
+    def _learn(self) -> Iterator[str]:
+        """What stands before the contents of users and assistants. Mere words, as in ``user:``, may be part of any text."""
+        write, mark = self._writer.write, self._writer.mark
+        first, second, third = (f"{name}{mark}" for name in "abc")
+        asked: list[Message] = [{"role": "user", "content": first}]
+        talk: list[Message] = [*asked, {"role": "assistant", "content": second}, {"role": "user", "content": third}]
+        try:
+            whole = write(talk, opens=False)
+            endings = [write(part, opens=False).rpartition(mark)[2] for part in (asked, talk[:2])]
+        except UserError:  # it wants other roles
+            return
+        between = [whole.partition(a)[2].partition(b)[0].strip() for a, b in ((first, second), (second, third))]
+        answers, users = (min((self._without(each, end.strip()) for end in endings), key=len) for each in between)
+        others = (re.sub(r"\buser\b", role, users) for role in ("assistant", "system"))
+        for opening in dict.fromkeys((users, *others, answers) if _is_mark(users) else between):
+            if _is_mark(opening):
+                yield opening
+
+    def _without(self, text: str, ending: str) -> str:
+        """The text without the special tokens, and what is between them, with which it begins as the ending does."""
+        names = sorted(special_tokens(self._writer.tokenizer), key=len, reverse=True)
+        cut = re.compile("(" + "|".join(map(re.escape, names)) + ")" if names else r"(?!)")
+        pieces, others = cut.split(text), cut.split(ending)
+        same = next((n for n, (a, b) in enumerate(zip(pieces, others, strict=False)) if a != b), min(len(pieces), len(others)))
+        return "".join(pieces[same:]).strip()
+
+
+def is_transcript(text: str) -> bool:
+    """Tell whether it goes from ``Human:`` to ``Assistant:``, as prompts of Anthropic's data do."""
+    return _TRANSCRIPT.fullmatch(text) is not None
+
+
+def special_tokens(tokenizer: Any) -> set[str]:
+    known = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_tokens, *(str(token) for token in known.values() if token.special)} - {""}
+
+
+def without_end(text: str, ends: tuple[str, ...]) -> tuple[str, str]:
+    """A text without the end of its turn and the space behind that, and this end; empty: it brings none.
+
+    Raises ``UserError`` for an end that is another model's.
+    """
+    kept, end = text, ""
+    while (stripped := kept.rstrip()).endswith(ends):
+        end = max((end for end in ends if stripped.endswith(end)), key=len)
+        kept = stripped.removesuffix(end)
+    if ends and not end and stripped.endswith(FOREIGN_ENDS):
+        foreign = next(each for each in FOREIGN_ENDS if stripped.endswith(each))
+        raise UserError(
+            f"a text ends with {foreign!r}, and here turns end with {' or '.join(map(repr, ends))}: take it out of the row"
+        )
+    return kept, end
+
+
+def last_tag(prompt: str) -> str:
+    """The tag with which a prompt ends; empty: it ends with none."""
+    tags = _TAGS_AT_END.search(prompt[-_OPENING:])
+    return re.split(r"(?=[<\[])", tags[0].rstrip())[-1] if tags else ""
+
+
+def without_opening(prompt: str, answer: str) -> str:
+    """An answer without the tags with which it begins and its prompt ends, such as ``<think>``.
+
+    Raises ``UserError`` for an answer that opens what its prompt has closed.
+    """
+    begun, tags = answer.lstrip(), _TAGS_AT_END.search(prompt[-_OPENING:])
+    if tags is None or begun[:1] not in ("<", "["):
+        return answer
+    chain = tags[0].rstrip()
+    for place in (place for place, letter in enumerate(chain) if letter in "<["):
+        if begun.startswith(chain[place:]):
+            return begun.removeprefix(chain[place:]).removeprefix(prompt[len(prompt.rstrip()) :])
+    closed = re.search(r"([<\[])/(\w+[>\]])$", chain)
+    if closed and begun.startswith(opened := closed[1] + closed[2]):
+        raise UserError(f"an answer begins with {opened!r}, and the chat template's prompt has closed that already")
+    return answer
+
+
+def _is_mark(text: str) -> bool:
+    return re.search(r"[^\w\s:]", text) is not None

@@ -1,0 +1,190 @@
+"""What a row says beside its conversation: a system message, tools, what the chat template is told; and what cannot be honoured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_host.data.bad_rows import Malformed, check_text, kind_of
+from rlhf_host.data.messages import TRAINED_BY, UNTRAINED_BY
+from rlhf_host.data.token_rows import TRAINED_BY as TOKENS_TRAINED_BY
+from rlhf_host.data.token_rows import UNTRAINED_BY as TOKENS_UNTRAINED_BY
+from rlhf_host.records.episodes import Message
+
+SYSTEM = ("system", "system_prompt", "system_message", "system_msg", "system_instruction", "systemPrompt")
+TOOLS = ("tools", "functions")
+TEMPLATE_KWARGS = ("chat_template_kwargs", "apply_chat_template_kwargs", "template_kwargs")
+TOLD: Mapping[str, type] = {"enable_thinking": bool, "reasoning_effort": str}
+"""Columns that are given to the chat template under their own names → what they must be."""
+TEMPLATE = "chat_template"
+PICTURES = (
+    "image", "images", "video", "videos", "audio", "audios", "pixel_values", "multi_modal_data", "multi_modal_inputs",
+)  # fmt: skip
+HISTORY = "history"
+WEIGHTS: Mapping[str, Any] = {
+    **dict.fromkeys(("weight", "loss_weight", "sample_weight", "loss_mask", "loss_scale"), 1),
+    **dict.fromkeys(("train_on_inputs", "train_on_input", "train_on_prompt", "mask_history"), False),
+    **dict.fromkeys(("last_turn_only", "train_on_last_turn", "train_on_last_turn_only"), False),
+    **dict.fromkeys(("mask_prompt", "assistant_only_loss", "completion_only_loss", "train_on_completions_only"), True),
+}
+"""Columns that say what of a whole row is trained → the only value that is honoured, which is what happens without them."""
+MASK = "mask"
+"""In some projects the speaker whose turns are not trained."""
+PEOPLE = ("human", "user")
+TRAINING = frozenset((*WEIGHTS, MASK, *TRAINED_BY, *UNTRAINED_BY, *TOKENS_TRAINED_BY, *TOKENS_UNTRAINED_BY, "masks"))
+"""With the marks of messages and tokens, of which a row may have a list."""
+BESIDE = frozenset((*SYSTEM, *TOOLS, *TEMPLATE_KWARGS, *TOLD, TEMPLATE, *PICTURES, HISTORY))
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What is said beside a conversation."""
+
+    system: str | None = None
+    tools: Sequence[Any] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.system is not None or self.tools is not None or bool(self.template_kwargs)
+
+
+NOTHING = RowContext()
+
+
+def context_of(row: Mapping[str, Any], read: Collection[str] = ()) -> RowContext:
+    """What the row's columns say.
+
+    Args:
+        read: columns that are left out here: somebody else reads them, or ``data.ignore`` names them.
+
+    Raises ``Malformed`` for columns that cannot be honoured.
+    """
+    if BESIDE.isdisjoint(row):
+        return NOTHING
+    given = {name: value for name, value in row.items() if name in BESIDE and name not in read and not _empty(value)}
+    for name in (*PICTURES, HISTORY, TEMPLATE):
+        if name in given:
+            whys = {HISTORY: "earlier turns belong into the messages", TEMPLATE: "the tokenizer's chat template is used"}
+            why = whys.get(name, "only texts are read")
+            raise Malformed(f"{name!r}: {why} (data.ignore {name} leaves it unread)")
+    told = {name: value for name, value in _template_kwargs(given).items() if value is not None and name not in read}
+    return RowContext(system_of(given), _tools(given), told)
+
+
+def refuse_weights(row: Mapping[str, Any]) -> None:
+    """Raise ``Malformed`` for a column that says of the whole row what is trained, and says something else than what happens."""
+    if TRAINING.isdisjoint(row):
+        return
+    for name in filter(TRAINING.__contains__, row):
+        value = row[name]
+        if (
+            _empty(value)
+            or (name in WEIGHTS and _plainly(value) == WEIGHTS[name])
+            or (name == MASK and _speaker(value) in PEOPLE)
+        ):
+            continue
+        untrained = _plainly(value) is (name in UNTRAINED_BY)  # other values, such as a loss, are about something else
+        if name in WEIGHTS or name == MASK or untrained or isinstance(value, list | tuple):
+            raise Malformed(
+                f"{name!r} is {value!r}, which cannot be done for a whole row: mark messages, leave the row out, or leave it unread"
+                f" (data.ignore {name})"
+            )
+
+
+def _plainly(value: Any) -> Any:
+    """A value of a table that has only texts."""
+    return (
+        {"1": 1, "1.0": 1, "true": True, "false": False, "0": 0}.get(value.lower(), value) if isinstance(value, str) else value
+    )
+
+
+def _speaker(value: Any) -> str:
+    return value.lower() if isinstance(value, str) else ""
+
+
+def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
+    """The conversation with the row's system message. Raises ``Malformed`` where it has another one already."""
+    if system is None:
+        return list(messages)
+    own = [message for message in messages if message["role"] == "system"]
+    if not own:
+        return [{"role": "system", "content": system}, *messages]
+    if own[0]["content"].strip() != system.strip():
+        raise Malformed(
+            "the column with the system message and the messages have different ones: keep one, or leave the column unread"
+            " (data.ignore)"
+        )
+    return list(messages)
+
+
+def _empty(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(each is None for each in value)
+    return value is None or value != value or (isinstance(value, str | Mapping) and not value)
+
+
+def system_of(row: Mapping[str, Any]) -> str | None:
+    """The row's own system message. Raises ``Malformed`` where there are two, or one that is no text."""
+    texts = {}
+    for name in SYSTEM:
+        value = row.get(name) or ""
+        if not isinstance(value, str):
+            raise Malformed(f"{name!r} must be a text, not {kind_of(value)} (data.ignore {name} leaves it unread)")
+        check_text(value, name)
+        if value.strip():
+            texts[name] = value
+    if len(set(texts.values())) > 1:
+        raise Malformed(f"{' and '.join(map(repr, texts))} differ: leave one of them unread (data.ignore)")
+    return next(iter(texts.values()), None)
+
+
+def _tools(row: Mapping[str, Any]) -> list[Any] | None:
+    """The row's tools, which many files have as JSON in a text."""
+    found = {name: tools for name in TOOLS if (tools := _json(row.get(name), name))}
+    if len(found) > 1:
+        raise Malformed(f"{' and '.join(map(repr, found))} are both there: leave one of them unread (data.ignore)")
+    for name, tools in found.items():
+        if not isinstance(tools, list):
+            raise Malformed(f"{name!r} must be a list, not {kind_of(tools)} (data.ignore {name} leaves it unread)")
+        return [_tool(_json(tool, name), name) for tool in tools]
+    return None
+
+
+def _tool(tool: Any, name: str) -> dict[str, Any]:
+    """One tool without the nulls of its outer parts, in the wrapper that many files leave out."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+        raise Malformed(f"{name!r} must be a list of {form} (data.ignore {name} leaves it unread)")
+    plain = {key: value for key, value in function.items() if value is not None}
+    if function is tool:
+        return {"type": "function", "function": {key: value for key, value in plain.items() if key != "type"}}
+    return {**{key: value for key, value in tool.items() if value is not None}, "function": plain}
+
+
+def _json(value: Any, name: str) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise Malformed(f"{name!r} is a text that is not JSON (data.ignore {name} leaves it unread)") from None
+
+
+def _template_kwargs(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    told: dict[str, Any] = {}
+    for name in (*TEMPLATE_KWARGS, *TOLD):
+        if name not in row:
+            continue
+        value = row[name]
+        if name in TOLD:
+            if not isinstance(value, TOLD[name]):
+                wanted = "true or false" if TOLD[name] is bool else "a text"
+                raise Malformed(f"{name!r} must be {wanted}, not {value!r} (data.ignore {name} leaves it unread)")
+            value = {name: value}
+        elif not isinstance(value := _json(value, name), Mapping):
+            raise Malformed(f"{name!r} must be a mapping, not {kind_of(value)} (data.ignore {name} leaves it unread)")
+        for key, each in value.items():
+            if told.setdefault(key, each) != each:
+                raise Malformed(f"the row says in two ways what {key!r} is for the chat template (data.ignore {name})")
+    return told

@@ -1,0 +1,145 @@
+"""Chat templates: which one is used, what it is told beside the messages, and its text of a conversation."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from functools import partial
+from typing import Any
+
+from rlhf_host.config.schema import DataConfig
+from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import Message
+
+TEMPLATE_S = 10.0
+"""Longest time for one conversation."""
+
+
+def for_chat(tokenizer: Any, data: DataConfig) -> Any:
+    """The tokenizer, or a copy whose chat template knows ``data.template_kwargs`` and ``data.day``, whoever applies it.
+
+    Raises ``UserError`` for what no chat template can be told.
+    """
+    values: dict[str, Any] = {}
+    for text in data.template_kwargs:
+        name, equals, value = text.partition("=")
+        where = f"data.template_kwargs {text!r}"
+        if not equals or not name.isidentifier():
+            raise UserError(f"{where}: write KEY=VALUE, such as enable_thinking=false")
+        if problem := _untold(tokenizer, name):
+            raise UserError(f"{where}: {problem}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    if data.day is not None:
+        try:
+            values["strftime_now"] = date.fromisoformat(data.day).strftime
+        except ValueError as error:
+            raise UserError(f"data.day {data.day!r} is no day such as 2026-12-31") from error
+    return _knowing(tokenizer, values)
+
+
+def for_row(tokenizer: Any, values: Mapping[str, Any]) -> Any:
+    """The tokenizer, or a copy whose chat template knows what a row says to it. An empty value that the template does not read says
+    nothing.
+
+    Raises ``UserError`` for another one.
+    """
+    told = {}
+    for name, value in values.items():
+        problem = _untold(tokenizer, name)
+        if problem and value not in (None, "", [], {}):
+            raise UserError(f"{name!r}: {problem} (data.ignore {name} leaves it unread)")
+        if not problem:
+            told[name] = value
+    return _knowing(tokenizer, told)
+
+
+def _untold(tokenizer: Any, name: str) -> str:
+    """Why the chat template cannot be told a value of this name; empty: it can."""
+    if name in (*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "strftime_now"):
+        return f"{name} is given by the host"
+    if not re.search(rf"\b{re.escape(name)}\b", str(getattr(tokenizer, "chat_template", None))):
+        return f"the tokenizer's chat template does not read {name}"
+    return ""
+
+
+def _knowing(tokenizer: Any, values: Mapping[str, Any]) -> Any:
+    if not values:
+        return tokenizer
+    own = copy.copy(tokenizer)
+    own.apply_chat_template = partial(tokenizer.apply_chat_template, **values)
+    return own
+
+
+def tells_the_day(tokenizer: Any) -> bool:
+    """Whether its chat template writes what day it is."""
+    return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
+
+
+def uses_chat_template(tokenizer: Any, template: str | None) -> bool:
+    """Whether prompts and turns go through the tokenizer's chat template."""
+    return template is None and bool(getattr(tokenizer, "chat_template", None))
+
+
+def rendering(tokenizer: Any, template: str | None) -> str:
+    """What becomes of prompts, for people."""
+    if uses_chat_template(tokenizer, template):
+        return "prompts in the tokenizer's chat template"
+    if template is None:
+        return "prompts as plain text: the tokenizer has no chat template"
+    return "prompts as plain text" if template == "none" else "prompts in data.template"
+
+
+def check_template(template: str | None) -> None:
+    """Raise ``UserError`` for an own template that has no place for the prompt."""
+    if template is not None and template != "none" and "{prompt}" not in template:
+        raise UserError(
+            f"data.template {template!r} has no {{prompt}}: write it where the prompt goes, or 'none' for plain text"
+        )
+
+
+def apply_template(
+    tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Any] | None = None
+) -> str:
+    """A conversation in the tokenizer's chat template. Raises ``UserError`` for what the template refuses."""
+    options = {"tools": list(tools)} if tools else {}
+    try:
+        with _deadline():
+            return str(
+                tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+                )
+            )
+    except Exception as error:  # a template is a program of its author's: it raises what it likes
+        roles = ", ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())
+        if any(message["role"] == "system" for message in messages) and re.search("system|alternate|supported", reason.lower()):
+            reason += " (where it has no system messages, put them into the first user message)"
+        raise UserError(f"the tokenizer's chat template refuses a conversation of roles {roles}: {reason}") from error
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """A template may loop for ever. Only the main thread, where prompts are read, can be woken."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it takes longer than {TEMPLATE_S:g} s")
+
+    handler, timer = signal.signal(signal.SIGALRM, late), signal.setitimer(signal.ITIMER_REAL, TEMPLATE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)

@@ -1,0 +1,39 @@
+"""Types of weights: those a role asks for, and those its adapter was trained over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlhf_host.config.schema import RoleConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def weight_dtypes(
+    role: RoleConfig, trainable: bool, in_files: torch.dtype | None, rounded: torch.dtype | None
+) -> tuple[Any, Any]:
+    """Return the type to read the role's weights in, and the type to keep them in, both ``auto`` if it is that of the files.
+
+    Args:
+        in_files: type of the weights on disk; ``None``: the configuration does not say.
+        rounded: the 16-bit type that the base had when the role's adapter was trained; ``None``: it was not rounded.
+    """
+    kept: Any
+    if role.dtype != "auto":
+        kept = DTYPES[role.dtype]
+    elif trainable:
+        kept = rounded or torch.float32
+    else:
+        kept = in_files or (torch.float32 if rounded else "auto")
+    return rounded or kept, kept
+
+
+def retype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the parameters in place, but for those in 4 bits. Buffers stay: tables of positions need their 32 bits."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,88 @@
+"""Changes that a role's settings make to its model: which weights are trained, adapters, recomputed layers."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from transformers import PreTrainedModel
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError
+from rlhf_host.models import adapter_files, adapters
+from rlhf_host.models.freezing import freeze
+from rlhf_host.models.places import Source
+
+
+def refuse_settings(role: RoleConfig, source: Source, *, trainable: bool) -> None:
+    """Raises ``UserError`` for settings that no model of this place can have."""
+    if role.quantize and source.gguf:
+        raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
+    if trainable and not _adapts(role) and role.dtype not in ("auto", "float32"):
+        raise UserError(
+            f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
+            " swallow small updates; leave dtype at auto and set train.autocast to bfloat16"
+        )
+
+
+def no_head(role: RoleConfig) -> UserError:
+    return UserError(
+        f"the model {role.model!r} has no scalar head, and a frozen role cannot learn one: give a reward or value model"
+    )
+
+
+def wide_head(role: RoleConfig, count: int) -> UserError:
+    return UserError(
+        f"the model {role.model!r} has a head with {count} outputs, and a scalar head has one: give a model with num_labels 1,"
+        " or the language model"
+    )
+
+
+def fit(model: PreTrainedModel, role: RoleConfig, source: Source, device: torch.device, *, trainable: bool) -> PreTrainedModel:
+    """The model as the role has it, on the device, in place.
+
+    Raises:
+        UserError: settings that this model cannot have, or an adapter that does not fit it.
+    """
+    adapts = trainable and _adapts(role)
+    remove_dropout(model)
+    if role.gradient_checkpointing and trainable:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(
+                f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false"
+            )
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.requires_grad_(trainable and not adapts)
+    if trainable and (role.freeze or role.train_only):
+        freeze(model, role.freeze, role.train_only)
+    placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
+    if role.adapter is not None:
+        adapter_files.load_adapter(placed, role.adapter)
+        if not trainable:
+            adapters.fold(placed)
+    elif adapts:
+        adapters.attach(placed, role.lora, source.name, None if source.local else role.revision)
+    if trainable:
+        _align(placed)
+    return placed
+
+
+def _adapts(role: RoleConfig) -> bool:
+    return bool(role.adapter or role.lora.rank)
+
+
+def remove_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout probability to 0: with dropout π of two passes differ. The config keeps its own values for saving."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for key, value in vars(module).items():
+            if "drop" in key and isinstance(value, float):
+                setattr(module, key, 0.0)
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Move weights that lie at odd addresses: kernels round by alignment, and files, so checkpoints too, differ in theirs."""
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.data_ptr() % 64:
+            tensor.data = tensor.data.clone()

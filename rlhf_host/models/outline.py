@@ -1,0 +1,108 @@
+"""A model without weights, made of its configuration alone: what settings mean for it, before anything is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoConfig
+from transformers.pytorch_utils import Conv1D
+
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError, first_line
+from rlhf_host.models import adapter_files
+from rlhf_host.models.classes import model_class
+from rlhf_host.models.dtypes import weight_dtypes
+from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
+from rlhf_host.models.loading import (
+    attention_of,
+    options_of,
+    quiet_transformers,
+    require_scalar_head,
+    rounded_base,
+)
+from rlhf_host.models.places import Source, find_model, with_base
+from rlhf_host.models.quantized import refuse_kind
+
+log = logging.getLogger(__name__)
+
+META = torch.device("meta")
+NARROWEST = 0.5
+"""Bytes of a weight in 4 bits, without the constants of its block."""
+
+
+def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> Any:
+    """What ``load_model`` gives, on torch's meta device; ``None``: it cannot be made so, and nothing is known.
+
+    Raises:
+        UserError: what ``load_model`` would refuse, as far as files of configurations and the headers of weights say.
+    """
+    role = with_base(role)
+    source = find_model(role.model)
+    refuse_settings(role, source, trainable=trainable)
+    try:
+        with quiet_transformers():
+            model = _empty(source, role, head, trainable)
+            if head == "scalar":
+                require_scalar_head(model)
+                _refuse_head(source, role, trainable)
+            if role.quantize:
+                for name, module in model.named_modules():
+                    if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings():
+                        refuse_kind(model, name, type(module))
+            return fit(model, role, source, META, trainable=trainable)
+    except UserError:
+        raise
+    except Exception as error:  # some models compute while they are made, which needs weights
+        log.info("%s cannot be made without weights: %s", role.model, first_line(error))
+        return None
+
+
+def _empty(source: Source, role: RoleConfig, head: str, trainable: bool) -> Any:
+    options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
+    config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
+    dtype = torch.float32 if source.gguf else weight_dtypes(role, trainable, config.dtype, rounded_base(role))[1]
+    settings: dict[str, Any] = {"attn_implementation": attention_of(role, config)} | (
+        {} if dtype == "auto" else {"dtype": dtype}
+    )
+    kind = model_class(head, config)
+    make = getattr(kind, "_from_config", None)
+    if hasattr(kind, "from_config"):
+        make = partial(kind.from_config, trust_remote_code=role.trust_remote_code)
+    assert make is not None
+    with META:
+        try:
+            return make(config, **settings)
+        except (ImportError, ValueError) as error:  # such as kernels for attention that are not there
+            raise UserError(f"cannot load the model {role.model!r}: {first_line(error)}") from error
+
+
+def _refuse_head(source: Source, role: RoleConfig, trainable: bool) -> None:
+    """A scalar head of another size, or none where it is not learned; only files that are at hand say."""
+    if not source.local or source.gguf or (role.adapter is not None and adapter_files.is_scalar(role.adapter)):
+        return
+    counts = []
+    for path in Path(source.path).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            counts += [file.get_slice(name).get_shape()[0] for name in file.keys() if f".{name}".endswith(".score.weight")]  # noqa: SIM118
+    if not counts and not trainable:
+        raise no_head(role)
+    if counts and counts[0] != 1:
+        raise wide_head(role, counts[0])
+
+
+def weights_of(role: RoleConfig, model: Any) -> Iterator[tuple[Any, float]]:
+    """Each weight of an outline, and the bytes of each of its numbers on the role's device."""
+    narrow = set()
+    if role.quantize:
+        head = model.get_output_embeddings()
+        linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head}
+        narrow = {weight for weight in linear if not weight.requires_grad}
+    for weight in {*model.parameters(), *model.buffers()}:
+        yield weight, NARROWEST if weight in narrow else weight.element_size()

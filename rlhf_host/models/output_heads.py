@@ -1,0 +1,114 @@
+"""What comes of hidden states in a pass: log-probabilities of a language-model head, or the numbers of a scalar one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlhf_host.models.heads import Head
+from rlhf_host.models.layouts import Line
+from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
+from rlhf_host.protocols import Tensors
+from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Outputs, TopK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a pass is asked for; see ``Passes.forward``."""
+
+    outputs: frozenset[str]
+    temperature: float
+    entropy_grad: bool
+    others: Mapping[str, TopK]
+
+
+class ScalarHead:
+    """One number per token: values of states, scores of rows."""
+
+    scalar, reads_logits = True, False
+
+    def __init__(self, linear: nn.Linear):
+        self.parameters = tuple(linear.parameters())
+        self._score = Head(linear)
+
+    def computed(self, completion_lens: Sequence[int]) -> list[int]:
+        """Per row, how many completion tokens the model has to compute: all, because each may have a score of its own."""
+        return list(completion_lens)
+
+    def read(self, line: Line, states: Tensor, wanted: Wanted) -> Tensors:
+        """``[C]`` of completion tokens, and ``[B]`` of rows."""
+        places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last, "token_scores": line.own}
+        hidden = {name: states.index_select(0, at) for name, at in places.items() if name in wanted.outputs}
+        return {name: self._score(at_places, torch.float32).squeeze(-1) for name, at_places in hidden.items()}
+
+    def nothing(self, outputs: frozenset[str], zeros: Tensor) -> Outputs:
+        """Of a pass without rows. ``zeros``: ``[B, T]``."""
+        asked = outputs & {"values", *AT_TOKENS}
+        empty: dict[str, Any] = {name: zeros.sum(-1) if name in OF_ROWS else zeros for name in asked}
+        return Outputs(**empty)
+
+
+class LanguageHead:
+    """Log-probabilities of tokens.
+
+    Args:
+        head: ``None``: the model's own logits are read, because its head is more than a matrix product.
+        autocast: of the matrix product.
+    """
+
+    scalar = False
+
+    def __init__(self, head: Head | None, autocast: torch.dtype | None):
+        self.reads_logits = head is None
+        self.parameters = () if head is None else tuple(head.linear.parameters())
+        self._head, self._autocast = head, autocast
+
+    def computed(self, completion_lens: Sequence[int]) -> list[int]:
+        """Per row, how many completion tokens the model has to compute: nothing is predicted from the last one."""
+        return [max(0, length - 1) for length in completion_lens]
+
+    def read(self, line: Line, states: Tensor, wanted: Wanted) -> Tensors:
+        """``[C, ...]`` of completion tokens. The log-probabilities of a role in ``wanted.others`` are called ``of ROLE``."""
+        hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
+        if others := wanted.others:
+            device = line.mask.device
+            columns = [targets.unsqueeze(-1), *(topk.ids.to(device)[line.mask] for topk in others.values())]
+            targets = torch.cat(columns, -1)
+        if wanted.outputs & {"logprobs", "entropy"}:
+            results = self._logprobs(hidden, targets, wanted)
+        if others:
+            logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
+            results["logprobs"] = logprobs.squeeze(-1)
+            results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
+        if "logits" in wanted.outputs:
+            results["logits"] = hidden.float() if self._head is None else self._head(hidden, self._autocast)
+        return results
+
+    def _logprobs(self, hidden: Tensor, targets: Tensor, wanted: Wanted) -> Tensors:
+        settings: dict[str, Any] = {"with_entropy": "entropy" in wanted.outputs, "entropy_grad": wanted.entropy_grad}
+        if (head := self._head) is None:
+            logprobs, entropy = logprobs_of_logits(hidden, targets, wanted.temperature, **settings)
+        else:
+            settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
+            weight, bias = head.linear.weight, head.linear.bias
+            logprobs, entropy = token_logprobs(hidden, weight, bias, targets, wanted.temperature, **settings)
+        return {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
+
+    def topk(self, line: Line, states: Tensor, k: int, temperature: float) -> Tensors:
+        """``[C, k]``: the likeliest tokens at every completion token."""
+        hidden = states.index_select(0, line.predicts)
+        if (head := self._head) is None:
+            logprobs, ids = F.log_softmax(hidden.float() / temperature, dim=-1).topk(k)
+        else:
+            settings: dict[str, Any] = {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
+            logprobs, ids = top_logprobs(hidden, head.linear.weight, head.linear.bias, k, temperature, **settings)
+        return {"logprobs": logprobs, "ids": ids}
+
+    def nothing(self, outputs: frozenset[str], zeros: Tensor) -> Outputs:
+        """Of a pass without rows. ``zeros``: ``[B, T]``."""
+        return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)

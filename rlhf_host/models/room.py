@@ -1,0 +1,44 @@
+"""How much memory there is for models: of this machine and its container, or of a device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of a container's memory, in the two versions of control groups."""
+
+
+def machine_memory() -> dict[str, int]:
+    """Bytes by the names of ``/proc/meminfo``; at least ``MemTotal`` where the machine says anything."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines}
+    except (OSError, ValueError, IndexError):
+        try:
+            return {"MemTotal": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+        except (AttributeError, ValueError, OSError):
+            return {}
+
+
+def container_memory() -> int | None:
+    """Bytes of memory that this container may use; ``None``: no limit is known."""
+    for limit in LIMITS:
+        try:
+            return int(limit.read_text(encoding="ascii"))
+        except (OSError, ValueError):  # "max"
+            continue
+    return None
+
+
+def room(device: Any) -> int | None:
+    """Bytes that a ``torch.device`` of this machine has for everything, swap included; ``None``: it is not known."""
+    if device.type == "cpu" and "MemTotal" in (sizes := machine_memory()):
+        allowed = container_memory()
+        return min(sizes["MemTotal"], sizes["MemTotal"] if allowed is None else allowed) + sizes.get("SwapTotal", 0)
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_properties(device).total_memory
+    return None

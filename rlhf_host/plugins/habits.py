@@ -1,0 +1,112 @@
+"""What people type who come from other programs, and what it is here: words of the command line, and flags.
+
+Every command and flag in these texts is one that is accepted. ``{}`` is the number that was typed, or N.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+COMMANDS = {
+    "ls list ps status history jobs": "rlhf runs for runs, rlhf plugins for what is installed",
+    "log logs tail watch monitor metrics plot": "rlhf show RUN_DIR in the terminal, rlhf view RUN_DIR in the browser",
+    "dashboard ui gui web": "rlhf view RUN_DIR",
+    "run fit finetune fine-tune launch start learn training": "rlhf train",
+    "resume continue": "rlhf train --resume RUN_DIR",
+    "test evaluate evaluation validate score": "rlhf eval for a model, rlhf replay FILE for saved trajectories",
+    "bench benchmark profile": "rlhf plugins bench NAME for a plugin, rlhf eval for a model",
+    "infer inference predict sample complete": "rlhf rollout for a file of answers, rlhf chat, rlhf serve for programs",
+    "api server": "rlhf serve",
+    "convert import migrate": "rlhf translate FILE for another project's command, rlhf export RUN_DIR for a model",
+    "merge merge_lora lora": "rlhf merge-lora DIRECTORY",
+    "save gguf quantize": "rlhf export RUN_DIR",
+    "upload publish": "rlhf push RUN_DIR NAME",
+    "preprocess dataset datasets prepare tokenize": "rlhf data show PATH; data needs no preparation",
+    "add install update upgrade pip": "rlhf plugins install NAME",
+    "remove uninstall": "rlhf plugins uninstall NAME",
+    "search find": "rlhf plugins search",
+    "new init create scaffold": "rlhf plugins new NAME",
+    "algos algorithms rewards agents environments engines backends trackers": "rlhf plugins",
+    "recipes examples": "rlhf train --recipe NAME; an unknown name lists them",
+    "config settings options args": "rlhf train --print-config for all settings, rlhf train --help for what they mean",
+    "check verify diagnose env info debug": "rlhf doctor for this machine, rlhf plugins check NAME for a plugin",
+    "dry-run": "rlhf train --dry-run",
+    "help man": "rlhf --help",
+    "version": "rlhf --version",
+}
+"""Words in the place of a command → what to type."""
+
+PLUGINS = {
+    "ls list all installed status": "rlhf plugins",
+    "info describe about options": "rlhf plugins show NAME",
+    "help man": "rlhf plugins --help",
+    "add update upgrade": "rlhf plugins install NAME",
+    "remove rm delete": "rlhf plugins uninstall NAME",
+    "find available": "rlhf plugins search",
+    "init create scaffold": "rlhf plugins new NAME",
+    "verify test validate": "rlhf plugins check NAME, or rlhf plugins --verify for all",
+    "benchmark profile": "rlhf plugins bench NAME",
+    "freeze lock": "rlhf plugins requirements",
+    "disable": "rlhf train --disable NAME",
+}
+"""The same after ``rlhf plugins``."""
+
+DATA = {
+    "view print head cat preview inspect describe stats list ls": "rlhf data show PATH",
+    "clean rm remove delete purge cache": "rlhf data clear",
+}
+"""The same after ``rlhf data``."""
+
+FLAGS = {
+    "gpus gpu num_gpus n_gpus ngpus ngpu nproc num_processes n_devices num_devices devices world_size dp dp_size": (
+        "--runtime ray --placement actor+rollout={}, where roles joined by + share {} devices"
+    ),
+    "nodes nnodes num_nodes n_nodes machines": "--runtime ray --placement actor+rollout=2x8 for 2 machines of 8 devices",
+    "tp tp_size tensor_parallel": "--engine vllm --engine.tensor-parallel-size {} for the engine's model",
+    "zero stage": "--backend deepspeed --backend.zero-stage {}",
+    "epochs epoch num_epochs n_epochs": (
+        "--data.epochs N for passes over a data set that is trained on as it is, or --train.steps N, in batches of prompts, for a"
+        " run that samples (--train.epochs N is passes over each of these batches)"
+    ),
+    "iterations iters num_iters num_steps n_steps total_steps training_steps": "--train.steps {}",
+    "model_name model_path model_id base_model pretrained hf_model": "--actor.model PATH",
+    "ref_model reference_model": "--reference.model PATH",
+    "dataset_path data_path train_data train_file train_dataset prompts prompt_file": "--data PATH",
+    "eval_data eval_file val_data val_file val_dataset validation_file test_data test_file test_dataset": "--eval.data PATH",
+    "out output outdir out_dir save_dir save_path work_dir workdir log_dir logdir checkpoint_dir": "--run-dir DIRECTORY",
+    "exp_name experiment experiment_name": "--name NAME",
+    "bs batch global_batch_size": "--train.batch-size {}, in prompts, each with --rollout.n N answers",
+    "n n_samples num_samples samples group_size num_rollouts num_responses": "--rollout.n {}",
+    "max_seq_len max_seq_length seq_len seq_length context_length": (
+        "--rollout.max-tokens {} for a run that samples, --data.max-tokens {} for one over a data set"
+    ),
+    "max_completion_len max_response_len max_response_length response_length max_gen_len": "--rollout.max-new-tokens {}",
+    "max_prompt_len": "--data.max-prompt-tokens {}",
+    "kl_penalty kl_weight kl_beta kl_loss_coef": "--kl.coef {}",
+    "log_with logger logging tracking": "--tracker NAME",
+    "reward_fn reward_func reward_function reward_functions verifier judge grader": "--reward NAME, or --reward FILE.py:FUNCTION",
+    "env environment_name tools": "--agent NAME",
+    "lora use_lora peft qlora": "--actor.lora.rank 16",
+    "mixed_precision precision amp": "--train.autocast bfloat16",
+    "lr_warmup warmup num_warmup_steps warmup_ratio": "--actor.warmup-steps N, in optimizer updates",
+    "lr_schedule scheduler": "--actor.schedule cosine",
+    "wd l2_reg": "--actor.weight-decay {}",
+    "grad_clip clip_grad gradient_clipping clip_grad_norm": "--actor.max-grad-norm {}",
+    "save_freq save_every save_interval": "--checkpoint.every {}",
+    "eval_freq eval_interval val_freq test_freq": "--eval.data PATH --eval.every {}",
+    "continue from_checkpoint load_from resume_from restore": "--resume RUN_DIR",
+    "async async_mode": "--async-depth 1",
+    "cpu no_cuda": "--actor.device cpu",
+    "cuda use_gpu": "--actor.device cuda, the default where there is one",
+    "conf config_file yaml cfg": "--config FILE.yaml",
+    "accum grad_accum micro_batch_size mbs": "--train.max-tokens-per-microbatch N, from which micro-batches follow",
+}
+"""Names of flags and keys, as ``hints.of_flag`` looks for them → what to type."""
+
+
+def of(word: str, table: Mapping[str, str], value: object = None) -> str:
+    """``; here it is rlhf runs``, or nothing."""
+    text = next((text for words, text in table.items() if word in words.split()), "")
+    number = str(value) if re.fullmatch(r"[\d.]+(e-?\d+)?", str(value)) else "N"
+    return f"; here it is {text.replace('{}', number)}" if text else ""

@@ -1,0 +1,89 @@
+"""What somebody meant who typed a name that nothing here has: settings that are gone, ``habits``, and the answers of packages.
+
+A package answers with an entry point in the group ``rlhf.hints``: a callable that takes an ``UnknownName`` and returns
+``; OpenRLHF's --pretrain is --actor.model here``, or an empty text. It is imported when a name is unknown, and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf_host.errors import asks_to_stop
+from rlhf_host.plugins import habits
+from rlhf_host.plugins.discovery import hints
+
+log = logging.getLogger(__name__)
+
+GONE = {
+    "pipeline.switch_tokens": (
+        "it is gone: with pipeline.schedule fixed all answers are over before weights change. Leave it out; in the config.yaml of"
+        " an earlier run, set it to null"
+    )
+}
+"""Settings of earlier versions → what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownName:
+    """A name that was typed, and that nothing here has."""
+
+    what: Literal["flag", "option", "section", "choice"]
+    """``flag``: a flag, or a key of a file. ``option``: one that the chosen plugin does not have, ``algo.beta``. ``section``: of a
+    file. ``choice``: in the place of a plugin's name."""
+    name: str
+    """As typed, without dashes in front."""
+    value: object = None
+    """Of a flag or key, where one was given."""
+    fits: Callable[[str], bool] = bool
+    """Whether the run could have flags, ``--algo.clip-eps``, that a hint would name."""
+
+
+def of_flag(name: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:
+    """Returns a hint for a flag or a key, ``; ...``, or nothing; ``fits`` as in ``UnknownName``."""
+    name = name.lstrip("-+")
+    key = name.replace("-", "_")
+    if key in GONE:
+        return f"; {GONE[key]}"
+    return _of_packages(UnknownName("flag", name, value, fits)) or habits.of(key, habits.FLAGS, value)
+
+
+def of_place(place: str, value: object) -> str:
+    """The same for a place that messages name, and what was set there, perhaps in sections."""
+    while isinstance(value, dict):
+        value = next(iter(value.values()), None)
+    return of_flag(place.rpartition(": ")[2], value)
+
+
+def of_option(name: str) -> str:
+    """The same for an option that a plugin does not have, ``algo.beta``."""
+    return _of_packages(UnknownName("option", name))
+
+
+def of_section(name: str) -> str:
+    """The same for a section of a file."""
+    return _of_packages(UnknownName("section", name))
+
+
+def of_choice(name: str) -> str:
+    """The same for what somebody chooses: ``gae``."""
+    return _of_packages(UnknownName("choice", name))
+
+
+def _of_packages(unknown: UnknownName) -> str:
+    """Returns the first answer. A package that fails gives none: the message about the name is worth more than its hint."""
+    from rlhf_host.plugins.selection import imported  # which asks for hints itself
+
+    for info in hints():
+        try:
+            answer = imported(info)(unknown)
+        except BaseException as error:
+            if asks_to_stop(error):
+                raise
+            log.debug("%s gives no hint for %s", info, unknown.name, exc_info=True)
+            continue
+        if isinstance(answer, str) and answer:
+            return answer
+    return ""

@@ -1,0 +1,44 @@
+"""What engines are asked for, and what they answer. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. With ``top_k = 0``, ``top_p = 1`` and ``min_p = 0`` the distribution is not truncated."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def truncates(self) -> bool:
+        """True if some tokens of the vocabulary cannot be drawn."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+SampleKey: TypeAlias = tuple[int, ...]
+"""``(seed, split, source hash, task index, epoch, sample, turn)`` or similar: fixes a request's random numbers in any batch."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """The answer of an engine: ``token_ids`` and, per token, its log-probability and the version of the weights.
+
+    Engines may give lists. In a run they become ``Numbers``, which take little memory and compare, add and slice as lists do.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: FinishReason

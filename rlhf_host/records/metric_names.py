@@ -1,0 +1,82 @@
+"""Names of metrics that programs and data choose: a bounded number, readable, and none that is the host's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_host.errors import visible
+
+log = logging.getLogger(__name__)
+
+MOST = 100
+"""Names of one row, and of one source in a run."""
+LONGEST = 200
+"""Characters of a name."""
+
+
+def misnamed(names: Mapping[Any, Any]) -> str:
+    """Why these are no metrics; nothing where they are."""
+    if len(names) > MOST:
+        return f"{len(names)} metrics; at most {MOST}"
+    odd = [name for name in names if not is_name(name)]
+    return f"the name {shown(odd[0])}, and names are texts of 1 to {LONGEST} printable characters" if odd else ""
+
+
+def is_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= LONGEST and name.isprintable()
+
+
+def shown(name: Any) -> str:
+    return f"'{visible(str(name)[:60])}'"
+
+
+class MetricNames:
+    """The names that one source gives in a run: the first ones. Others are left out, which is said once.
+
+    Args:
+        whose: for the message.
+        prefix: before each name in the log.
+    """
+
+    def __init__(self, whose: str, most: int = MOST, prefix: str = ""):
+        self._whose, self._most, self._prefix = whose, most, prefix
+        self._known: set[str] = set()
+        self._said = False
+
+    def takes(self, name: Any) -> bool:
+        if name in self._known:
+            return True
+        if len(self._known) < self._most and isinstance(name, str) and is_name(self._prefix + name):
+            self._known.add(name)
+            return True
+        if not self._said:
+            self._said = True
+            rule = f"the first {self._most} names of at most {LONGEST} printable characters"
+            log.warning("%s: some metrics are left out, such as %s: a run has %s", self._whose, shown(name), rule)
+        return False
+
+
+class RowMetrics:
+    """What agents, rewards and programs measured of rows, beside the metrics of the host, whose names stay its own."""
+
+    def __init__(self) -> None:
+        self._names = MetricNames("rows", 2 * MOST)
+        self._host = {"step"}
+        """Names that the host has used."""
+        self._said: set[str] = set()
+
+    def beside(self, host: Mapping[str, float], means: Mapping[str, float]) -> dict[str, float]:
+        """All of them. A name that the host has used becomes ``plugin/NAME``."""
+        self._host |= host.keys()
+        own = {self._free(name): value for name, value in means.items() if self._names.takes(name)}
+        return {**own, **host}
+
+    def _free(self, name: str) -> str:
+        if name not in self._host and not name.startswith(("eval/", "plugin/")):
+            return name
+        if name not in self._said:
+            self._said.add(name)
+            log.warning("a metric %r of rows has the name of one of the run's own: it is called 'plugin/%s'", name, name)
+        return f"plugin/{name}"

@@ -1,0 +1,44 @@
+"""The settings of a run, for commands of other distributions: the command line that gives them, the files, the checks.
+
+``@click.command(cls=SettingsCommand, ...)`` makes a command whose flags are settings; its function gets a ``CommandLine``.
+"""
+
+from __future__ import annotations
+
+from rlhf_host.cli.configured import CommandLine, SettingsCommand
+from rlhf_host.cli.eval import use_model
+from rlhf_host.config.check import check
+from rlhf_host.config.choices import build_plugins, complete, merge_needs
+from rlhf_host.config.flags import Text
+from rlhf_host.config.load import read_config
+from rlhf_host.config.schema import PluginChoice, RoleConfig, RunConfig
+from rlhf_host.config.tree import MANY, SINGLE, Names
+from rlhf_host.config.yaml_file import Located, plain, read_yaml, write_yaml
+from rlhf_host.plugins.hints import UnknownName
+from rlhf_host.plugins.selection import find, parse_choice, split_names
+
+__all__ = [
+    "MANY",
+    "SINGLE",
+    "CommandLine",
+    "Located",
+    "Names",
+    "PluginChoice",
+    "RoleConfig",
+    "RunConfig",
+    "SettingsCommand",
+    "Text",
+    "UnknownName",
+    "build_plugins",
+    "check",
+    "complete",
+    "find",
+    "merge_needs",
+    "parse_choice",
+    "plain",
+    "read_config",
+    "read_yaml",
+    "split_names",
+    "use_model",
+    "write_yaml",
+]

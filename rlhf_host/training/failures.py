@@ -1,0 +1,50 @@
+"""What a run that fails leaves behind says to its user: why it ended, and how to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_host.command import rlhf
+from rlhf_host.config.run_dir import checkpoint_dirs
+from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.training.checkpoints import Checkpoint
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """Whether the run ended because a process or machine is gone."""
+    while error is not None and not isinstance(error, LostError):
+        error = error.__cause__
+    return error is not None
+
+
+def explained(error: BaseException, run_dir: Path, step: int, begun: Checkpoint | None) -> BaseException:
+    """Returns the error with what to do next in its message; one that nobody foresaw is returned as it is.
+
+    Args:
+        step: the last finished one.
+        begun: what the run went on from.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return KeyboardInterrupt(f"Interrupted after step {step}; {_way_on(run_dir, None)}.")
+    foreseen = isinstance(error, RunError) and step > 0
+    foreseen = foreseen or is_lost(error) or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(run_dir)))
+    if not foreseen:
+        return error
+    blamed = None if isinstance(error, UserError) else begun  # that one says itself what to do
+    message = f"{message_of(error).rstrip('.')}; {_way_on(run_dir, blamed)}"
+    return (UserError if isinstance(error, UserError) else RunError)(message)
+
+
+def message_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _way_on(run_dir: Path, begun: Checkpoint | None) -> str:
+    """Returns from where the run can go on, and by which command."""
+    saved = checkpoint_dirs(run_dir)
+    if not saved:
+        return f"no checkpoint was written yet (--checkpoint.every), so {rlhf('train', '--resume', run_dir)} begins again"
+    way = f"continue from {saved[-1][1]} with {rlhf('train', '--resume', run_dir)}"
+    if begun is not None and begun.path == saved[-1][1] and len(saved) > 1:
+        way += f"; if that fails again, remove {begun.path} to continue from {saved[-2][1]}"
+    return way

@@ -1,0 +1,254 @@
+"""Checkpoints of a run: when one is due, what is in it, how it is written beside training, and which ones are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_host.config.run_dir import BEST, LAST
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import DivergedError, LostError, RunError, near_matches
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import Runtime
+from rlhf_host.records.needs import Needs
+from rlhf_host.rollouts.gate import Barrier
+from rlhf_host.training.checkpoints import (
+    Checkpoint,
+    copy_checkpoint,
+    keep_checkpoints,
+    plain_state,
+    point_to,
+    remove_leftovers,
+)
+from rlhf_host.training.events import EventLoop
+from rlhf_host.training.ledger import Ledger
+from rlhf_host.training.pending import read_pending, write_pending
+from rlhf_host.training.plugin_states import load_plugins, plugin_sources
+from rlhf_host.training.progress import Progress
+from rlhf_host.training.saving import Saving
+from rlhf_host.training.source import Source
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CheckpointKeeper:
+    """Writes the checkpoints of one run. A failure ends the run, or is logged where ``checkpoint.on_error`` is ``warn``."""
+
+    config: RunConfig
+    manager: PluginManager
+    needs: Needs
+    runtime: Runtime
+    source: Source
+    events: EventLoop
+    run_dir: Path
+    progress: Progress
+    ledger: Ledger
+    scoring: Barrier | None = None
+    """Before rewards whose state changes beside the steps, where there are some."""
+    waited_s: float = 0.0
+    """How long training has waited for checkpoints, since somebody set it to 0."""
+    _position: dict[str, Any] | None = None
+    """Beside the weights, all that a checkpoint of the last step has; ``None`` while the weights are on their way to the next."""
+    _saved: tuple[int, dict[str, float] | None] | None = None
+    """Step and pending metrics of the checkpoint written last, or tried."""
+    _saving: Saving | None = None
+    """The checkpoint that is being written."""
+
+    def begin(self) -> None:
+        """Removes what a killed run left half-written, and notes where this one begins."""
+        remove_leftovers(self.run_dir)
+        self.ledger.go_back(self.progress.step, self.note()["stream"])
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from it."""
+        state, progress = checkpoint.state, self.progress
+        progress.load_state_dict(checkpoint.step, state)
+        self._saved = (checkpoint.step, progress.pending)
+        self.source.load_state_dict(state["stream"], read_pending(checkpoint.path))
+        for role, rate in progress.rates.items():
+            self.runtime.trainer.adjust(role, lr=rate)
+        self.runtime.load_state(checkpoint.optimizers)
+        torch.set_rng_state(checkpoint.tensors["torch_rng"])
+        load_plugins(self.manager, checkpoint.tensors["plugins"], state["plugins"])
+
+    def note(self) -> dict[str, Any]:
+        """Notes where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
+        if self.scoring is not None:
+            self.events.run(_held(self.scoring, self.config.rollout.stall_s), interruptible=False)
+        plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
+        self._position = {
+            "stream": self.source.state_dict(),
+            "finished": self.source.finished(),
+            "plugins": plugins,
+            "torch_rng": torch.get_rng_state(),
+        }
+        if self.scoring is not None:
+            self.events.run(_release(self.scoring), interruptible=False)
+        return self._position
+
+    def forget(self) -> None:
+        """Drops what was noted, because an update is about to move the weights."""
+        self._position = None
+
+    def compare(self, metrics: Mapping[str, float]) -> None:
+        """Remembers the step with the best ``checkpoint.best``.
+
+        Raises:
+            RunError: no such metric exists.
+        """
+        checkpoint, name, progress = self.config.checkpoint, self.config.checkpoint.best, self.progress
+        if name is None:
+            return
+        if name not in metrics:
+            due = any(key.startswith("eval/") for key in metrics) if name.startswith("eval/") else progress.step > 0
+            if due and progress.best is None:
+                near = near_matches(name, metrics)
+                again = "resumed, the run needs --checkpoint.best NAME"
+                raise RunError(f"checkpoint.best is {name}, and there is no such metric{near}; {again}")
+            return
+        value = metrics[name]
+        sign = 1.0 if checkpoint.best_mode == "max" else -1.0
+        if math.isfinite(value) and (progress.best is None or sign * value > sign * progress.best["value"]):
+            progress.best = {"step": progress.step, "value": value}
+
+    def after_step(self, *, last: bool) -> None:
+        """Writes a checkpoint where one is due: ``checkpoint.every`` steps, and of a step that is the best so far."""
+        if self._saving is not None and self._saving.done:
+            self.settle()
+        step, checkpoint = self.progress.step, self.config.checkpoint
+        due = self.progress.best_step == step or bool(checkpoint.every and step % checkpoint.every == 0)
+        if due and not (last and checkpoint.final):  # the end of the run writes that one
+            self.save()
+
+    def end(self, *, interrupted: bool) -> None:
+        """Writes the last checkpoint where it is wanted, and waits for it."""
+        progress, needed = self.progress, interrupted or self.config.checkpoint.final
+        if needed and self._saved != (progress.step, progress.pending):
+            self.save(needed=True)
+        self.settle(needed=needed)
+        if progress.begun is not None:  # nobody begins again with it
+            keep_checkpoints(self.run_dir, progress.step, self.config.checkpoint.keep, (progress.best_step,))
+
+    def rescue(self) -> None:
+        """Writes a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
+        progress = self.progress
+        if progress.step and self._position is not None and self._saved != (progress.step, progress.pending):
+            try:
+                self.save()
+            except Exception as error:
+                log.warning("step %d is not saved: %s", progress.step, error)
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is being written; a failure is logged."""
+        if (saving := self._saving) is not None:
+            try:
+                self.settle(needed=True)
+            except Exception as error:
+                log.warning("step %d is not saved: %s", saving.step, error)
+
+    def save(self, *, needed: bool = False) -> None:
+        """Copies a checkpoint and begins to write it, once the one before is written.
+
+        Args:
+            needed: a failure ends the run whatever ``checkpoint.on_error`` says.
+
+        Raises:
+            RunError: this one or the one before cannot be written, or the weights diverged.
+        """
+        assert self._position is not None
+        started, progress = time.perf_counter(), self.progress
+        self.settle()
+        self._saved = (progress.step, progress.pending)
+        self._add_finished(self._position)
+        if "ordinal" in self._position["stream"]:
+            self.ledger.check(self._position["stream"])
+        tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
+        state = progress.state_dict() | {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}
+        state["config"] = self.config.model_dump(mode="json")
+        savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
+        pending = partial(write_pending, self._position["finished"])
+        try:
+            self.ledger.flush()
+            write = copy_checkpoint(self.run_dir, progress.step, state, tensors, savers, self.runtime.save_state, pending)
+        except RunError as error:
+            self._fail(error, needed)
+        else:
+            self._saving = Saving(progress.step, self._work(write), here=self.config.debug)
+        self.waited_s += time.perf_counter() - started
+
+    def settle(self, *, needed: bool = False) -> None:
+        """Waits for the checkpoint that is being written, if there is one. Arguments and errors as of ``save``."""
+        if self._saving is not None:
+            failure: Exception | None = None
+            try:
+                self._saving.wait()
+            except Exception as error:
+                failure = error
+            self._saving = None
+            if failure is not None:
+                self._fail(failure, needed)
+
+    def diverged(self) -> DivergedError | None:
+        """Returns the error of a checkpoint whose weights diverged: that says more than what came of it."""
+        try:
+            if self._saving is not None:
+                self._saving.wait()
+        except DivergedError as error:
+            return error
+        except Exception:
+            return None  # told at the end
+        return None
+
+    def _fail(self, error: Exception, needed: bool) -> None:
+        """Raises the error, or logs it where the run may go on."""
+        if isinstance(error, DivergedError):
+            self._position = None  # what came after is no better: nothing to rescue
+        goes_on = isinstance(error, RunError | OSError) and not isinstance(error, DivergedError | LostError)
+        if needed or not goes_on or self.config.checkpoint.on_error == "stop":
+            raise error
+        self._saved = None
+        log.warning("%s; the run goes on without this checkpoint (checkpoint.on_error is warn)", error)
+
+    def _add_finished(self, position: dict[str, Any]) -> None:
+        """Adds finished groups that are not yet in a batch. Where rewards may have a state, it would have counted them."""
+        if self.config.async_depth and self.scoring is None:
+            now, then = self.source.state_dict(), position["stream"]
+            if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
+                position["finished"] = self.source.finished()
+
+    def _work(self, write: Callable[[], Path]) -> Callable[[], None]:
+        """Returns what writes a checkpoint, links to it and removes the oldest, but that with which a lost run begins again."""
+        step, best, begun = self.progress.step, self.progress.best_step, self.progress.begun
+        run_dir, keep = self.run_dir, self.config.checkpoint.keep
+
+        def work() -> None:
+            write()
+            point_to(run_dir, LAST, step)
+            if best == step:
+                point_to(run_dir, BEST, step)
+            keep_checkpoints(run_dir, step, keep, (best, begun))
+
+        return work
+
+
+async def _held(barrier: Barrier, within_s: float) -> None:
+    try:
+        await asyncio.wait_for(barrier.hold(), within_s or None)
+    except TimeoutError:
+        rule = f"a reward with a state scores for more than {within_s:g} s (rollout.stall_s)"
+        raise RunError(f"{rule}: its state cannot be saved") from None
+
+
+async def _release(barrier: Barrier) -> None:
+    barrier.release()

@@ -1,0 +1,79 @@
+"""Optimizer updates on the batch of one step: passes over it, minibatches, and what becomes of updates that are not finite."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlhf_host.config.schema import RunConfig
+from rlhf_host.errors import RunError
+from rlhf_host.protocols import Trainer, Update
+from rlhf_host.records.tensors import Experience
+from rlhf_host.training.measures import speed
+from rlhf_host.training.records import provenance
+from rlhf_host.training.reduction import Metrics
+from rlhf_host.training.saved_rows import lines, write_lines
+
+
+def optimize(
+    trainer: Trainer,
+    experience: Experience,
+    step: int,
+    *,
+    sampled: bool,
+    config: RunConfig,
+    roles: Sequence[str],
+    run_dir: Path,
+) -> dict[str, float]:
+    """Makes ``train.epochs × train.minibatches`` updates and returns their metrics.
+
+    Args:
+        sampled: the rows were sampled by the weights of now.
+        roles: those that are trained.
+        run_dir: where rows whose update is not finite are written.
+
+    Raises:
+        RunError: a loss or gradient is not finite, unless ``train.on_nonfinite`` is ``skip``; or no plugin gave a loss.
+    """
+    train, metrics, started = config.train, Metrics(), time.perf_counter()
+    made: list[Update] = []
+    updates = skipped = 0
+    for epoch in range(train.epochs):
+        for batch in _minibatches(experience, train.minibatches, [config.seed, step, epoch]):
+            update = trainer.update(batch, sampled_now=sampled and not made)
+            made.append(update)
+            if update.refused is None:
+                metrics.merge(update.metrics)
+                updates += 1
+                continue
+            dump = run_dir / "nonfinite" / f"step-{step:06d}.jsonl"
+            origin = provenance(config.model_dump(mode="json"), "train")
+            write_lines(dump, [lines(step, "train", batch.trajectories, origin)])
+            if train.on_nonfinite == "stop":
+                raise RunError(
+                    f"step {step}: {update.refused}; after {updates} updates in this step, its trajectories are in {dump}"
+                )
+            skipped += 1
+    result = metrics.result()
+    result |= speed(made, time.perf_counter() - started)
+    if updates and not any(name in result for name in ("loss", *(f"{role}/loss" for role in roles))):
+        raise RunError(
+            f"step {step}: no plugin gave a loss term, so nothing was trained: compute_loss must return or yield one"
+            f" for {' or '.join(roles)}"
+        )
+    return result | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
+
+
+def _minibatches(experience: Experience, count: int, seed: Sequence[int]) -> Iterator[Experience]:
+    """Yields one per update: groups, shuffled and dealt out evenly."""
+    if count == 1:
+        yield experience
+        return
+    order = np.random.default_rng(seed).permutation(int(experience.group_id.max()) + 1)
+    parts = [set(part.tolist()) for part in np.array_split(order, count)]
+    groups = experience.group_id.tolist()
+    for part in filter(None, parts):
+        yield experience.select([row for row, group in enumerate(groups) if group in part])

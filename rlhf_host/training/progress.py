@@ -1,0 +1,40 @@
+"""How far a run is, apart from its data, weights and plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters and decisions of the loop; a checkpoint keeps them all."""
+
+    step: int = 0
+    """Finished steps."""
+    version: int = 0
+    """That of the weights."""
+    pending: dict[str, float] | None = None
+    """Metrics of a finished step that is not logged yet: evaluated where due and logged first thing."""
+    best: dict[str, Any] | None = None
+    """``step`` and ``value`` of the best ``checkpoint.best`` so far."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """Role → the peak learning rate that plugins have set."""
+    stopped: str | None = None
+    """Why a plugin ends the run after this step."""
+    begun: int | None = None
+    """The step of the checkpoint from which the run went on."""
+
+    @property
+    def best_step(self) -> int | None:
+        return self.best["step"] if self.best else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values, without the step, which is in a checkpoint's name."""
+        return {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
+
+    def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
+        self.step = self.begun = step
+        self.version, self.best, self.pending = int(state["version"]), state["best"], state["pending"]
+        self.rates, self.stopped = dict(state["rates"]), state.get("stopped")

@@ -1,0 +1,156 @@
+"""A run before its models are loaded: what they, the backend and the engine would refuse then, and whether their weights fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlhf_host.config.load import QUICKSTART
+from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.data.codec import ChatCodec
+from rlhf_host.data.templates import for_chat
+from rlhf_host.errors import UserError
+from rlhf_host.models.balance import balance_of
+from rlhf_host.models.loading import choose_device, load_tokenizer, sizes
+from rlhf_host.models.outline import outline, weights_of
+from rlhf_host.models.room import room
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols import BackendTraits, Checking, RuntimeStart
+from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.training.batching import refuse_large_answers
+from rlhf_host.training.role_settings import role_settings
+from rlhf_host.training.trained_roles import adapter_views
+from rlhf_host.training.vocabularies import check_vocabularies
+
+GB = 1e9
+
+
+def check_inputs(config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any) -> None:
+    """Raises ``UserError`` for roles, settings and plugins that do not go together, as far as settings and files of configurations
+    say.
+
+    Args:
+        tokenizer: the actor's.
+    """
+    if config.roles["actor"].model != QUICKSTART:  # looking for that one would build it
+        check_vocabularies(config.roles, needs, tokenizer)
+        if needs.samples and needs.unit_rows and config.from_trajectories is None:
+            refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt=1)
+    for data in (config.data, config.eval.data) if needs.samples else ():
+        ChatCodec(for_chat(tokenizer, data), data.template, tool_format=config.rollout.tool_format)
+    check_plugins(config, manager, needs, tokenizer)
+
+
+def check_plugins(config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any) -> None:
+    """Raises ``PluginError`` for what a plugin refuses."""
+    settings, tokenizers = config.model_dump(), _Tokenizers(config, needs, {"actor": tokenizer})
+    for key in manager.names("check_run"):
+        manager.call(key, "check_run", config=settings, tokenizers=tokenizers)
+
+
+@dataclass
+class _Tokenizers(Mapping[str, Any]):
+    """Role → its tokenizer, loaded when it is asked for."""
+
+    config: RunConfig
+    needs: Needs
+    loaded: dict[str, Any]
+
+    def __getitem__(self, role: str) -> Any:
+        if role not in self.loaded:
+            need = next((need for need in self.needs.roles if need.name == role), None)
+            if need is None:
+                raise KeyError(role)
+            self.loaded[role] = load_tokenizer(role_settings(self.config.roles, need, None, self.needs))
+        return self.loaded[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({"actor": None} | {need.name: None for need in self.needs.roles})
+
+    def __len__(self) -> int:
+        return len(list(self))
+
+
+def rehearse(start: RuntimeStart, *, remote: bool) -> list[str]:
+    """Look at each role of a run that trains as far as settings and the files beside its weights say.
+
+    Args:
+        remote: the roles will be in processes elsewhere, whose devices are not known.
+
+    Returns:
+        What was seen, for people.
+
+    Raises:
+        UserError: something that the run would refuse after loading, or weights that cannot fit.
+    """
+    devices = {} if remote else {name: choose_device(role.device) for name, role in start.roles.items()}
+    for spec in filter(None, (start.backend, start.engine)):
+        plugin = spec.build()
+        if isinstance(plugin, Checking):
+            plugin.check(start, {name: device.type for name, device in devices.items()})
+    backend: Any = start.backend.build()
+    lines, held = [], defaultdict[Any, list[_Share]](list)
+    views = adapter_views([(need, start.roles[need.name]) for need in start.needs.roles])
+    for need in start.needs.roles:
+        role = start.roles[need.name]
+        if role.model == QUICKSTART:  # looking for that one would build it
+            continue
+        model = outline(role, head=need.head, trainable=need.trainable)
+        if model is None:
+            lines.append(f"role {need.name}: {role.model} cannot be made without its weights, so neither is looked at before")
+            continue
+        if need.trainable:
+            balance_of(model, role.router_aux_loss_coef)
+        if need.name not in views:
+            held[devices.get(need.name)].append(_share(need, role, model, backend.traits))
+    return lines + [line for device, shares in held.items() for line in _compared(device, shares)]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Bytes that a role needs at least."""
+
+    role: str
+    count: int
+    """Numbers of its weights."""
+    weights: float
+    state: float
+    """Gradients and the optimizer; not of adapters, whose are few."""
+
+    def __str__(self) -> str:
+        text = f"{self.role}: {self.count / GB:.2f}·10⁹ numbers, {self.weights / GB:.1f} GB"
+        return text + (f", and {self.state / GB:.1f} GB of gradients and optimizer" if self.state else "")
+
+
+def _share(need: RoleNeed, role: RoleConfig, model: Any, backend: BackendTraits) -> _Share:
+    weights = list(weights_of(role, model))
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return _Share(
+        need.name,
+        sum(weight.numel() for weight, _ in weights),
+        sum(weight.numel() * width for weight, width in weights),
+        0 if role.lora.rank or role.adapter else backend.state_bytes * trained,
+    )
+
+
+def _compared(device: torch.device | None, shares: list[_Share]) -> Iterator[str]:
+    """Raises ``UserError`` where they cannot fit."""
+    weights, state = sum(share.weights for share in shares), sum(share.state for share in shares)
+    need, texts = weights + state, "; ".join(map(str, shares))
+    if device is None or (there := room(device)) is None:
+        where = "the places that the roles get" if device is None else str(device)
+        yield f"memory: {need / GB:.1f} GB at least ({texts}); how much {where} has is not known, and not compared"
+        return
+    if need > there:
+        few = "keep frozen weights in fewer bits (dtype, quantize)"
+        way = "train an adapter (--actor.lora.rank 16)" if state else few
+        way += f" and {few}" if state and weights > there else ""
+        raise UserError(
+            f"the models do not fit: on {device} they need {need / GB:.1f} GB at least ({texts}), and it has {there / GB:.1f} GB:"
+            f" {way}, or choose a smaller model or another place"
+        )
+    yield f"memory: {need / GB:.1f} GB at least ({texts}), of {there / GB:.1f} GB on {device}"

@@ -1,0 +1,80 @@
+"""The host stands alone, and packages beside it use what is public of it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf_host import hookspecs, protocols
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {path.parent.name: path.parent / "src" for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml"))}
+"""Distribution → the folder of its modules."""
+SNAPSHOT = json.loads((ROOT / "tests/api/snapshot.json").read_text(encoding="utf-8"))
+PUBLIC = {**SNAPSHOT["names"], "rlhf_host.hookspecs": hookspecs.RULES, "rlhf_host.protocols": protocols.__all__}
+"""Module → its public names."""
+
+
+def imports(source: str) -> Iterator[tuple[str, str]]:
+    """Yields what a module imports: a module, and the name that is taken from it or nothing."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ImportFrom(module=str(module), level=0):
+                yield from ((module, alias.name) for alias in node.names)
+            case ast.Import():
+                yield from ((alias.name, "") for alias in node.names)
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
+                yield module, ""
+            case ast.Attribute(value=ast.Name(id="rlhf_host"), attr=name):
+                yield "rlhf_host", name
+
+
+def is_public(module: str, name: str) -> bool:
+    return module in PUBLIC and (name in ("", "__version__", *PUBLIC[module]) or f"{module}.{name}" in PUBLIC)
+
+
+def private(source: str) -> list[str]:
+    """Returns what a module imports of the host that is not public."""
+    of_host = [(module, name) for module, name in imports(source) if module.partition(".")[0] == "rlhf_host"]
+    return [f"{module} {name}".strip() for module, name in of_host if not is_public(module, name)]
+
+
+def test_the_host_imports_no_package_beside_it():
+    beside = {module.stem for source in SOURCES.values() for module in source.iterdir()}
+    assert {"rlhf_plugin_rloo", "rlhf_translate"} <= beside
+    found = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in sorted(ROOT.glob("rlhf_host/**/*.py"))
+        for module, _ in imports(path.read_text(encoding="utf-8"))
+        if module.partition(".")[0] in beside
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_package_imports_public_names_of_the_host(name):
+    files = sorted(SOURCES[name].rglob("*.py"))
+    found = {str(path.relative_to(ROOT)): lines for path in files if (lines := private(path.read_text(encoding="utf-8")))}
+    assert files
+    assert found == {}, "use a public name (docs/stability.md)"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from rlhf_host import Reward, functional, __version__\nimport rlhf_host.testing", []),
+        ("import rlhf_host\nrlhf_host.UserError\nrlhf_host.settings.find", []),
+        ("from rlhf_host import errors", ["rlhf_host errors"]),
+        ("from rlhf_host.errors import UserError", ["rlhf_host.errors UserError"]),
+        ("from rlhf_host.settings import discover", ["rlhf_host.settings discover"]),
+        ("def late():\n    import rlhf_host.cli.main", ["rlhf_host.cli.main"]),
+        ("import rlhf_host\nrlhf_host.errors.visible", ["rlhf_host errors"]),
+        ("importlib.import_module('rlhf_host.runs.signs')", ["rlhf_host.runs.signs"]),
+    ],
+)
+def test_private_names_are_noticed(source, found):
+    assert private(source) == found

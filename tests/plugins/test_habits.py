@@ -1,0 +1,128 @@
+"""Hints for what people type out of habit: each names commands and flags that are accepted."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from rlhf_host.cli.main import main
+from rlhf_host.commands import CommandGroup
+from rlhf_host.config.check import check
+from rlhf_host.config.choices import build_plugins, complete, merge_needs
+from rlhf_host.config.flags import parse, take
+from rlhf_host.config.load import read_config
+from rlhf_host.errors import UserError
+from rlhf_host.plugins import habits
+from rlhf_host.plugins.discovery import discover
+
+TABLES = {"": habits.COMMANDS, "plugins": habits.PLUGINS, "data": habits.DATA}
+RUNS = (
+    ("--algo", "grpo", "--reward", "math_verifier", "--actor.model", "m", "--data", "a.jsonl"),
+    ("--algo", "sft", "--actor.model", "m", "--data", "a.jsonl"),
+)
+PLACES = {"NAME": "tensorboard", "PATH": "b.jsonl", "DIRECTORY": "d", "N": "512", "RUN_DIR": "r", "FILE.yaml": "empty.yaml"}
+
+
+def rlhf(*words: str):
+    return CliRunner().invoke(main, words, prog_name="rlhf")
+
+
+@pytest.mark.parametrize("group", TABLES)
+def test_commands_that_are_named_exist_and_so_do_their_flags(group):
+    for text in TABLES[group].values():
+        for command in re.findall(r"rlhf((?: [a-z-]+)*)", text):
+            words, context = [], main
+            for word in command.split():
+                if not isinstance(context, CommandGroup) or word not in context.installed():
+                    break
+                words.append(word)
+                context = context.get_command(None, word)
+            done = rlhf(*words, "--help")
+            assert done.exit_code == 0, (text, done.output)
+            assert words or "--" in text, text
+            told = re.search(rf"rlhf {' '.join(words)}((?: --[a-z-]+)*)".replace("rlhf  ", "rlhf "), text)
+            assert set(told[1].split()) <= set(re.findall(r"--[a-z-]+", done.output)), (text, told[1])
+
+
+@pytest.mark.parametrize("text", habits.FLAGS.values())
+def test_flags_that_are_named_are_accepted(text, tmp_path, monkeypatch):
+    """Each of the alternatives, by a run that samples or one over a data set."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    said = text.replace("{}", "2" if "zero" in text else "512").replace("FILE.py:FUNCTION", "length.py:length")
+    (tmp_path / "length.py").write_text("def length(text):\n    return len(text)\n")
+    alternatives = re.findall(r"--[\w.-]+(?: [\w.+=:]+)?(?: --[\w.-]+(?: [\w.+=:]+)?)*", said)
+    assert alternatives
+    for typed in alternatives:
+        words = [PLACES.get(word.rstrip(","), word.rstrip(",")) for word in typed.split()]
+        if "--agent" in words:
+            words[-1] = "single_turn"
+        if words[0] == "--reward" and words[-1] == "tensorboard":
+            words[-1] = "math_verifier"
+        if words[0] == "--resume":
+            continue  # a run is needed
+        assert any(accepted(*run, *words) for run in RUNS), typed
+
+
+def accepted(*words: str) -> bool:
+    own, flags = take(parse(words), ("config",))
+    flags = [flag for number, flag in enumerate(flags) if flag.text not in {other.text for other in flags[number + 1 :]}]
+    try:
+        config = complete(read_config(own.get("config", [None])[0], flags).config)
+        manager = build_plugins(config)
+        check(config, manager, merge_needs(manager))
+    except UserError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("grpo", "'grpo' is an algo: rlhf train --algo grpo --help"),
+        ("sft", "'sft' is an algo: rlhf train --algo sft --help"),
+        ("train_ppo", "'ppo' is an algo: rlhf train --algo ppo --help"),
+        ("list", "here it is rlhf runs for runs, rlhf plugins for what is installed"),
+        ("logs", "here it is rlhf show RUN_DIR in the terminal, rlhf view RUN_DIR in the browser"),
+        ("plugin", "did you mean 'plugins'?"),
+        ("plugins list", "here it is rlhf plugins"),
+        ("data head", "here it is rlhf data show PATH"),
+        ("zzz", "rlhf --help lists them"),
+    ],
+)
+def test_unknown_commands(typed, hint):
+    done = rlhf(*typed.split())
+    assert (done.exit_code, done.stderr) == (2, f"Error: no command {typed.split()[-1]!r}; {hint}\n")
+
+
+def test_every_plugins_name_is_understood_as_a_command():
+    names = {info.name for info in discover() if info.kind in ("algo", "reward", "tracker", "preset", "extension")}
+    for name in names - {"file"}:
+        hint = rlhf(name).stderr.partition("; ")[2].strip()
+        command = re.search(r"rlhf (train --.*)", hint)
+        assert command is not None, (name, hint)
+        assert rlhf(*command[1].split()).exit_code == 0, hint
+
+
+def test_a_listed_plugin_that_is_not_installed_can_be(monkeypatch):
+    monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rloo")
+    assert (
+        rlhf("rloo").stderr == "Error: no command 'rloo'; 'rloo' is an algo that is not installed: rlhf plugins install rloo\n"
+    )
+
+
+def test_a_command_that_is_left_out_says_so(monkeypatch):
+    monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "translate")
+    assert rlhf("translate", "x").stderr == (
+        "Error: no command 'translate'; it is left out by --disable or RLHF_DISABLE_PLUGINS\n"
+    )
+
+
+def test_an_option_that_takes_one_value_is_given_once():
+    assert rlhf("plugins", "--kind", "algo", "--kind", "reward").stderr == "Error: --kind can be given once\n"
+    assert rlhf("view", "--browser", "--no-browser").stderr == "Error: --browser and --no-browser: leave one out\n"
+    assert rlhf("plugins", "--kind", "algo", "show", "grpo", "--kind", "algo").exit_code == 0
+    again = rlhf("plugins", "check", "kl", "--option", "coef=1", "--option", "coef=2")
+    assert (again.exit_code, again.stderr) == (2, "Error: --option coef=2: 'coef' already has a value\n")

@@ -1,0 +1,71 @@
+"""Which tests run at every change, and which only with everything: ``make test`` leaves out what is marked ``slow``.
+
+A row names tests by a pattern over what follows the file, ``test_name[parameters]``; ``docs/contributing.md`` shows the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+OFTEN = "torch|zero-2|zero-3|zero-3-offload|zero-2-bf16"
+"""Kinds of backends that are compared at every change."""
+
+SLOW = {
+    "tests/backends/test_ranks.py": (
+        rf"\[(?!({OFTEN})(-True|-False)?\])|split_layers|another_number_of_ranks|another_stage|zero_plus_plus",
+        "nineteen kinds of backends in two processes; five of them at every change",
+    ),
+    "tests/backends/test_offline_ranks.py": (r"\[(?!dpo\])", "three algorithms on rows in two processes; one at every change"),
+    "tests/backends/test_ray_autotp.py": ("", "tensor parallelism on Ray"),
+    "tests/runtimes/test_ray_nodes.py": ("", "clusters of several machines, and machines that are lost"),
+    "tests/runtimes/test_ray_run.py": (
+        "ctrl_c|dies|cannot_hold",
+        "runs on Ray that end early; one run that trains and resumes at every change",
+    ),
+    "tests/runtimes/test_ray_leftovers.py": ("", "what a killed controller leaves"),
+    "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
+    "tests/packaging/test_alone.py": ("", "wheels installed alone"),
+    "tests/test_notebook.py": ("", "the notebook, executed"),
+    "tests/runtimes/test_ray.py": (
+        "killed_or_stopped",
+        "engines that are killed; that a sync goes on without one at every change",
+    ),
+    "tests/engines/test_vllm.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
+    "tests/training/test_lora.py": (
+        "zero_trains|vllm_samples|on_ray",
+        "adapters under ZeRO, in vLLM and on Ray; in one process at every change",
+    ),
+    "tests/training/test_qlora.py": ("on_ray", "bases in 4 bits on Ray"),
+    "tests/training/test_agents.py": ("on_ray", "agents on Ray with vLLM"),
+    "tests/training/test_async.py": (
+        r"\[(vllm|ray)\]|would_not_be_made_so_now",
+        "sampling ahead with vLLM and on Ray, and checkpoints of other settings",
+    ),
+    "tests/cli/test_offline.py": ("under_ray", "rows on Ray"),
+    "tests/cli/test_distill.py": ("under_ray", "a teacher on Ray"),
+    "tests/cli/test_chosen_rows.py": ("under_ray", "chosen rows on Ray"),
+    "tests/cli/test_recipes.py": ("takes_two_small_steps", "recipes, two small steps of each"),
+    "tests/cli/test_doctor.py": ("reports_on_this_machine", "all libraries of this machine, imported"),
+    "tests/outside/test_outside.py": (
+        "keep_their_contracts|box_that_dies",
+        "contracts of an outsider's engine, backend and runtime",
+    ),
+    "tests/testing/test_protocol_contracts.py": (
+        "reports_the_plugin_that_breaks_it",
+        "engines, backends and runtimes with one rule broken each, some until a deadline; templates pass at every change",
+    ),
+    "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),
+    "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
+}
+"""File → a pattern of its slow tests, empty for all, and why they are slow."""
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> None:
+    for item in items:
+        file, _, name = item.nodeid.partition("::")
+        if file in SLOW and re.search(SLOW[file][0], name):
+            item.add_marker(pytest.mark.slow)
