@@ -61,6 +61,8 @@ class CheckpointKeeper:
     """Beside the weights, all that a checkpoint of the last step has; ``None`` while the weights are on their way to the next."""
     _saved: tuple[int, dict[str, float] | None] | None = None
     """Step and pending metrics of the checkpoint written last, or tried."""
+    _saved_groups: frozenset[int] = frozenset()
+    """Ordinals of the finished groups in it."""
     _saving: Saving | None = None
     """The checkpoint that is being written."""
 
@@ -73,8 +75,9 @@ class CheckpointKeeper:
         """Goes on from it."""
         state, progress = checkpoint.state, self.progress
         progress.load_state_dict(checkpoint.step, state)
-        self._saved = (checkpoint.step, progress.pending)
-        self.source.load_state_dict(state["stream"], read_pending(checkpoint.path))
+        finished = read_pending(checkpoint.path)
+        self._saved, self._saved_groups = (checkpoint.step, progress.pending), frozenset(finished)
+        self.source.load_state_dict(state["stream"], finished)
         for role, rate in progress.rates.items():
             self.runtime.trainer.adjust(role, lr=rate)
         self.runtime.load_state(checkpoint.optimizers)
@@ -133,7 +136,7 @@ class CheckpointKeeper:
     def end(self, *, interrupted: bool) -> None:
         """Writes the last checkpoint where it is wanted, and waits for it."""
         progress, needed = self.progress, interrupted or self.config.checkpoint.final
-        if needed and self._saved != (progress.step, progress.pending):
+        if needed and not self._up_to_date(groups=interrupted):
             self.save(needed=True)
         self.settle(needed=needed)
         if progress.begun is not None:  # nobody begins again with it
@@ -142,7 +145,7 @@ class CheckpointKeeper:
     def rescue(self) -> None:
         """Writes a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
         progress = self.progress
-        if progress.step and self._position is not None and self._saved != (progress.step, progress.pending):
+        if progress.step and self._position is not None and not self._up_to_date(groups=True):
             try:
                 self.save()
             except Exception as error:
@@ -171,6 +174,7 @@ class CheckpointKeeper:
         self.settle()
         self._saved = (progress.step, progress.pending)
         self._add_finished(self._position)
+        self._saved_groups = frozenset(self._position["finished"])
         if "ordinal" in self._position["stream"]:
             self.ledger.check(self._position["stream"])
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
@@ -219,6 +223,15 @@ class CheckpointKeeper:
             raise error
         self._saved = None
         log.warning("%s; the run goes on without this checkpoint (checkpoint.on_error is warn)", error)
+
+    def _up_to_date(self, *, groups: bool) -> bool:
+        """Whether the checkpoint written last is of this step, and with ``groups`` has every group that has finished since."""
+        if self._saved != (self.progress.step, self.progress.pending):
+            return False
+        if not groups or self._position is None:
+            return True
+        self._add_finished(self._position)
+        return self._saved_groups.issuperset(self._position["finished"])
 
     def _add_finished(self, position: dict[str, Any]) -> None:
         """Adds finished groups that are not yet in a batch. Where rewards may have a state, it would have counted them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import tempfile
 import time
@@ -184,19 +185,23 @@ from pathlib import Path
 
 
 async def vowels(text, prompt):
-    await asyncio.sleep(6.0 * (prompt == SLOW))
+    while prompt == SLOW and not Path(__file__).with_suffix(".go").exists():
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(prompt in LATE)
     with Path(__file__).with_suffix(".txt").open("a") as file:
         file.write(prompt + "\\n")
     return sum(letter in "aeiou" for letter in text) / 8
 """
 
 
-@pytest.fixture
-def waiting(rlhf_process, flags, synchronous, tmp_path):
-    """A run that was interrupted while it waited for its fifth batch, its reward's file, and what that had scored by then."""
-    run, reward = tmp_path / "run", tmp_path / "counted.py"
+@pytest.fixture(scope="module")
+def interrupted(rlhf_process, flags, synchronous, tmp_path_factory):
+    """A run that was interrupted while it waited for its fifth batch, and its reward's file. The seventh batch is scored a while
+    after the checkpoint of step 4."""
+    directory = tmp_path_factory.mktemp("interrupted")
+    run, reward = directory / "run", directory / "counted.py"
     tasks, _ = synchronous
-    reward.write_text(COUNTED.replace("SLOW", repr(tasks[5][1])))
+    reward.write_text(COUNTED.replace("SLOW", repr(tasks[5][1])).replace("LATE", repr(tasks[7])))
     calls = reward.with_suffix(".txt")
     flags = [f"{reward}:vowels" if flag == "vowels" else flag for flag in flags]
     process = rlhf_process.start(*flags, "--run-dir", run, "--async-depth", "2")
@@ -208,17 +213,25 @@ def waiting(rlhf_process, flags, synchronous, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    return run, reward, calls.read_text().splitlines()
+    reward.with_suffix(".go").touch()
+    return run, reward
+
+
+@pytest.fixture
+def waiting(interrupted, tmp_path):
+    """A copy of that run, and the file to which its reward writes what it scores."""
+    run, reward = interrupted
+    return shutil.copytree(run, tmp_path / "run", symlinks=True), reward.with_suffix(".txt")
 
 
 def test_what_is_over_when_a_run_is_interrupted_is_in_its_checkpoint(waiting, rlhf, synchronous):
-    run, reward, before = waiting
+    run, calls = waiting
     tasks, _ = synchronous
-    assert {*tasks[5], *tasks[6]} - {*before} == {tasks[5][1]}
+    before = calls.read_text().splitlines()
+    assert {*tasks[5], *tasks[6], *tasks[7]} - {*before} == {tasks[5][1]}
     rlhf.run("train", "--resume", run)
     assert (tasks_of(run), ledger_of(run)) == synchronous
-    after = reward.with_suffix(".txt").read_text().splitlines()[len(before) :]
-    assert len(before) + len(after) == STEPS * 4 * 4, "nothing was scored twice"
+    assert len(calls.read_text().splitlines()) == STEPS * 4 * 4, "nothing was scored twice"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +244,7 @@ def test_what_is_over_when_a_run_is_interrupted_is_in_its_checkpoint(waiting, rl
     ],
 )
 def test_groups_that_would_not_be_made_so_now_are_sampled_again(waiting, rlhf, more, said):
-    run, _, _ = waiting
+    run, _ = waiting
     done = rlhf.run("train", "--resume", run, *more)
     assert said in done.stderr
     numbers = [number for draws in ledger_of(run).values() for number, *_ in draws]
