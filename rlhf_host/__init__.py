@@ -4,64 +4,91 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_host.errors import PluginError, RunError, UserError
-from rlhf_host.hookspecs import hookimpl
 from rlhf_host.lazily import lazily
-from rlhf_host.plugins.python_files import import_file
-from rlhf_host.protocols import SyncTarget
-from rlhf_host.records.episodes import (
-    Action,
-    Drop,
-    Episode,
-    EpisodeFailed,
-    Generation,
-    Group,
-    Message,
-    NoRoom,
-    Policy,
-    Reward,
-    Sampling,
-    Segment,
-    Step,
-    Task,
-    Trajectory,
-    Unjudged,
-)
-from rlhf_host.records.messages import Reply, ToolCall
-from rlhf_host.records.needs import Adjust, Forbid, Needs, Outcome, Output, RoleHandle, RoleNeed, RunContext, ScoreContext, Stop
-from rlhf_host.records.tensors import (
-    ACTION,
-    COMPLETION,
-    GROUP_MEAN_TOKEN_MEAN,
-    LOSS,
-    SEQUENCE_MEAN_TOKEN_MEAN,
-    SEQUENCE_MEAN_TOKEN_SUM,
-    TOKEN_MEAN,
-    Advantages,
-    Aggregation,
-    Batch,
-    Distribution,
-    Experience,
-    Extra,
-    LossTerm,
-    Metric,
-    Outputs,
-)
-from rlhf_host.scratch import Scratch
 
 if TYPE_CHECKING:
     from rlhf_host.api import Run, evaluate, load_run, replay, rollout, session, train
+    from rlhf_host.errors import PluginError, RunError, UserError
+    from rlhf_host.hookspecs import hookimpl
+    from rlhf_host.plugins.python_files import import_file
+    from rlhf_host.protocols import SyncTarget
+    from rlhf_host.records.episodes import (
+        Action,
+        Drop,
+        Episode,
+        EpisodeFailed,
+        Generation,
+        Group,
+        Message,
+        NoRoom,
+        Policy,
+        Reward,
+        Sampling,
+        Segment,
+        Step,
+        Task,
+        Trajectory,
+        Unjudged,
+    )
+    from rlhf_host.records.messages import Reply, ToolCall
+    from rlhf_host.records.needs import (
+        Adjust,
+        Forbid,
+        Needs,
+        Outcome,
+        Output,
+        RoleHandle,
+        RoleNeed,
+        RunContext,
+        ScoreContext,
+        Stop,
+    )
+    from rlhf_host.records.tensors import (
+        ACTION,
+        COMPLETION,
+        GROUP_MEAN_TOKEN_MEAN,
+        LOSS,
+        SEQUENCE_MEAN_TOKEN_MEAN,
+        SEQUENCE_MEAN_TOKEN_SUM,
+        TOKEN_MEAN,
+        Advantages,
+        Aggregation,
+        Batch,
+        Distribution,
+        Experience,
+        Extra,
+        LossTerm,
+        Metric,
+        Outputs,
+    )
     from rlhf_host.runs.directory import RunDirectory
+    from rlhf_host.scratch import Scratch
     from rlhf_host.training.session import Session
 
 __version__ = "0.9.0"
 
-_LATER = {
-    **dict.fromkeys(("Run", "evaluate", "load_run", "replay", "rollout", "session", "train"), "rlhf_host.api"),
-    "RunDirectory": "rlhf_host.runs.directory",
-    "Session": "rlhf_host.training.session",
+_HOMES = {
+    "rlhf_host.api": "Run evaluate load_run replay rollout session train",
+    "rlhf_host.errors": "PluginError RunError UserError",
+    "rlhf_host.hookspecs": "hookimpl",
+    "rlhf_host.plugins.python_files": "import_file",
+    "rlhf_host.protocols": "SyncTarget",
+    "rlhf_host.records.episodes": (
+        "Action Drop Episode EpisodeFailed Generation Group Message NoRoom Policy Reward Sampling Segment Step Task "
+        "Trajectory Unjudged"
+    ),
+    "rlhf_host.records.messages": "Reply ToolCall",
+    "rlhf_host.records.needs": "Adjust Forbid Needs Outcome Output RoleHandle RoleNeed RunContext ScoreContext Stop",
+    "rlhf_host.records.tensors": (
+        "ACTION COMPLETION GROUP_MEAN_TOKEN_MEAN LOSS SEQUENCE_MEAN_TOKEN_MEAN SEQUENCE_MEAN_TOKEN_SUM TOKEN_MEAN "
+        "Advantages Aggregation Batch Distribution Experience Extra LossTerm Metric Outputs"
+    ),
+    "rlhf_host.runs.directory": "RunDirectory",
+    "rlhf_host.scratch": "Scratch",
+    "rlhf_host.training.session": "Session",
 }
-"""Name → its module, imported when the name is first asked for: plugins import this package, and must stay light."""
+"""Module → the names that are imported from it when one is first asked for: plugins and commands import this package, and must
+stay light."""
 
 __all__ = [
     "ACTION",
@@ -127,4 +154,4 @@ __all__ = [
 ]
 
 
-__getattr__ = lazily(__name__, _LATER)
+__getattr__ = lazily(__name__, {name: module for module, names in _HOMES.items() for name in names.split()})

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-MODULES = ("rlhf_host.models", "rlhf_host.rollouts", "rlhf_host.runs")
+MODULES = ("rlhf_host", "rlhf_host.models", "rlhf_host.rollouts", "rlhf_host.runs")
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -43,6 +43,17 @@ def test_the_host_alone_says_which_package_has_a_command(wheels, new_environment
         assert said == f"Error: no command {last!r} is installed; pip install --find-links dist {distribution}\n\n"
 
 
+def test_the_quickstart_trains_without_the_companions_and_they_can_be_added(wheels, new_environment, tmp_path):
+    alone = new_environment(*(wheels[name] for name in ("rlhf-host", "rlhf-plugin-rloo", "rlhf-plugin-math-verifier")))
+    quickstart = ("train", "--algo", "rloo", "--reward", "math_verifier")
+    alone("rlhf", *quickstart, "--train.steps", "2", "--run-dir", "run", cwd=tmp_path)
+    assert (tmp_path / "run/model").is_dir()
+    said = alone("python", "-c", RUN, "view", "run", cwd=tmp_path)
+    assert said == "Error: no command 'view' is installed; pip install --find-links dist rlhf-runs\n\n"
+    alone.install(wheels["rlhf-runs"])
+    assert "rloo" in alone("rlhf", "show", "run", cwd=tmp_path)
+
+
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_plugin_alone_with_the_host_passes_its_own_tests(name, wheels, new_environment, tmp_path):
     required = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]["dependencies"]
