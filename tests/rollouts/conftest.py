@@ -20,9 +20,25 @@ def tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
+def _play(work):
+    return asyncio.run(work())
+
+
 @pytest.fixture
 def collect(tokenizer):
-    def run(manager, *, groups=3, n=2, script=None, settings=None, max_tokens=64, tasks=None, split="train", sampling=None):
+    def run(
+        manager,
+        *,
+        groups=3,
+        n=2,
+        script=None,
+        settings=None,
+        max_tokens=64,
+        tasks=None,
+        split="train",
+        sampling=None,
+        play=None,
+    ):
         engine = ScriptedEngine(script or (lambda ids, key: [4 + key[1]] * (1 + key[1] + ids[0] % 3)))
         sampling = sampling or Sampling(max_new_tokens=8)
         settings = settings or RolloutConfig()
@@ -39,7 +55,7 @@ def collect(tokenizer):
             return [Draw(tasks[next(drawn)] if tasks else next(made), 0) for _ in range(count)]
 
         try:
-            return asyncio.run(collector.fill(draw, groups, ScoreContext())), engine
+            return (play or _play)(lambda: collector.fill(draw, groups, ScoreContext())), engine
         finally:
             manager.close()
 

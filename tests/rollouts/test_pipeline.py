@@ -26,6 +26,7 @@ from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.testing.engines import ScriptedEngine
 
+from . import virtual_time
 from .playing import Length, load
 
 
@@ -124,7 +125,7 @@ def test_environments_play_while_the_trainer_works(pipeline):
     for depth in (0, 1):
         made, gate = pipeline([100] * 16, depth=depth, steps=8)
         started = time.monotonic()
-        asyncio.run(steps_of(made, gate, 8, train_s=0.1))
+        virtual_time.run(lambda made=made, gate=gate: steps_of(made, gate, 8, train_s=0.1))
         walls[depth] = time.monotonic() - started
     assert walls[1] < 0.75 * walls[0]
 
@@ -171,7 +172,7 @@ def test_what_is_dropped_is_replaced_though_an_earlier_draw_is_not_over(pipeline
         collected = await made.next_rollouts(ScoreContext(step=1))
         return [group.task.index for group in collected.groups], time.monotonic() - started
 
-    indices, seconds = asyncio.run(run())
+    indices, seconds = virtual_time.run(run)
     assert indices == [1, 3, 5]
     assert seconds < 0.39, "0.3 s for draw 1, while 2 to 5 take 0.1 s each, the last one begun after 2 and 4"
 
@@ -199,7 +200,7 @@ def test_with_depth_0_what_is_dropped_is_replaced_at_once_and_nothing_is_open_af
         second = await made.next_rollouts(ScoreContext(step=2))
         return [[group.task.index for group in each.groups] for each in (first, second)], state["ordinal"]
 
-    batches, ordinal = asyncio.run(run())
+    batches, ordinal = virtual_time.run(run)
     assert batches == [[1, 3, 5], [7, 9, 11]]
     assert ordinal == 6
 
@@ -592,7 +593,7 @@ def test_with_depth_0_draws_begin_in_advance_and_the_surplus_is_played_again_in_
             await made.published(step)
         await made.close()
 
-    asyncio.run(run())
+    virtual_time.run(run)
     assert batches == [[1, 3, 5, 7], [9, 11, 13, 15], [17, 19, 21, 23], [25, 27, 29, 31]]
     assert open_after == [(0, 0, 0)] * 4, "nothing is open after a step"
     assert max(seconds[1:]) < 0.3 < 0.1 * 5, "replacing one after the other takes 0.1 s at least four times"

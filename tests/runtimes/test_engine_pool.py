@@ -300,6 +300,10 @@ def seconds_within(spans, start: float, end: float) -> float:
     return covered
 
 
+WATCHED_S = 0.04
+"""Between what a step measures and what is measured around it, a busy machine may do something else."""
+
+
 def test_busy_and_idle_add_up_to_the_step(tmp_path):
     """Two engines and a trainer that write down when they worked; engines go on while the trainer computes."""
     engines = [Timed([0.03, 0.2, 0.01, 0.06, 0.15, 0.04] * 2), Timed([0.05, 0.02, 0.12, 0.03, 0.08, 0.1] * 2)]
@@ -363,10 +367,10 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
             ended = time.perf_counter()
             generating = [span for engine in engines for span in engine.times]
             busy = seconds_within(generating, started, ended)
-            assert row["time/step"] == pytest.approx(ended - started, rel=0.02)
-            assert busy + row["time/idle_engines"] == pytest.approx(ended - started, rel=0.02)
+            assert row["time/step"] == pytest.approx(ended - started, abs=WATCHED_S)
+            assert busy + row["time/idle_engines"] == pytest.approx(ended - started, abs=WATCHED_S)
             assert seconds_within(computing, started, ended) + row["time/idle_trainer"] == pytest.approx(
-                ended - started, rel=0.02
+                ended - started, abs=WATCHED_S
             )
         assert row["time/idle_engines"] > 0.05
         assert row["time/idle_trainer"] > 0.02
