@@ -189,7 +189,8 @@ def shape_rewards(experience: Experience) -> Tensor:
 
 @hookspec(calls="and", gives=("[B, T] bool", None))
 def loss_masks(experience: Experience) -> Tensor:
-    """Return ``[B, T]`` bool: the tokens that stay in the loss and its denominator."""
+    """Return ``[B, T]`` bool: the tokens that stay in the loss and its denominator. Where ``needs`` have a ``min_group_size``, rows
+    of smaller groups are left out by the host."""
 
 
 # --- the learning signal ------------------------------------------------------------------------
@@ -239,12 +240,14 @@ def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
 
 @hookspec(calls="each", where="worker", gives=(Items("Metric", Metric), None))
 def batch_statistics(role: str, outputs: Outputs, batch: Batch) -> Iterable[Metric]:
-    """Return metrics of a pass without gradient over the optimizer batch. They are reduced over all ranks into ``batch.stats``."""
+    """Return metrics of a pass without gradient over the optimizer batch. They are reduced over all ranks into ``batch.stats``.
+    Called for the same roles as ``compute_loss``."""
 
 
 @hookspec(calls="each", where="worker", gives=(Items("LossTerm or Metric", LossTerm, Metric), None))
 def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
-    """Return unreduced loss terms and metrics of a micro-batch. Called for every trainable role."""
+    """Return unreduced loss terms and metrics of a micro-batch. Called for the roles that the plugin's ``needs`` have as trainable;
+    for the actor where they have none."""
 
 
 # --- weights ------------------------------------------------------------------------------------

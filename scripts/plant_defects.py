@@ -1,4 +1,4 @@
-"""Plants known defects in a copy of this tree, one at a time: do the fast tests beside the code notice?
+"""Plants known defects in a copy of this tree, one at a time: do the tests of ``make test`` beside the code notice?
 
 python scripts/plant_defects.py                   # all of defects.toml: half an hour
 python scripts/plant_defects.py --only kl gae     # those with such a word in their name or file
@@ -68,7 +68,7 @@ def run(root: str, sources: list[str], near: list[str], output: str) -> None:
         os.dup2(file.fileno(), 2)
     import pytest
 
-    sys.exit(int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *near])))
+    sys.exit(int(pytest.main(["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *near])))
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ class KL:
         return {"coef": self.coef}
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        if role != "actor" or outputs.logprobs is None or self.options.coef == 0:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
+        if outputs.logprobs is None or self.options.coef == 0:
             return
         reference, mask = batch.logprobs["reference"], batch.loss_mask
         logprobs, actions, coef = outputs.logprobs.detach(), batch.action_mask, batch.own["coef"]

@@ -82,6 +82,7 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in RULES}
         self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
+        self._trained: dict[str, frozenset[str]] = {}
         self.awaited = Counter[tuple[str, str]]()
         """Plugin and hook → calls of ``acall`` that have no answer yet."""
         self.silenced: set[str] = set()
@@ -132,6 +133,18 @@ class PluginManager:
     def names(self, hook: str, kind: str | None = None) -> list[str]:
         """Keys of the plugins that implement ``hook``, in selection order; those that only wrap it are not among them."""
         return [key for key in self._parts[hook] if kind is None or self.by_key[key].kind == kind]
+
+    def names_for(self, hook: str, role: str) -> list[str]:
+        """Returns keys of the plugins that implement ``hook`` and train the role: those whose ``needs`` have it as trainable, and
+        for the actor also those that train no role of their own."""
+        return [key for key in self._parts[hook] if role in self._trained_by(key)]
+
+    def _trained_by(self, key: str) -> frozenset[str]:
+        if key not in self._trained:
+            needs = self.call(key, "needs")
+            roles = frozenset(need.name for need in needs.roles if need.trainable) if needs is not None else frozenset()
+            self._trained[key] = roles or frozenset({"actor"})
+        return self._trained[key]
 
     def hooks(self, key: str) -> list[str]:
         """What the plugin implements or wraps, in the order of the contract."""

@@ -85,6 +85,8 @@ class Needs:
     """What it trains on: ``prompts`` that the engine answers, or rows of a data set."""
     roles: tuple[RoleNeed, ...] = ()
     min_group_size: int = 1
+    """Episodes of a task that it compares. The host refuses a smaller ``rollout.n``, and leaves rows of smaller groups out of the
+    loss, unless a plugin makes the rows to train on."""
     outputs: tuple[Output, ...] = ()
     """In addition to the ``logprobs`` of the pass."""
     forbids: tuple[Forbid, ...] = ()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
+from rlhf_host.functional import group_sizes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Reward, Segment, Trajectory
 from rlhf_host.records.tensors import Experience
@@ -189,7 +190,8 @@ def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
 def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     """``transform_rewards`` in order, then ``shape_rewards`` summed and ``loss_masks`` combined, in place.
 
-    What a transform changes lands on the row's last action token too.
+    What a transform changes lands on the row's last action token too. Rows whose group is smaller than the plugins need stay out
+    of the loss, unless a plugin makes the rows to train on.
     """
     before = experience.rewards.clone()
     for key in hooks.names("transform_rewards"):
@@ -203,6 +205,10 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
+    least = max((needs.min_group_size for _, needs in hooks.each("needs")), default=1)
+    if least > 1 and not hooks.has("make_rows"):
+        large = group_sizes(experience.group_id, experience.episode_id) >= least
+        experience.loss_mask = experience.loss_mask & large.unsqueeze(-1)
     apply_masks(experience, hooks)
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,14 +178,17 @@ def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) 
     return Distribution(logprobs, mine)
 
 
-def ask(hooks: PluginManager, hook: str, batch: Batch, **arguments: Any) -> Iterator[tuple[str, LossTerm | Metric]]:
-    """What the plugins' loss hooks give, each with the plugin's key, which sees its own ``prepare_batch`` as ``batch.own``.
+def ask(
+    hooks: PluginManager, hook: str, batch: Batch, *, role: str, outputs: Outputs
+) -> Iterator[tuple[str, LossTerm | Metric]]:
+    """Gives what the loss hooks of the plugins that train the role say, each with the plugin's key. A plugin sees its own
+    ``prepare_batch`` as ``batch.own``.
 
     Raises ``RunError`` for a metric with a name of the host's.
     """
-    for key in hooks.names(hook):
+    for key in hooks.names_for(hook, role):
         batch.own = batch.extra.get(hooks.by_key[key].alias, {})
-        for item in hooks.call(key, hook, batch=batch, **arguments) or ():
+        for item in hooks.call(key, hook, role=role, outputs=outputs, batch=batch) or ():
             if isinstance(item, Metric) and (item.name in RESERVED or str(item.name).startswith("loss/")):
                 raise RunError(f"{key} has a metric {item.name!r}, which is the host's own: give it another name")
             yield key, item

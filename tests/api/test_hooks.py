@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlhf_host import Needs, RoleNeed, hookimpl
+from rlhf_host.rollouts.experience import apply_rewards
+from rlhf_host.testing import make_batch
+from rlhf_host.testing.contracts.reinforce import manager_of
+
 HERE = Path(__file__).parent
 
 ENTRY_POINTS = """
@@ -261,6 +266,23 @@ def test_hook_loss_masks_are_joined(run):
     assert experience.loss_mask.equal(expected)
 
 
+@pytest.mark.parametrize("makes_rows", [False, True])
+def test_hook_loss_masks_are_joined_with_groups_that_are_too_small(makes_rows):
+    class Compares:
+        @hookimpl
+        def needs(self):
+            return Needs(min_group_size=3)
+
+    class Makes(Compares):
+        @hookimpl
+        def make_rows(self, groups):
+            return []
+
+    batch = make_batch([2] * 7, groups=[0, 0, 0, 1, 1, 2, 2])
+    apply_rewards(batch, manager_of(algo=Makes() if makes_rows else Compares()))
+    assert batch.loss_mask.any(-1).tolist() == [True] * 3 + [makes_rows] * 4
+
+
 # --- the learning signal ------------------------------------------------------------------------
 
 
@@ -340,6 +362,31 @@ def test_hook_compute_loss_is_asked_for_every_micro_batch_and_reduced_over_all(r
         assert not hasattr(call["batch"], "trajectories"), "workers have no records"
     assert split.metrics[-1]["loss/plain"] == pytest.approx(1.0)
     assert split.metrics[-1]["loss"] == pytest.approx(2.0)
+
+
+def test_hook_compute_loss_is_asked_of_plugins_that_train_the_role():
+    class Trains:
+        def __init__(self, *roles):
+            self.roles = roles
+
+        @hookimpl
+        def needs(self):
+            return Needs(roles=tuple(RoleNeed(name, trainable=trainable) for name, trainable in self.roles))
+
+        @hookimpl
+        def compute_loss(self):
+            return []
+
+    class NoNeeds:
+        @hookimpl
+        def compute_loss(self):
+            return []
+
+    both, reference = Trains(("actor", True), ("critic", True)), Trains(("reference", False))
+    manager = manager_of(algo=both, extension=reference, reward=NoNeeds(), agent=Trains(("critic", True)))
+    assert manager.names_for("compute_loss", "actor") == ["algo:algo", "extension:extension", "reward:reward"]
+    assert manager.names_for("compute_loss", "critic") == ["algo:algo", "agent:agent"]
+    assert manager.names_for("compute_loss", "reference") == []
 
 
 # --- weights ------------------------------------------------------------------------------------

@@ -50,9 +50,9 @@ def test_the_kl_it_follows_is_that_of_the_policy_that_sampled():
     batch.own = kl.prepare_batch(batch)
     batch.old_logprobs = batch.logprobs["reference"] + 0.02
     moved = Outputs(logprobs=batch.logprobs["reference"] + 0.9)
-    assert reduced(kl.compute_loss("actor", moved, batch))["kl"] == pytest.approx(0.02, abs=1e-6)
+    assert reduced(kl.compute_loss(moved, batch))["kl"] == pytest.approx(0.02, abs=1e-6)
     batch.old_logprobs = None  # one update: the policy of this forward is the one that sampled
-    assert reduced(kl.compute_loss("actor", moved, batch))["kl"] == pytest.approx(0.9, abs=1e-5)
+    assert reduced(kl.compute_loss(moved, batch))["kl"] == pytest.approx(0.9, abs=1e-5)
 
 
 def test_its_coefficient_can_be_adjusted_and_nothing_else():
@@ -86,9 +86,7 @@ def test_the_loss_term_is_averaged_as_kl_aggregation_says(aggregation):
     gap = torch.tensor([[0.4], [0.2]])
     batch.logprobs = {"reference": torch.where(batch.action_mask, batch.sampler_logprobs - gap, 0.0)}
     batch.own = kl.prepare_batch(batch)
-    (term,) = (
-        item for item in kl.compute_loss("actor", Outputs(logprobs=batch.sampler_logprobs), batch) if isinstance(item, LossTerm)
-    )
+    (term,) = (item for item in kl.compute_loss(Outputs(logprobs=batch.sampler_logprobs), batch) if isinstance(item, LossTerm))
     rows = list(range(len(batch)))
     loss = float(Reducer(Denominators.of(batch)).reduce(term, rows, None))
     expected = {

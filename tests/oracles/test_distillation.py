@@ -42,7 +42,7 @@ def ours(batch, plugin, student, teacher, top_k=0):
     dirty = [values.masked_fill(~batch.loss_mask.unsqueeze(-1), float("nan")) for values in logs]
     outputs = Outputs(logprobs=logprobs, others={"teacher": Distribution(*dirty)})
     total = torch.zeros((), dtype=torch.float64)
-    for term in plugin.compute_loss("actor", outputs, batch):
+    for term in plugin.compute_loss(outputs, batch):
         if isinstance(term, LossTerm):
             weights = token_weights(term.aggregation, Denominators.of(batch).mask(term.mask), batch.group_id, batch.episode_id)
             total = total + term.coefficient * torch.where(weights > 0, term.values * weights, 0.0).sum()

@@ -43,7 +43,7 @@ def test_the_kl_term_is_a_token_mean_whatever_the_policy_loss_but_trl_and_verl_r
     case.batch.logprobs["reference"] = case.reference.masked_fill(~case.mask, float("nan"))
     case.batch.own = {"coef": 0.1}
     extension = KL(KL.Options(coef=0.1, place="loss", estimator="k3"))
-    term = case.reduced(lambda x: list(extension.compute_loss("actor", Outputs(logprobs=x), case.batch)))
+    term = case.reduced(lambda x: list(extension.compute_loss(Outputs(logprobs=x), case.batch)))
     case.advantages = torch.zeros_like(case.advantages)
     same(term, trl.loss(case, beta=0.1, reference=case.reference, loss_type="dapo"), case.logprobs)
     theirs = trl.loss(case, beta=0.1, reference=case.reference, loss_type="grpo")

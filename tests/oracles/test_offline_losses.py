@@ -296,7 +296,7 @@ MARGIN = torch.tensor([0.5, 0.0, 1.0, 2.0], dtype=torch.float64)
 
 def reward_model(data, **options):
     plugin = RewardModel(RewardModel.Options(**options))
-    return data.ours(lambda scores: plugin.compute_loss("actor", Outputs(scores=scores), data.batch))
+    return data.ours(lambda scores: plugin.compute_loss(Outputs(scores=scores), data.batch))
 
 
 @pytest.mark.parametrize("coefficient", [None, 0.01])
@@ -364,9 +364,9 @@ def test_kto_is_that_of_trl_with_the_whole_batch_in_one_part(unpaired, same, off
 
     def items(logprobs):
         outputs = Outputs(logprobs=logprobs)
-        statistics = plugin.batch_statistics("actor", outputs, data.batch)
+        statistics = plugin.batch_statistics(outputs, data.batch)
         data.batch.stats = reduced(item for item in statistics if isinstance(item, Metric))
-        return plugin.compute_loss("actor", outputs, data.batch)
+        return plugin.compute_loss(outputs, data.batch)
 
     theirs = kto(offline, data, data.batch.columns["mismatched"] == 1, loss_type=loss, **options)
     same(data.ours(items), theirs, data.logprobs)

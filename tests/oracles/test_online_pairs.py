@@ -80,7 +80,7 @@ def ours(groups, tables, names, loss):
     reference = table(names, tables, 1)[order][:, :width]
     batch.logprobs["reference"] = reference.masked_fill(~batch.loss_mask, float("nan"))
     rows = Rows(batch, batch.loss_mask, None, reference)
-    reduced = rows.ours(lambda logprobs: plugin.compute_loss("actor", Outputs(logprobs=logprobs), batch))
+    reduced = rows.ours(lambda logprobs: plugin.compute_loss(Outputs(logprobs=logprobs), batch))
     return lambda logprobs: reduced(logprobs[order][:, :width])
 
 

@@ -92,7 +92,7 @@ def test_process_reward_models_are_trained_as_in_trl(tokenize_row, separator, la
     for row, prompt in enumerate(batch.prompt_ids):
         length = int(batch.lengths[row])
         scores = scores.index_put((torch.tensor(row), torch.arange(length)), score[row, len(prompt) : len(prompt) + length])
-    items = plugin.compute_loss("actor", Outputs(token_scores=scores), batch)
+    items = plugin.compute_loss(Outputs(token_scores=scores), batch)
     (term,) = [item for item in items if isinstance(item, LossTerm)]
     weights = token_weights(term.aggregation, Denominators.of(batch).mask(term.mask), batch.group_id, batch.episode_id)
     our_loss = (weights * term.values).sum()
@@ -108,7 +108,7 @@ def test_soft_labels_are_the_expectation_over_hard_ones():
 
     def values(labels):
         batch.token_columns["step"] = labels
-        items = plugin.compute_loss("actor", Outputs(token_scores=scores), batch)
+        items = plugin.compute_loss(Outputs(token_scores=scores), batch)
         return next(item.values for item in items if isinstance(item, LossTerm))
 
     soft = torch.where(batch.loss_mask, 0.3, float("nan")).double()

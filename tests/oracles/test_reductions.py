@@ -54,7 +54,7 @@ def test_dr_grpos_own_loss_is_that_of_trl_and_verl_and_openrlhf_has_no_constant(
     case = make_case(per_token=False)
     case.batch.max_new_tokens = 64
     plugin = DrGRPO(DrGRPO.Options(dual_clip=None))
-    ours = case.reduced(lambda logprobs: plugin.compute_loss("actor", Outputs(logprobs=logprobs), case.batch))
+    ours = case.reduced(lambda logprobs: plugin.compute_loss(Outputs(logprobs=logprobs), case.batch))
     same(ours, trl.loss(case, loss_type="dr_grpo", max_completion_length=64), case.logprobs)
     settings = VERL["sequence-mean-token-sum-over(64)"]
     same(ours, verl.loss("vanilla", case, clip_ratio_high=0.28, clip_ratio_c=1e9, **settings), case.logprobs)

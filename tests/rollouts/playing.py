@@ -17,12 +17,13 @@ class Length:
         return [Reward(float(t.action_length), score=float(t.action_length > 2)) for t in trajectories]
 
 
-def load(*plugins, agent=None, weights=None):
+def load(*plugins, agent=None, weights=None, threads=True):
+    """A manager of these. Without ``threads`` hooks run on the loop, as ``virtual_time`` needs it."""
     loaded = [Loaded("agent", "single_turn", INFO, agent or SingleTurn(None))]
     for number, plugin in enumerate(plugins):
         kind = "reward" if hasattr(plugin, "score") else "extension"
         loaded.append(Loaded(kind, f"p{number}", INFO, plugin, (weights or {}).get(number, 1.0)))
-    return PluginManager(loaded)
+    return PluginManager(loaded, threads=threads)
 
 
 class Guess:

@@ -82,7 +82,7 @@ def test_every_episode_ends_in_exactly_one_way(collect):
         threads = threading.active_count()
         # "go:" and ten turns of an answer and "again ": all fit.
         found, engine = collect(
-            load(agent=agent),
+            load(agent=agent, threads=False),
             groups=EPISODES // 8,
             n=8,
             settings=settings,

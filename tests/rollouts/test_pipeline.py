@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -62,8 +63,8 @@ class Slept(ScriptedEngine):
 def pipeline(tokenizer):
     """A pipeline over tasks that take so many milliseconds each, and its gate."""
 
-    def make(ms, *plugins, batch=2, depth=1, most=None, steps=6, agent=None, settings=None):
-        manager = load(Length(), *plugins, agent=agent or Slow())
+    def make(ms, *plugins, batch=2, depth=1, most=None, steps=6, agent=None, settings=None, threads=True):
+        manager = load(Length(), *plugins, agent=agent or Slow(), threads=threads)
         gate = Gate(Slept(lambda ids, key: [4 + key[1], 5]))
         settings = settings or RolloutConfig(max_refills=3)
         episodes = Episodes(
@@ -121,12 +122,14 @@ def test_batches_come_in_draw_order_whoever_is_first(pipeline):
 
 def test_environments_play_while_the_trainer_works(pipeline):
     """Rollout and training take 0.1 s each."""
-    walls = {}
-    for depth in (0, 1):
-        made, gate = pipeline([100] * 16, depth=depth, steps=8)
+
+    async def run(depth):
+        made, gate = pipeline([100] * 16, depth=depth, steps=8, threads=False)
         started = time.monotonic()
-        virtual_time.run(lambda made=made, gate=gate: steps_of(made, gate, 8, train_s=0.1))
-        walls[depth] = time.monotonic() - started
+        await steps_of(made, gate, 8, train_s=0.1)
+        return time.monotonic() - started
+
+    walls = {depth: virtual_time.run(partial(run, depth)) for depth in (0, 1)}
     assert walls[1] < 0.75 * walls[0]
 
 
@@ -163,7 +166,13 @@ def test_what_is_dropped_is_replaced_though_an_earlier_draw_is_not_over(pipeline
             return True if group.task.index % 2 else Drop("even")
 
     made, _ = pipeline(
-        [1, 300, 100, 100, 100, 100, 1, 1], Odd(), depth=0, steps=1, batch=3, settings=RolloutConfig(max_refills=8)
+        [1, 300, 100, 100, 100, 100, 1, 1],
+        Odd(),
+        depth=0,
+        steps=1,
+        batch=3,
+        settings=RolloutConfig(max_refills=8),
+        threads=False,
     )
 
     async def run():
@@ -185,7 +194,7 @@ def test_with_depth_0_what_is_dropped_is_replaced_at_once_and_nothing_is_open_af
         def keep_group(self, group):
             return True if group.task.index % 2 else Drop("even")
 
-    made, _ = pipeline([1, 200, 1, 1, 200, 1] * 2, Odd(), depth=0, steps=2, batch=3)
+    made, _ = pipeline([1, 200, 1, 1, 200, 1] * 2, Odd(), depth=0, steps=2, batch=3, threads=False)
 
     async def run():
         await made.published(0)
@@ -579,7 +588,7 @@ class Odd:
 def test_with_depth_0_draws_begin_in_advance_and_the_surplus_is_played_again_in_its_own_step(pipeline):
     """The first batch learns that half are dropped; the later ones begin twice as many, and take one round."""
     agent = Slow()
-    made, _ = pipeline([100] * 48, Odd(), depth=0, steps=4, batch=4, agent=agent)
+    made, _ = pipeline([100] * 48, Odd(), depth=0, steps=4, batch=4, agent=agent, threads=False)
     seconds, open_after, batches = [], [], []
 
     async def run():

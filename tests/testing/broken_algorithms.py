@@ -88,7 +88,6 @@ TABLE = [
         LEVEL,
         "level = torch.where(F.group_sizes(groups) > 1, level, float('nan'))\n        " + LEVEL,
     ),
-    breaks("advantages_of_single_samples", "algorithm", LEVEL, LEVEL.replace("level", "level + (F.group_sizes(groups) == 1)")),
     breaks(
         "advantages_of_equal_rewards",
         "algorithm",

@@ -15,7 +15,7 @@ T, S = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])
 
 
 def terms_of(plugin, outputs, batch):
-    items = list(plugin.compute_loss("actor", outputs, batch))
+    items = list(plugin.compute_loss(outputs, batch))
     metrics = {one.name: one.values[one.mask].tolist() for one in items if isinstance(one, Metric)}
     return {one.name: one for one in items if isinstance(one, LossTerm)}, metrics
 

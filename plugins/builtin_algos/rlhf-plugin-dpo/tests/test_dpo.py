@@ -32,7 +32,7 @@ def logprobs(batch):
 def made(plugin, batch, **options):
     algorithm = plugin(plugin.Options(**options))
     batch.own = algorithm.prepare_batch(batch)
-    items = list(algorithm.compute_loss("actor", Outputs(logprobs=logprobs(batch)), batch))
+    items = list(algorithm.compute_loss(Outputs(logprobs=logprobs(batch)), batch))
     metrics = {one.name: one.values.tolist() for one in items if isinstance(one, Metric)}
     return {one.name: one for one in items if isinstance(one, LossTerm)}, metrics
 

@@ -68,7 +68,7 @@ def outputs(batch):
 def made(batch, **options):
     plugin = KTO(KTO.Options(**options))
     batch.loss_mask = batch.loss_mask & plugin.loss_masks(batch)
-    items = list(plugin.compute_loss("actor", outputs(batch), batch))
+    items = list(plugin.compute_loss(outputs(batch), batch))
     metrics = {one.name: one for one in items if isinstance(one, Metric)}
     return next(one for one in items if isinstance(one, LossTerm)), metrics
 
@@ -78,7 +78,7 @@ def sigmoid(x):
 
 
 def test_the_kl_is_the_mean_over_mismatched_rows(batch):
-    (metric,) = KTO(KTO.Options()).batch_statistics("actor", outputs(batch), batch)
+    (metric,) = KTO(KTO.Options()).batch_statistics(outputs(batch), batch)
     assert metric.values[metric.mask].tolist() == pytest.approx([3.0, 2.0])
     assert metric.reduce == "mean"
 

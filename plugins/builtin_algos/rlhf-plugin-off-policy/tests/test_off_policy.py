@@ -192,11 +192,10 @@ def test_the_truncated_fraction_counts_tokens_in_the_loss():
     batch.old_logprobs = batch.sampler_logprobs + torch.tensor([[0.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
     batch.loss_mask[0, 3] = False
     outputs = Outputs(logprobs=batch.old_logprobs.clone().requires_grad_())
-    (metric,) = TIS(TIS.Options()).compute_loss("actor", outputs, batch)
+    (metric,) = TIS(TIS.Options()).compute_loss(outputs, batch)
     assert (metric.name, metric.values[metric.mask].mean().item()) == ("correction/truncated", pytest.approx(3 / 7))
-    assert TIS(TIS.Options()).compute_loss("critic", outputs, batch) == []
     batch.old_logprobs = None  # fused: the ratio is against the policy of this very forward
-    assert TIS(TIS.Options()).compute_loss("actor", outputs, batch)[0].values.equal(metric.values)
+    assert TIS(TIS.Options()).compute_loss(outputs, batch)[0].values.equal(metric.values)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_the_pair(plugin):
     groups[0].trajectories = plugin.make_rows(groups)
     batch = make_experience(groups, {}, step=1, max_new_tokens=1, temperature=1.0)
     batch.logprobs["reference"] = torch.tensor([[-2.0], [-3.0]])
-    items = plugin.compute_loss("actor", Outputs(logprobs=torch.tensor([[-1.0], [-3.5]])), batch)
+    items = plugin.compute_loss(Outputs(logprobs=torch.tensor([[-1.0], [-3.5]])), batch)
     (term,) = [item for item in items if isinstance(item, LossTerm)]
     assert term.values.tolist() == pytest.approx([math.log1p(math.exp(-0.75))] * 2)
 

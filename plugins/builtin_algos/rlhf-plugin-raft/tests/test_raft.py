@@ -49,7 +49,7 @@ def test_answers_below_the_limit_are_left_out_and_a_group_of_them_is_dropped():
 def test_the_loss_is_the_negative_log_likelihood():
     batch = make_batch([2, 1])
     outputs = Outputs(logprobs=torch.tensor([[-1.0, -2.0], [-0.5, float("nan")]]))
-    (term,) = [item for item in RAFT(RAFT.Options()).compute_loss("actor", outputs, batch) if isinstance(item, LossTerm)]
+    (term,) = [item for item in RAFT(RAFT.Options()).compute_loss(outputs, batch) if isinstance(item, LossTerm)]
     assert term.values.tolist() == [[1.0, 2.0], [0.5, 0.0]]
     assert str(term.aggregation) == "token-mean"
 

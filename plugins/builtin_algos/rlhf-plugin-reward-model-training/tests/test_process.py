@@ -27,7 +27,7 @@ SCORES = torch.tensor([[9.0, 2.0, 9.0, 0.5], [9.0, 9.0, -1.0, NAN]])
 def made(batch, **options):
     plugin = ProcessRewardModel(ProcessRewardModel.Options(**options))
     batch.loss_mask = batch.action_mask & plugin.loss_masks(batch)
-    items = list(plugin.compute_loss("actor", Outputs(token_scores=SCORES), batch))
+    items = list(plugin.compute_loss(Outputs(token_scores=SCORES), batch))
     metrics = {one.name: one.values[one.mask].tolist() for one in items if isinstance(one, Metric)}
     (term,) = [one for one in items if isinstance(one, LossTerm)]
     return term.values[batch.loss_mask].tolist(), metrics

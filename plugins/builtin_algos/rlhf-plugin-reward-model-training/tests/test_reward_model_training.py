@@ -26,7 +26,7 @@ SCORES = torch.tensor([2.0, -1.0, 0.5, -3.0])
 
 
 def made(batch, **options):
-    items = list(RewardModel(RewardModel.Options(**options)).compute_loss("actor", Outputs(scores=SCORES), batch))
+    items = list(RewardModel(RewardModel.Options(**options)).compute_loss(Outputs(scores=SCORES), batch))
     metrics = {one.name: one.values.tolist() for one in items if isinstance(one, Metric)}
     return {one.name: one for one in items if isinstance(one, LossTerm)}, metrics
 
@@ -60,10 +60,6 @@ def test_scores_are_centered_by_the_square_of_their_sum(batch):
     term = made(batch, center_rewards_coefficient=0.01)[0]["center"]
     assert term.coefficient == 0.01
     assert term.values.tolist() == pytest.approx([6.25, 16.0, 6.25, 16.0])
-
-
-def test_other_roles_get_no_loss(batch):
-    assert list(RewardModel(RewardModel.Options()).compute_loss("critic", Outputs(scores=SCORES), batch)) == []
 
 
 def test_needs_and_entry_point():

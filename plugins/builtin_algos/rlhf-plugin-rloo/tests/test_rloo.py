@@ -48,11 +48,10 @@ def test_observation_tokens_get_nothing():
     assert advantages(batch)[0][batch.action_mask[0]].eq(2.0).all()
 
 
-def test_a_sample_without_siblings_leaves_the_loss():
+def test_a_sample_without_siblings_gets_nothing():
     batch = make_batch([2, 2, 2], groups=[0, 0, 1])
-    mask = RLOO(Options()).loss_masks(batch)
-    assert mask[:2].eq(batch.action_mask[:2]).all()
-    assert not mask[2].any()
+    assert advantages(batch)[2].eq(0).all()
+    assert RLOO(Options()).needs().min_group_size == 2
 
 
 def test_permuting_the_rows_permutes_the_advantages():

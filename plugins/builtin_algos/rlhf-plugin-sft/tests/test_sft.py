@@ -12,7 +12,7 @@ from rlhf_host.testing.tensors import make_batch
 
 
 def items(logprobs, batch, **options):
-    made = list(SFT(SFT.Options(**options)).compute_loss("actor", Outputs(logprobs=logprobs), batch))
+    made = list(SFT(SFT.Options(**options)).compute_loss(Outputs(logprobs=logprobs), batch))
     return [one for one in made if isinstance(one, LossTerm)], {one.name: one for one in made if isinstance(one, Metric)}
 
 

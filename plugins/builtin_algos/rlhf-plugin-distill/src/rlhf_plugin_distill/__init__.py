@@ -40,11 +40,11 @@ class Distill:
         return Needs(data="prompt_completion", roles=(actor, TEACHER), outputs=outputs, rewards=False)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         """``(1 − α)·(−log π) + α·D``, a mean over trained tokens."""
         import torch
 
-        if role != "actor" or outputs.logprobs is None:
+        if outputs.logprobs is None:
             return
         alpha, mask = self.options.alpha, batch.loss_mask
         yield from _divergence(outputs, batch, self.options, alpha, self.options.temperature)
@@ -86,9 +86,7 @@ class OnPolicyDistill:
         return Advantages(gap, metrics=[Metric("teacher/kl", -gap, mask)])
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        if role != "actor":
-            return
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         if self.options.signal == "sample":
             yield from F.policy_loss(outputs, batch, self.options)
         else:

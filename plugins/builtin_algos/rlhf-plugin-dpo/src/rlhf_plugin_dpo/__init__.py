@@ -27,8 +27,8 @@ class DPO:
         return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.preference_loss(outputs, batch, self.options) if role == "actor" else []
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.preference_loss(outputs, batch, self.options)
 
 
 class ConservativeOptions(F.PreferenceOptions):

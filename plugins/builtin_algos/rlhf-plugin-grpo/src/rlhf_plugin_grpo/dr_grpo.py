@@ -41,10 +41,8 @@ class DrGRPO(GroupRelative):
         return Advantages(F.on_actions(values, experience.action_mask))
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         """The policy loss, averaged over sequences and divided by a constant instead of each one's length."""
-        if role != "actor":
-            return []
         length = self.options.max_length or batch.max_new_tokens
         fixed = {"aggregation": f"sequence-mean-token-sum-over({length})"}
         return F.policy_loss(outputs, batch, self.options.model_copy(update=fixed))

@@ -22,13 +22,8 @@ class GroupRelative:
         return F.policy_needs(self.options, min_group_size=2)
 
     @hookimpl
-    def loss_masks(self, experience: Experience) -> Tensor:
-        """A sample whose group has no other has nothing to be compared with: it leaves the loss."""
-        return F.with_siblings(experience)
-
-    @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.policy_loss(outputs, batch, self.options) if role == "actor" else []
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.policy_loss(outputs, batch, self.options)
 
 
 def shaped_sums(experience: Experience) -> Tensor:

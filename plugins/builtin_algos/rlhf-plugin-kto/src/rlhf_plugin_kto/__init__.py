@@ -66,16 +66,14 @@ class KTO:
         return experience.action_mask & ~is_mismatched(experience).unsqueeze(-1)
 
     @hookimpl
-    def batch_statistics(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[Metric]:
-        if role == "actor" and self.options.loss == "kto":
+    def batch_statistics(self, outputs: Outputs, batch: Batch) -> Iterator[Metric]:
+        if self.options.loss == "kto":
             yield Metric("mismatched_kl", log_ratios(outputs, batch), is_mismatched(batch))
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         """``w·(1 − σ(±β(x − z)))``, ``x = Σ_t (log π − log ref)``, ``z = max(0, mean of x over mismatched rows)`` without gradient
         (arXiv:2402.01306, eqs. 7 and 8; ``apo_zero_unpaired``: ``z = 0``, arXiv:2408.06266, eq. 7)."""
-        if role != "actor":
-            return
         options, label = self.options, batch.columns["label"]
         if options.loss == "kto" and "mismatched" not in batch.columns:
             raise ValueError("the batch has no column 'mismatched': kto trains on the rows of its make_rows")

@@ -52,9 +52,9 @@ class _Bounding:
         return self.bounded(old_logprobs.detach(), sampler_logprobs, mask)[0].masked_fill(~mask, 1.0)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         """No loss: the fraction of tokens whose weight was cut."""
-        if role != "actor" or outputs.logprobs is None:
+        if outputs.logprobs is None:
             return []
         trainer = outputs.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         cut = self.bounded(trainer, batch.sampler_logprobs, batch.action_mask)[1]

@@ -57,8 +57,8 @@ class OnlineDPO:
         return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.preference_loss(outputs, batch, self.options) if role == "actor" else []
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.preference_loss(outputs, batch, self.options)
 
 
 def best_and_worst(group: Group) -> tuple[Trajectory, ...]:

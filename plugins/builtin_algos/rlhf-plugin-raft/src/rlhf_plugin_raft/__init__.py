@@ -42,9 +42,9 @@ class RAFT:
         return [row for group in groups for row in self._best(group)]
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         """``−log π`` of the chosen answers, a mean over all their tokens."""
-        return F.supervised_loss(outputs, batch, F.SupervisedOptions()) if role == "actor" else []
+        return F.supervised_loss(outputs, batch, F.SupervisedOptions())
 
     def _best(self, group: Group) -> list[Trajectory]:
         limit = self.options.min_reward

@@ -36,8 +36,8 @@ class Whitened:
         return F.whiten(advantages, mask, center_only=self.options.whiten == "center")
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.policy_loss(outputs, batch, self.options) if role == "actor" else []
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.policy_loss(outputs, batch, self.options)
 
 
 class ReinforcePP(Whitened):
@@ -66,11 +66,6 @@ class ReinforcePPBaseline(Whitened):
         return F.policy_needs(self.options, min_group_size=2)
 
     @hookimpl
-    def loss_masks(self, experience: Experience) -> Tensor:
-        """A sample whose group has no other has no baseline: it leaves the loss."""
-        return F.with_siblings(experience)
-
-    @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
         """``A_it = R_i − mean_g R + Σ_{s≥t} shaped_is`` over action tokens, whitened (eqs. 6 and 7)."""
         mask = experience.action_mask
@@ -78,4 +73,4 @@ class ReinforcePPBaseline(Whitened):
         advantages = F.on_actions(relative, mask)
         if experience.shaped is not None:
             advantages = advantages + F.suffix_sum(experience.shaped, mask)
-        return Advantages(self.whiten(advantages, experience.loss_mask & F.with_siblings(experience)))
+        return Advantages(self.whiten(advantages, experience.loss_mask))

@@ -45,12 +45,12 @@ class RewardModel:
         return Needs(data="preference", roles=(actor,), outputs=(Output("scores"),), rewards=False, unit_rows=True)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         """``−log σ(s_c − s_r − margin)`` (arXiv:2203.02155, eq. 1; the margin as in Llama 2, arXiv:2307.09288, eq. 2), and
         ``(s_c + s_r)²`` (arXiv:2312.09244, eq. 2)."""
         from torch.nn.functional import logsigmoid
 
-        if role != "actor" or outputs.scores is None:
+        if outputs.scores is None:
             return
         places = chosen, rejected = F.pairs(batch)
         better, worse = outputs.scores[chosen], outputs.scores[rejected]

@@ -43,13 +43,13 @@ class ProcessRewardModel:
         return steps & (steps.flip(-1).cumsum(-1).flip(-1) == 1) if self.options.last_step_only else steps
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
         """``−y·log σ(s) − (1 − y)·log(1 − σ(s))``, a mean over the steps: ``s`` the score at the separator, ``y`` its label, 0, 1
         or between (arXiv:2305.20050, section 2.6; arXiv:2312.08935, eq. 3)."""
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 
-        if role != "actor" or outputs.token_scores is None:
+        if outputs.token_scores is None:
             return
         mask = batch.loss_mask
         targets, scores = (torch.where(mask, values, 0.0) for values in (labels(batch), outputs.token_scores))

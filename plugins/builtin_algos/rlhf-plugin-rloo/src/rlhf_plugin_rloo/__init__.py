@@ -27,11 +27,6 @@ class RLOO:
         return F.policy_needs(self.options, min_group_size=2)
 
     @hookimpl
-    def loss_masks(self, experience: Experience):
-        """A sample whose group has no other has no baseline: it leaves the loss."""
-        return F.with_siblings(experience)
-
-    @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
         """``A_i = R̃_i − mean_{j≠i} R̃_j`` on every action token, ``R̃_i = R_i + Σ_t shaped_it``."""
         rewards, mask, shaped = experience.rewards, experience.action_mask, experience.shaped
@@ -43,5 +38,5 @@ class RLOO:
         return Advantages(advantages)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.policy_loss(outputs, batch, self.options) if role == "actor" else []
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.policy_loss(outputs, batch, self.options)

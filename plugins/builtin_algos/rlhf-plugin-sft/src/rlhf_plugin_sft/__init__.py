@@ -20,5 +20,5 @@ class SFT:
         return Needs(data="prompt_completion", roles=(actor,), rewards=False)
 
     @hookimpl
-    def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.supervised_loss(outputs, batch, self.options) if role == "actor" else []
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
+        return F.supervised_loss(outputs, batch, self.options)
