@@ -16,7 +16,7 @@ BUCKET_BYTES = 2**26
 """Gradients are summed in flat pieces of about this size."""
 
 
-class Ranks:
+class TorchRanks:
     """One process alone unless ``join``ed; every method is collective: all processes call it, in the same order.
 
     A data-parallel rank has rows of its own. Mostly it is one process; where ``parts`` neighbouring processes hold one copy of the
@@ -38,7 +38,7 @@ class Ranks:
         parts: int = 1,
         backend: str = "gloo",
         timeout_s: float = 1800.0,
-    ) -> Ranks:
+    ) -> TorchRanks:
         """Meet the others at ``address:port``, where process 0 listens. The group is torch's default one."""
         if processes == 1:
             return cls()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.engines.embedded_rows import Rows
+from rlhf_host.engines.embedded_rows import OpenRows
 from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
 from rlhf_host.engines.requests import Request, check_request, end_tokens
 from rlhf_host.engines.transformers import Transformers
@@ -159,7 +159,7 @@ class EmbeddedEngine:
         # Drawing works in float64, which MPS does not have.
         home = next(self.model.parameters()).device
         device = torch.device("cpu") if home.type == "mps" else home
-        rows = Rows({i: requests[i] for i in indices}, self._limit, self._eos, self.tokenizer, device)
+        rows = OpenRows({i: requests[i] for i in indices}, self._limit, self._eos, self.tokenizer, device)
         version = self.version
         logits = self._prefill(decoder, rows, home)
         while True:
@@ -189,7 +189,7 @@ class EmbeddedEngine:
             else:
                 logits = decoder.step(rows.drawn.to(home)).to(device)
 
-    def _prefill(self, decoder: Decoder, rows: Rows, home: torch.device) -> Tensor:
+    def _prefill(self, decoder: Decoder, rows: OpenRows, home: torch.device) -> Tensor:
         """``[B, V]``: each row's logits after its prompt."""
         self._refresh(decoder)
         line = f"Computing {len(rows.prompts):,} prompts of {sum(map(len, rows.prompts)):,} tokens"
@@ -199,7 +199,7 @@ class EmbeddedEngine:
             decoder.start(rows.prompt_of_row.to(home), rows.longest - 1)
         return logits
 
-    def _prefill_again(self, decoder: Decoder, rows: Rows, home: torch.device) -> Tensor:
+    def _prefill_again(self, decoder: Decoder, rows: OpenRows, home: torch.device) -> Tensor:
         """``[B, V]``: each row's logits after what it has so far, its keys and values computed anew."""
         logits = decoder.prefill(rows.so_far()).to(rows.device)
         if rows.longest > rows.length + 1:

@@ -16,7 +16,7 @@ from rlhf_host.records.episodes import Generation
 from rlhf_host.records.numbers import Numbers
 
 
-class Rows:
+class OpenRows:
     """One row for each request, those of one prompt beside each other. Rows that are over leave through ``compact``.
 
     Args:

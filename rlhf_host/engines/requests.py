@@ -21,7 +21,7 @@ class Request:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class Waiting:
     """A request and who waits for it."""
 
     request: Request

@@ -22,7 +22,7 @@ from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.engines.vllm_measures import Measures
-from rlhf_host.engines.vllm_requests import Call, answer, generation_of, sampling_params
+from rlhf_host.engines.vllm_requests import Sent, answer, generation_of, sampling_params
 from rlhf_host.engines.vllm_startup import (
     ends_of,
     first_line,
@@ -67,7 +67,7 @@ class VLLMEngine:
         self.asleep = False
         self._actions: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
-        self._running: dict[str, Call] = {}
+        self._running: dict[str, Sent] = {}
         self._salts: dict[Hashable, int] = {}
         """With ``keep``, group → the version of its first request: no later group finds its keys and values."""
         self._numbers = itertools.count()
@@ -116,7 +116,7 @@ class VLLMEngine:
             context_length=self.context_length,
             remedy=", or engine.max_model_len higher",
         )
-        call = Call(request, asyncio.get_running_loop())
+        call = Sent(request, asyncio.get_running_loop())
         self._post(lambda: self._add(call))
         try:
             return await call.future
@@ -251,7 +251,7 @@ class VLLMEngine:
             del self._running[output.request_id]
         answer(given)  # last: whoever gets one finds the others only in ``_running``
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: Sent) -> None:
         if call.future.cancelled():
             return
         try:
@@ -276,7 +276,7 @@ class VLLMEngine:
             del self._salts[next(iter(self._salts))]
         return str(version)
 
-    def _abort(self, call: Call) -> None:
+    def _abort(self, call: Sent) -> None:
         if self._running.pop(call.number, None) is not None:
             self.llm.abort_request([call.number])
 
@@ -311,7 +311,7 @@ class VLLMEngine:
             for call in again:
                 self._add(call)
 
-    def _load_weights(self, buckets: Buckets) -> Sequence[Call]:
+    def _load_weights(self, buckets: Buckets) -> Sequence[Sent]:
         names: set[str] = set()
         self.llm.collective_rpc("begin_weights")
         try:
@@ -324,7 +324,7 @@ class VLLMEngine:
         self._check_complete(names)
         return ()
 
-    def _load_adapter(self, buckets: Buckets) -> Sequence[Call]:
+    def _load_adapter(self, buckets: Buckets) -> Sequence[Sent]:
         """A new adapter under a new name: under the same one vLLM would go on with what it has cached.
 
         Returns:

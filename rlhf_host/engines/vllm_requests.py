@@ -20,7 +20,7 @@ REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class Sent:
     """A request and who waits for it: made on the event loop, answered from the engine's thread."""
 
     request: Request
@@ -33,7 +33,7 @@ class Call:
         self.future = self.loop.create_future()
 
 
-def answer(finished: Iterable[tuple[Call, Generation | BaseException]]) -> None:
+def answer(finished: Iterable[tuple[Sent, Generation | BaseException]]) -> None:
     """Give callers their answers; each loop is woken once."""
     by_loop = defaultdict(list)
     for call, result in finished:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlhf_host.engines.requests import Call, Request
+from rlhf_host.engines.requests import Request, Waiting
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Compute
 from rlhf_host.records.episodes import Generation
@@ -28,8 +28,8 @@ class Waves:
 
     def __init__(self, run: Callable[[list[Request], Finish, Dropped], None], compute: Compute, max_wait_s: float):
         self._run, self._compute, self._max_wait_s = run, compute, max_wait_s
-        self._waiting: list[Call] = []
-        self._running: list[Call] = []
+        self._waiting: list[Waiting] = []
+        self._running: list[Waiting] = []
         self._news = asyncio.Event()
         self._news_at = 0.0
         self._expected = 0
@@ -43,7 +43,7 @@ class Waves:
     async def submit(self, request: Request) -> Generation:
         if self._closed:
             raise RunError("the engine is closed")
-        call = Call(request, asyncio.get_running_loop().create_future())
+        call = Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         self._news_at = time.monotonic()
         self._news.set()
@@ -95,11 +95,11 @@ class Waves:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), patience)
 
-    def _dropped(self, calls: list[Call]) -> bool | set[int]:
+    def _dropped(self, calls: list[Waiting]) -> bool | set[int]:
         return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}
 
 
-def _resolve(calls: Sequence[Call], finished: Sequence[tuple[int, Generation | Exception]]) -> None:
+def _resolve(calls: Sequence[Waiting], finished: Sequence[tuple[int, Generation | Exception]]) -> None:
     for index, answer in finished:
         if isinstance(answer, Exception):
             _reject(calls[index], answer)
@@ -107,6 +107,6 @@ def _resolve(calls: Sequence[Call], finished: Sequence[tuple[int, Generation | E
             calls[index].future.set_result(answer)
 
 
-def _reject(call: Call, error: Exception) -> None:
+def _reject(call: Waiting, error: Exception) -> None:
     if not call.future.done():
         call.future.set_exception(error)

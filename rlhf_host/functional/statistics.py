@@ -31,7 +31,7 @@ def suffix_sum(values: Tensor, action_mask: Tensor) -> Tensor:
     return torch.where(action_mask, sums, 0.0).to(torch.float32)
 
 
-class Episodes:
+class GroupedEpisodes:
     """Rows folded to episodes (an episode's trajectories average), episodes to groups."""
 
     def __init__(self, values: Tensor, group_id: Tensor, episode_id: Tensor | None = None):
@@ -82,7 +82,7 @@ def group_sizes(group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
         group_id: ``[B]`` int64.
         episode_id: ``[B]`` int64; ``None``: every row is an episode.
     """
-    episodes = Episodes(torch.zeros(len(group_id), device=group_id.device), group_id, episode_id)
+    episodes = GroupedEpisodes(torch.zeros(len(group_id), device=group_id.device), group_id, episode_id)
     return episodes.sizes[episodes.group_of_row].to(torch.int64)
 
 
@@ -94,7 +94,7 @@ def group_mean(values: Tensor, group_id: Tensor, episode_id: Tensor | None = Non
         group_id: ``[B]`` int64; rows of a group need not be adjacent, sizes may differ.
         episode_id: ``[B]`` int64; ``None``: every row is an episode.
     """
-    episodes = Episodes(values, group_id, episode_id)
+    episodes = GroupedEpisodes(values, group_id, episode_id)
     return episodes.mean()[episodes.group_of_row]
 
 
@@ -103,7 +103,7 @@ def leave_one_out(values: Tensor, group_id: Tensor, episode_id: Tensor | None = 
 
     Exactly 0 for groups of one and for groups of zero variance. Arguments as in ``group_mean``.
     """
-    episodes = Episodes(values, group_id, episode_id)
+    episodes = GroupedEpisodes(values, group_id, episode_id)
     size = episodes.sizes[episodes.group_of_row]
     own = episodes.values[episodes.episode_of_row]
     others = (size * episodes.mean()[episodes.group_of_row] - own) / (size - 1).clamp(min=1)
@@ -128,13 +128,13 @@ def group_normalize(
     """
     if std not in ("group", "batch", "none"):
         raise ValueError(f"unknown std {std!r}: group, batch or none")
-    episodes = Episodes(values, group_id, episode_id)
+    episodes = GroupedEpisodes(values, group_id, episode_id)
     mean = episodes.mean()
     centred = torch.where(episodes.constant()[episodes.group_of_row], 0.0, values.double() - mean[episodes.group_of_row])
     if std == "none":
         return centred
     if std == "batch":
-        scale = Episodes(values, torch.zeros_like(group_id), episodes.episode_of_row).std()
+        scale = GroupedEpisodes(values, torch.zeros_like(group_id), episodes.episode_of_row).std()
     else:
         scale = episodes.std()[episodes.group_of_row]
     return centred / (scale + eps).clamp(min=torch.finfo(torch.float64).tiny)  # 0/0 without an eps

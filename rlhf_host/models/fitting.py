@@ -11,10 +11,10 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models import adapter_files, adapters
 from rlhf_host.models.freezing import freeze
-from rlhf_host.models.places import Source
+from rlhf_host.models.places import ModelPlace
 
 
-def refuse_settings(role: RoleConfig, source: Source, *, trainable: bool) -> None:
+def refuse_settings(role: RoleConfig, source: ModelPlace, *, trainable: bool) -> None:
     """Raises ``UserError`` for settings that no model of this place can have."""
     if role.quantize and source.gguf:
         raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
@@ -38,7 +38,9 @@ def wide_head(role: RoleConfig, count: int) -> UserError:
     )
 
 
-def fit(model: PreTrainedModel, role: RoleConfig, source: Source, device: torch.device, *, trainable: bool) -> PreTrainedModel:
+def fit(
+    model: PreTrainedModel, role: RoleConfig, source: ModelPlace, device: torch.device, *, trainable: bool
+) -> PreTrainedModel:
     """The model as the role has it, on the device, in place.
 
     Raises:

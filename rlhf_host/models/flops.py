@@ -32,7 +32,7 @@ def peak_flops(device: torch.device) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightCounts:
     """Numbers in matrices that a token is multiplied with."""
 
     all: float = 0.0
@@ -50,8 +50,8 @@ class ModelFlops:
     twice. Tables that are looked up in are left out. Of experts, those that a token goes through count. Only predicted tokens
     reach the head."""
 
-    body: Weights
-    head: Weights
+    body: WeightCounts
+    head: WeightCounts
     attention: int
     """``L·H·Q``: layers, heads, and how wide these are."""
 
@@ -80,7 +80,7 @@ class ModelFlops:
         count = getattr(config, "num_hidden_layers", 0)
         several = getattr(config, "is_heterogeneous", False)
         widths = (_attention_width(config.per_layer_config[layer] if several else config) for layer in range(count))
-        return cls(Weights(*sizes["body"]), Weights(*sizes["head"]), sum(widths))
+        return cls(WeightCounts(*sizes["body"]), WeightCounts(*sizes["head"]), sum(widths))
 
     def training(self, prompts: Sequence[int], rows: Sequence[tuple[int, int]], predicted: int) -> float:
         """Of one pass forward and backward.

@@ -31,7 +31,7 @@ from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
 from rlhf_host.models.heads import scalar_head
-from rlhf_host.models.places import Source, find_model, hub_answers, with_base
+from rlhf_host.models.places import ModelPlace, find_model, hub_answers, with_base
 
 
 def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
@@ -128,7 +128,7 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """The role's tokenizer, from ``tokenizer`` or else from beside its adapter or model. Where no token pads, eos does."""
     name = role.tokenizer or (role.adapter if _has_tokenizer(role.adapter) else role.model)
     if adapter_files.is_adapter(name) and _has_tokenizer(name):
-        source = Source(str(Path(str(name)).expanduser()), local=True)
+        source = ModelPlace(str(Path(str(name)).expanduser()), local=True)
     else:
         source = find_model(name, weights=False)
     options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
@@ -219,7 +219,7 @@ def stop_tokens(role: RoleConfig) -> list[int]:
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def options_of(source: Source, role: RoleConfig) -> dict[str, Any]:
+def options_of(source: ModelPlace, role: RoleConfig) -> dict[str, Any]:
     return {
         "revision": None if source.local else role.revision,
         "trust_remote_code": role.trust_remote_code,
@@ -227,7 +227,7 @@ def options_of(source: Source, role: RoleConfig) -> dict[str, Any]:
     }
 
 
-def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
+def _load_safetensors(source: ModelPlace, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     options = options_of(source, role)
     config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
     if head == "scalar":
@@ -265,7 +265,7 @@ def _load_safetensors(source: Source, role: RoleConfig, head: str, trainable: bo
     return model
 
 
-def _load_gguf(source: Source, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
+def _load_gguf(source: ModelPlace, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     quantized = AutoModelForCausalLM.from_pretrained(
         source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True
     )

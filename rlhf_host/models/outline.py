@@ -27,7 +27,7 @@ from rlhf_host.models.loading import (
     require_scalar_head,
     rounded_base,
 )
-from rlhf_host.models.places import Source, find_model, with_base
+from rlhf_host.models.places import ModelPlace, find_model, with_base
 from rlhf_host.models.quantized import refuse_kind
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool)
         return None
 
 
-def _empty(source: Source, role: RoleConfig, head: str, trainable: bool) -> Any:
+def _empty(source: ModelPlace, role: RoleConfig, head: str, trainable: bool) -> Any:
     options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
     config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
     dtype = torch.float32 if source.gguf else weight_dtypes(role, trainable, config.dtype, rounded_base(role))[1]
@@ -83,7 +83,7 @@ def _empty(source: Source, role: RoleConfig, head: str, trainable: bool) -> Any:
             raise UserError(f"cannot load the model {role.model!r}: {first_line(error)}") from error
 
 
-def _refuse_head(source: Source, role: RoleConfig, trainable: bool) -> None:
+def _refuse_head(source: ModelPlace, role: RoleConfig, trainable: bool) -> None:
     """A scalar head of another size, or none where it is not learned; only files that are at hand say."""
     if not source.local or source.gguf or (role.adapter is not None and adapter_files.is_scalar(role.adapter)):
         return

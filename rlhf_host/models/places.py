@@ -16,7 +16,7 @@ from rlhf_host.models.quickstart import MODEL, quickstart_model_dir
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelPlace:
     """Where a model is: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
 
     path: str
@@ -29,12 +29,12 @@ class Source:
         return str(Path(self.path, self.gguf or "").absolute()) if self.local else self.path
 
 
-def find_model(name: str | None, *, weights: bool = True) -> Source:
+def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
     """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
     if name == MODEL:
-        return Source(str(quickstart_model_dir()), local=True)
+        return ModelPlace(str(quickstart_model_dir()), local=True)
     path = Path(name).expanduser()
     if adapter_files.is_adapter(path):
         base = adapter_files.base_of(path)[0]
@@ -49,10 +49,10 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
             raise UserError(f"{name} is a file, but not a GGUF file: give the model's directory")
         if importlib.util.find_spec("gguf") is None:
             raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'")
-        return Source(str(path.parent), local=True, gguf=path.name)
+        return ModelPlace(str(path.parent), local=True, gguf=path.name)
     if path.is_dir():
         _check_directory(path, weights)
-        return Source(str(path), local=True)
+        return ModelPlace(str(path), local=True)
     siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     match = near_matches(str(path), siblings)
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
@@ -60,7 +60,7 @@ def find_model(name: str | None, *, weights: bool = True) -> Source:
     if not _cached(name) and (match or not hub_answers()):
         hub = "" if match else "; as a hub name it is not in the local cache, and the hub cannot be reached from here"
         raise UserError(f"no model {name!r}: no such directory{match}{hub}")
-    return Source(name, local=False)
+    return ModelPlace(name, local=False)
 
 
 def with_base(role: RoleConfig) -> RoleConfig:

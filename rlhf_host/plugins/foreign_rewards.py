@@ -35,7 +35,7 @@ SHOWN = (
 )
 
 
-class Metrics:
+class ForeignMetrics:
     """Another project's names, such as ``entropy``, as metrics here: ``reward/ALIAS/entropy``, so that none is the host's own."""
 
     def __init__(self, reward: str):

@@ -47,7 +47,7 @@ class FunctionReward:
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
         self.form = foreign_rewards.form_of(function)
-        self.metrics = foreign_rewards.Metrics(name)
+        self.metrics = foreign_rewards.ForeignMetrics(name)
         self.arguments = [] if self.form else reward_arguments(function, name)
         self.optional = set() if self.form else with_default(function)
 

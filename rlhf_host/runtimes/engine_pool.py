@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from rlhf_host.engines.requests import Call, Request
+from rlhf_host.engines.requests import Request, Waiting
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineTraits
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
@@ -91,7 +91,7 @@ class EnginePool:
             raise RunError("no engine is left")
         if self.version < 0:
             raise RunError("the engines have no weights of this run yet: sync them first")
-        call = Call(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
+        call = Waiting(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
         # A key ends in the sample and its turn: the rest is the task's.
         ticket = Ticket(next(self._numbers), key[:-2], len(token_ids) + sampling.max_new_tokens, call)
         self._queue.arrived.append(ticket)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, blaming
-from rlhf_host.functional.statistics import Episodes
+from rlhf_host.functional.statistics import GroupedEpisodes
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group
@@ -234,7 +234,7 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     if in_loss.numel():
         metrics |= {"advantages/mean": float(in_loss.mean()), "advantages/std": float(in_loss.std(correction=0))}
     if needs.min_group_size > 1:  # to others a group is nothing
-        equal = Episodes(experience.rewards, experience.group_id).constant()  # such groups teach nothing
+        equal = GroupedEpisodes(experience.rewards, experience.group_id).constant()  # such groups teach nothing
         metrics["groups/no_variance"] = float(equal.double().mean())
     counts = experience.loss_mask.sum(-1)
     sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)

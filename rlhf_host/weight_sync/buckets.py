@@ -20,14 +20,14 @@ SENT = "sent"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BucketLayout:
     """Where each tensor of a bucket lies in a flat buffer: ``(name, dtype, shape, offset, bytes)``; plain values."""
 
     entries: tuple[tuple[str, str, tuple[int, ...], int, int], ...]
     bytes: int
 
     @classmethod
-    def of(cls, bucket: Bucket, dtype: torch.dtype | None = None) -> Layout:
+    def of(cls, bucket: Bucket, dtype: torch.dtype | None = None) -> BucketLayout:
         """Floating-point tensors as ``dtype`` where one is given."""
         entries, offset = [], 0
         for name, tensor in bucket:
@@ -38,7 +38,7 @@ class Layout:
         return cls(tuple(entries), offset)
 
     @classmethod
-    def from_plain(cls, value: Mapping[str, Any]) -> Layout:
+    def from_plain(cls, value: Mapping[str, Any]) -> BucketLayout:
         entries = ((name, kind, tuple(shape), offset, size) for name, kind, shape, offset, size in value["entries"])
         return cls(tuple(entries), value["bytes"])
 

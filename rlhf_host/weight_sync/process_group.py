@@ -14,12 +14,12 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, gathered, renamed
+from rlhf_host.weight_sync.buckets import Bucket, BucketLayout, dtype_of, gathered, renamed
 from rlhf_host.weight_sync.remote_sync import OtherEndGone
 from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure, outward_address
 
 
-class Group(Link):
+class SyncGroup(Link):
     """One process's place in the group; rank 0 sends. What it sends is known to all after the first time."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Group(Link):
         super().__init__(Board(store, timeout_s))
         self.rank, self.backend = rank, backend
         self.device = device if backend == "nccl" else torch.device("cpu")
-        self.layouts: list[Layout] = []
+        self.layouts: list[BucketLayout] = []
         self.complete = False
         self._buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
         # Made directly, because the default group may be another library's, and belongs to the trainer's ranks alone.
@@ -43,7 +43,7 @@ class Group(Link):
         """NCCL uses the thread's current GPU, and threads begin on the first."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def buffer(self, layout: Layout) -> Tensor:
+    def buffer(self, layout: BucketLayout) -> Tensor:
         if self._buffer.numel() < layout.bytes:
             self._buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=self.device)
         return self._buffer[: layout.bytes]
@@ -78,12 +78,12 @@ def _process_group(
 def join_sender(weights: Weights, size: int, backend: str, timeout_s: float) -> None:
     if weights.rank == 0:
         store, host = weights.state[LINK]
-        weights.state[LINK] = Group(store, 0, size, host, backend, weights.device, timeout_s)
+        weights.state[LINK] = SyncGroup(store, 0, size, host, backend, weights.device, timeout_s)
 
 
 def join_receiver(loader: Loader, host: str, port: int, first: int, size: int, backend: str, timeout_s: float) -> None:
     store, rank, address = join_store(host, port, timeout_s), 1 + first + loader.rank, outward_address(host)
-    loader.state[LINK] = Group(store, rank, size, address, backend, loader.device, timeout_s)
+    loader.state[LINK] = SyncGroup(store, rank, size, address, backend, loader.device, timeout_s)
 
 
 def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
@@ -94,11 +94,11 @@ def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, re
             _send(weights.state[LINK], renamed(buckets, rename), kind)
 
 
-def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
+def _send(group: SyncGroup, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
     count = 0
     with group.on_device():
         for bucket in buckets:
-            layout = Layout.of(bucket, dtype)
+            layout = BucketLayout.of(bucket, dtype)
             if not group.complete:
                 group.layouts.append(layout)
                 group.board.put(f"layout/{count}", layout.to_plain())
@@ -120,13 +120,13 @@ def _send(group: Group, buckets: Iterator[Bucket], dtype: torch.dtype | None) ->
 def receive(loader: Loader, number: int, version: int) -> None:
     """Load what is broadcast."""
     group = loader.state.get(LINK)
-    if not isinstance(group, Group):
+    if not isinstance(group, SyncGroup):
         raise RunError("it is not in the group: it was started anew, and has to be connected again")
     with leaving_on_failure(loader.state, f"engine {loader.engine}"), group.on_device():
         loader.load(_arriving(group), version)
 
 
-def _arriving(group: Group) -> Iterator[Bucket]:
+def _arriving(group: SyncGroup) -> Iterator[Bucket]:
     count = 0
     while True:
         if not group.complete:
@@ -134,7 +134,7 @@ def _arriving(group: Group) -> Iterator[Bucket]:
             if key == "layouts" and group.board.read(key) == count:
                 group.complete = True
             else:
-                group.layouts.append(Layout.from_plain(group.board.read(f"layout/{count}")))
+                group.layouts.append(BucketLayout.from_plain(group.board.read(f"layout/{count}")))
         if group.complete and count == len(group.layouts):
             return
         layout = group.layouts[count]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, Layout, dtype_of, gathered, renamed
+from rlhf_host.weight_sync.buckets import Bucket, BucketLayout, dtype_of, gathered, renamed
 from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure
 
 SLOTS = 2
@@ -135,7 +135,7 @@ def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, re
 def _send(sender: Sender, number: int, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
     board, count = sender.board, 0
     for bucket in buckets:
-        layout = Layout.of(bucket, dtype)
+        layout = BucketLayout.of(bucket, dtype)
         if count >= SLOTS:
             _await_readers(sender, number, count - SLOTS)
         memory = sender.memory(count % SLOTS, layout.bytes)
@@ -173,7 +173,7 @@ def _arriving(receiver: Receiver, number: int) -> Iterator[Bucket]:
             return
         bucket = board.read(f"bucket/{number}/{count}")
         memory = receiver.memory(count % SLOTS, bucket["tickets"][receiver.rank])
-        yield Layout.from_plain(bucket["layout"]).views(memory)
+        yield BucketLayout.from_plain(bucket["layout"]).views(memory)
         if receiver.cuda:
             torch.cuda.synchronize(receiver.device)
         board.put(f"read/{number}/{count}/{receiver.rank}", True)

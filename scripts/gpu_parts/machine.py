@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.ranks import TorchRanks
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.records.tensors import Experience
@@ -102,7 +102,7 @@ def worker_of(model: Any, settings: TrainConfig, backend: Any = None) -> Worker:
         backend=backend or Torch(Torch.Options()),
         settings=RoleConfig(lr=1e-6),
         total_updates=1000,
-        ranks=Ranks(),
+        ranks=TorchRanks(),
     )
     return Worker({"actor": role}, manager_of(algo=Reinforce()), settings, NEEDS)
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.vllm_engine import STEP_S, VLLMEngine
-from rlhf_host.engines.vllm_requests import Call
+from rlhf_host.engines.vllm_requests import Sent
 from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import Sampling
 
@@ -68,7 +68,7 @@ def test_what_waits_behind_an_action_that_ends_the_engine_hears_of_it():
 def test_answers_of_a_step_that_fails_while_they_are_read_are_not_lost():
     async def run():
         loop = asyncio.get_running_loop()
-        calls = [Call(Request((5,), Sampling(8), (0, 0, 0)), loop) for _ in range(2)]
+        calls = [Sent(Request((5,), Sampling(8), (0, 0, 0)), loop) for _ in range(2)]
         outputs = [SimpleNamespace(finished=True, request_id=str(number)) for number in range(2)]  # without tokens
         engine = Scripted(step=lambda: outputs)
         engine._running = {"0": calls[0], "1": calls[1]}

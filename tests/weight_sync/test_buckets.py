@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_host.errors import RunError
-from rlhf_host.weight_sync.buckets import Layout, renamed
+from rlhf_host.weight_sync.buckets import BucketLayout, renamed
 
 BUCKET = [
     ("matrix", torch.arange(15.0).view(3, 5).t()),
@@ -18,24 +18,26 @@ BUCKET = [
 
 
 def test_a_packed_bucket_comes_out_as_it_went_in():
-    layout = Layout.of(BUCKET)
+    layout = BucketLayout.of(BUCKET)
     buffer = torch.full((layout.bytes + 100,), 255, dtype=torch.uint8)
     layout.pack(BUCKET, buffer)
     assert set(buffer[layout.bytes :].tolist()) == {255}
-    for (name, tensor), (found_name, found) in zip(BUCKET, Layout.from_plain(layout.to_plain()).views(buffer), strict=True):
+    for (name, tensor), (found_name, found) in zip(
+        BUCKET, BucketLayout.from_plain(layout.to_plain()).views(buffer), strict=True
+    ):
         assert (found_name, found.dtype, found.shape) == (name, tensor.dtype, tensor.shape)
         assert torch.equal(found, tensor)
 
 
 def test_tensors_do_not_overlap_and_are_aligned():
-    entries = Layout.of(BUCKET).entries
+    entries = BucketLayout.of(BUCKET).entries
     ends = [offset + size for *_, offset, size in entries]
     assert all(offset % 64 == 0 for *_, offset, _ in entries)
     assert all(end <= later[3] for end, later in zip(ends, entries[1:], strict=False))
 
 
 def test_only_floating_point_is_cast():
-    layout = Layout.of(BUCKET, torch.float16)
+    layout = BucketLayout.of(BUCKET, torch.float16)
     buffer = torch.zeros(layout.bytes, dtype=torch.uint8)
     layout.pack(BUCKET, buffer)
     found = dict(layout.views(buffer))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.ranks import TorchRanks
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model, quiet_transformers
@@ -39,8 +39,8 @@ SHARDS = ([0, 1, 2, 3, 4, 6], [5, 7])
 class Trained:
     """A role that the plugin trains, in the hands of the host's own worker."""
 
-    def __init__(self, plugin: Any, *, updates: int = 10, tokens: int = 16384, ranks: Ranks | None = None, **role: Any):
-        settings, ranks, train = actor(**role), ranks or Ranks(), TrainConfig(max_tokens_per_microbatch=tokens)
+    def __init__(self, plugin: Any, *, updates: int = 10, tokens: int = 16384, ranks: TorchRanks | None = None, **role: Any):
+        settings, ranks, train = actor(**role), ranks or TorchRanks(), TrainConfig(max_tokens_per_microbatch=tokens)
         model = _model(settings)
         self.before = {name: value.clone() for name, value in model.state_dict().items()}
         try:
@@ -152,7 +152,7 @@ def ranks_step_as_one(subject: Subject) -> None:
 def on_rank(rank: int, spec: PluginSpec, model: str, port: int) -> dict[str, Any]:
     """One of two ranks, in a process of its own: its weights as arrays after a step."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S)
+    ranks = TorchRanks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S)
     trained = Trained(spec.build(), ranks=ranks, model=model)
     whole, rows = batch(), SHARDS[rank]
     update = trained.worker.update(whole.select(rows), whole=Denominators.of(whole), rows=rows)
