@@ -41,8 +41,8 @@ SLOW = {
     "tests/training/test_qlora.py": ("on_ray", "bases in 4 bits on Ray"),
     "tests/training/test_agents.py": ("on_ray", "agents on Ray with vLLM"),
     "tests/training/test_async.py": (
-        r"\[(vllm|ray)\]|would_not_be_made_so_now",
-        "sampling ahead with vLLM and on Ray, and checkpoints of other settings",
+        r"\[(vllm|ray)\]|would_not_be_made_so_now|gives_the_same_values_again|(every_task_once|each_group_once)\[9\]|another_depth",
+        "sampling ahead with vLLM and on Ray, kills, and checkpoints of other settings or depths",
     ),
     "tests/cli/test_offline.py": ("under_ray", "rows on Ray"),
     "tests/cli/test_distill.py": ("under_ray", "a teacher on Ray"),
@@ -50,8 +50,8 @@ SLOW = {
     "tests/cli/test_recipes.py": ("takes_two_small_steps", "recipes, two small steps of each"),
     "tests/cli/test_doctor.py": ("reports_on_this_machine", "all libraries of this machine, imported"),
     "tests/outside/test_outside.py": (
-        "keep_their_contracts|box_that_dies",
-        "contracts of an outsider's engine, backend and runtime",
+        "keep_their_contracts|box_that_dies|trains_in_the_box",
+        "contracts of an outsider's engine, backend and runtime, and a run in them",
     ),
     "tests/testing/test_protocol_contracts.py": (
         "reports_the_plugin_that_breaks_it",
@@ -60,6 +60,29 @@ SLOW = {
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),
     "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
+    "tests/runtimes/test_whole_stack.py": (
+        "",
+        "all parts at once, on Ray; one run on Ray that trains and resumes at every change",
+    ),
+    "tests/cli/test_chat.py": (
+        "asked_as_in_training|reward_model_writes",
+        "models of runs that are talked to, in processes of their own",
+    ),
+    "tests/cli/test_process_rewards.py": ("two_processes", "a process reward model in two processes"),
+    "tests/test_gpu_accept.py": (r"\[(trl|ipc|ipc-killed)\]|skipped", "parts that start processes, with tiny sizes"),
+    "tests/cli/test_push.py": ("refusals|hub_that", "hubs that refuse or are gone; an upload at every change"),
+    "tests/engines/test_transformers_engine.py": (
+        r"(logprobs_are_those_of_the_trainer|depend_on_the_batch|of_its_version)\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
+        "families of models; three of them at every change",
+    ),
+    "tests/training/test_offline_resume.py": (
+        r"random_moments.*\[(preference|unpaired)\]",
+        "kills of three kinds of rows; one at every change",
+    ),
+    "tests/training/test_foreign_checkpoints.py": (
+        r"refused_in_one_line\[(?!optimizers/actor/optimizer\.pt-cut_off|model)",
+        "damaged checkpoints, a table; two of them at every change",
+    ),
 }
 """File → a pattern of its slow tests, empty for all, and why they are slow."""
 

@@ -1,6 +1,7 @@
 """The async face: which requests run together, when answers come, and what happens when something goes wrong."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -149,11 +150,12 @@ def test_a_cancelled_request_leaves_and_the_others_are_answered():
 
 
 def test_an_error_reaches_everyone_who_waits_and_the_next_batch_runs():
-    broken = True
+    broken, running, asked = True, threading.Event(), threading.Event()
 
     def run(requests, finish, dropped):
         if broken:
-            time.sleep(0.1)
+            running.set()
+            asked.wait(10)
             raise RunError("out of order")
         Recorder()(requests, finish, dropped)
 
@@ -161,9 +163,12 @@ def test_an_error_reaches_everyone_who_waits_and_the_next_batch_runs():
         nonlocal broken
         waves = Waves(run, OneThread(), max_wait_s=30)
         first = [asyncio.create_task(waves.submit(request(i))) for i in range(2)]
-        await asyncio.sleep(0.05)
+        while not running.is_set():
+            await asyncio.sleep(0.001)
         waves.expect(5)
         late = asyncio.create_task(waves.submit(request(7)))
+        await asyncio.sleep(0.001)
+        asked.set()
         failures = await asyncio.gather(*first, late, return_exceptions=True)
         broken = False
         waves.expect(0)
