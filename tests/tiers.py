@@ -60,10 +60,6 @@ SLOW = {
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),
     "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
-    "tests/runtimes/test_whole_stack.py": (
-        "",
-        "all parts at once, on Ray; one run on Ray that trains and resumes at every change",
-    ),
     "tests/cli/test_chat.py": (
         "asked_as_in_training|reward_model_writes",
         "models of runs that are talked to, in processes of their own",
