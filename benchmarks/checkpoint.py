@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlhf_authoring.models import write_tiny_model
+
 import rlhf_host
-from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.training.keeper import CheckpointKeeper
 
 

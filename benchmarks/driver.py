@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from rlhf_authoring.engines import ScriptedEngine
 
 from rlhf_host.config.choices import build_plugins
 from rlhf_host.config.schema import PluginChoice, RunConfig
@@ -33,7 +34,6 @@ from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
-from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.events import EventLoop
 
 SAMPLES = 8

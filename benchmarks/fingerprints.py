@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file
-
-from rlhf_host.testing.models import write_tiny_model
 
 MEASURED = ("time/*", "memory/*", "*_gb", "*_per_s", "tflops", "mfu", "engine/kv_use", "engine/preemptions")
 """Metrics of time, memory and speed, and of how full an engine was, which depends on when requests reach it."""

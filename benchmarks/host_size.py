@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+from rlhf_authoring.models import write_tiny_model
+
 import rlhf_host
-from rlhf_host.testing.models import write_tiny_model
 
 HOST = Path(rlhf_host.__file__).parent
 

@@ -179,14 +179,14 @@ def measure(server: Server, body: Body, size: int, times: int) -> tuple[float, f
 
 def own_server() -> None:
     """A policy server as runs have it, with one open episode."""
+    from rlhf_authoring.engines import ScriptedEngine
+    from rlhf_authoring.models import tiny_tokenizer
     from rlhf_server.app import PolicyServer
 
     from rlhf_host import Episode, Sampling, Task
     from rlhf_host.plugins.manager import PluginManager
     from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
     from rlhf_host.rollouts.episodes import Episodes
-    from rlhf_host.testing.engines import ScriptedEngine
-    from rlhf_host.testing.models import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -207,7 +207,7 @@ def own_server() -> None:
 
 @contextlib.contextmanager
 def started(name: str, folder: Path) -> Iterator[Server]:
-    from rlhf_host.testing.models import write_tiny_model
+    from rlhf_authoring.models import write_tiny_model
 
     rlhf = [sys.executable, "-m", "rlhf_host.cli.main"]
     model, lines = folder / "model", 1
@@ -249,9 +249,8 @@ def started(name: str, folder: Path) -> Iterator[Server]:
 
 def _reward_model(folder: Path) -> Path:
     import torch
+    from rlhf_authoring.models import tiny_tokenizer
     from transformers import LlamaConfig, LlamaForSequenceClassification
-
-    from rlhf_host.testing.models import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(5)

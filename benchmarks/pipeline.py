@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf_authoring import write_tiny_model
+
 import rlhf_host
 from rlhf_host import Action, Episode, Needs, Step, hookimpl
-from rlhf_host.testing import write_tiny_model
 
 STEPS, FIRST = {"fixed": 14, "lognormal": 14, "smollm2": 8}, {"fixed": 4, "lognormal": 4, "smollm2": 3}
 """Steps of a run, and the first that counts: before it the pipeline fills."""

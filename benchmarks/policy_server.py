@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 import aiohttp
+from rlhf_authoring.engines import ScriptedEngine
+from rlhf_authoring.models import tiny_tokenizer
 from rlhf_server.app import PolicyServer
 
 from rlhf_host import Episode, Sampling, Task
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing.engines import ScriptedEngine
-from rlhf_host.testing.models import tiny_tokenizer
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 

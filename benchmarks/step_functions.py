@@ -16,10 +16,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from rlhf_authoring.models import write_tiny_model
+
 import rlhf_host
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.models import output_heads
-from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.training.loop import Loop
 
 HOST = str(Path(rlhf_host.__file__).parent)

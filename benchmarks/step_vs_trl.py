@@ -195,9 +195,8 @@ def peer_seconds(case: Case, inputs: dict[str, Any], options: argparse.Namespace
 
 def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
     """Model directories for both sides, prompts, and the reward plugin."""
+    from rlhf_authoring.models import write_tiny_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from rlhf_host.testing.models import write_tiny_model
 
     peer = folder / "model"
     if case.model:

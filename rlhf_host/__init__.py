@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         NoRoom,
         Policy,
         Reward,
+        SampleKey,
         Sampling,
         Segment,
         Step,
@@ -74,7 +75,7 @@ _HOMES = {
     "rlhf_host.plugins.python_files": "import_file",
     "rlhf_host.protocols": "SyncTarget",
     "rlhf_host.records.episodes": (
-        "Action Drop Episode EpisodeFailed Generation Group Message NoRoom Policy Reward Sampling Segment Step Task "
+        "Action Drop Episode EpisodeFailed Generation Group Message NoRoom Policy Reward SampleKey Sampling Segment Step Task "
         "Trajectory Unjudged"
     ),
     "rlhf_host.records.messages": "Reply ToolCall",
@@ -130,6 +131,7 @@ __all__ = [
     "RunContext",
     "RunDirectory",
     "RunError",
+    "SampleKey",
     "Sampling",
     "ScoreContext",
     "Scratch",

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.cli.main import main
+from rlhf_host.cli.plugin_names import complete_plugin, kind_option, matching
+from rlhf_host.cli.plugins import wrap
 from rlhf_host.command import rlhf
 from rlhf_host.directories import new_directory, write_file
-from rlhf_host.errors import first_line, near_matches, visible
+from rlhf_host.errors import asks_to_stop, first_line, near_matches, visible
 from rlhf_host.phases import phase
+from rlhf_host.plugins.child import ChildFailed, answers
 from rlhf_host.scratch import Scratch
 
 __all__ = [
+    "ChildFailed",
     "CommandGroup",
     "Scratch",
+    "answers",
+    "asks_to_stop",
+    "complete_plugin",
     "first_line",
+    "kind_option",
     "main",
+    "matching",
     "near_matches",
     "new_directory",
     "phase",
     "rlhf",
     "visible",
+    "wrap",
     "write_file",
 ]

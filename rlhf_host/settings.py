@@ -9,30 +9,34 @@ from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.cli.eval import use_model
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
-from rlhf_host.config.flags import Text
+from rlhf_host.config.flags import Text, coerce
 from rlhf_host.config.load import read_config
-from rlhf_host.config.schema import PluginChoice, RoleConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RolloutConfig, RunConfig, TrainConfig
 from rlhf_host.config.tree import MANY, SINGLE, Names
 from rlhf_host.config.yaml_file import Located, plain, read_yaml, write_yaml
 from rlhf_host.plugins.hints import UnknownName
-from rlhf_host.plugins.selection import find, parse_choice, split_names
+from rlhf_host.plugins.selection import parse_choice, split_names
 
 __all__ = [
     "MANY",
     "SINGLE",
     "CommandLine",
+    "DataConfig",
+    "DataSource",
     "Located",
     "Names",
     "PluginChoice",
     "RoleConfig",
+    "RolloutConfig",
     "RunConfig",
     "SettingsCommand",
     "Text",
+    "TrainConfig",
     "UnknownName",
     "build_plugins",
     "check",
+    "coerce",
     "complete",
-    "find",
     "merge_needs",
     "parse_choice",
     "plain",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import rlhf_host
-from rlhf_host import commands, functional, hookspecs, models, rollouts, runs, settings, testing
+from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing
 from rlhf_host.plugins.discovery import GROUPS, HINTS
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
@@ -52,12 +52,14 @@ def describe() -> dict[str, Any]:
             "rlhf_host.functional": sorted(functional.__all__),
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
             "rlhf_host.commands": sorted(commands.__all__),
+            "rlhf_host.installed": sorted(installed.__all__),
+            "rlhf_host.internals": sorted(internals.__all__),
             "rlhf_host.models": sorted(models.__all__),
             "rlhf_host.rollouts": sorted(rollouts.__all__),
             "rlhf_host.runs": sorted(runs.__all__),
             "rlhf_host.runtimes.building": sorted(building.__all__),
             "rlhf_host.settings": sorted(settings.__all__),
-            "rlhf_host.testing": sorted(getattr(testing, "__all__", ())),
+            "rlhf_host.testing": sorted(testing.__all__),
         },
         "functions": {
             name: _parameters(getattr(functional, name))

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from rlhf_host.testing import write_tiny_model
+from rlhf_authoring import write_tiny_model
 
 STEPS = 60
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")

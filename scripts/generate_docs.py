@@ -20,24 +20,25 @@ from types import ModuleType
 from typing import Any
 
 import click
+import rlhf_authoring
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 from pydantic import BaseModel
+from rlhf_authoring.contracts import subject as contracts
+from rlhf_authoring.index import Index, read_index
 
 import rlhf_host
-from rlhf_host import api, functional, hookspecs, protocols, testing
+from rlhf_host import api, functional, hookspecs, protocols
 from rlhf_host.cli.main import main as command_line
 from rlhf_host.config.schema import RewardChoice, RunConfig, SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, fields_of, role_flag
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.catalogue import OTHERS, OURS
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, HOST, WITHOUT_OPTIONS, PluginInfo, discover, normalised
-from rlhf_host.plugins.index import Index, read_index
 from rlhf_host.plugins.options import describe_options, options_model, type_name
 from rlhf_host.plugins.selection import load
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
-from rlhf_host.testing.contracts import subject as contracts
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -303,11 +304,12 @@ def python_page() -> str:
 def testing_page() -> str:
     parts = [
         "# Testing",
-        prose(inspect.getdoc(testing) or ""),
-        "`pip install 'rlhf-host[testing]'` brings what they need. [Testing a plugin](../testing.md) shows their use.",
+        prose(inspect.getdoc(rlhf_authoring) or ""),
+        "They are in the package `rlhf-authoring`; `rlhf_host.testing` has the same names. `pip install 'rlhf-host[testing]'`"
+        " brings it, and what the tests need besides. [Testing a plugin](../testing.md) shows their use.",
     ]
-    for name in testing.__all__:
-        value = getattr(testing, name)
+    for name in rlhf_authoring.__all__:
+        value = getattr(rlhf_authoring, name)
         if inspect.isfunction(value):
             parts += _function(name, value)
         else:

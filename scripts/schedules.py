@@ -28,9 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf_authoring import write_tiny_model
 from transformers import AutoTokenizer
-
-from rlhf_host.testing import write_tiny_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from rlhf_authoring.models import write_tiny_model
 
 import rlhf_host
-from rlhf_host.testing.models import write_tiny_model
 
 from .forks import COMMAND, Forked, ForkServer
 from .schedule import (  # noqa: F401

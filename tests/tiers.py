@@ -48,12 +48,15 @@ SLOW = {
     "tests/cli/test_distill.py": ("under_ray", "a teacher on Ray"),
     "tests/cli/test_chosen_rows.py": ("under_ray", "chosen rows on Ray"),
     "tests/cli/test_recipes.py": ("takes_two_small_steps", "recipes, two small steps of each"),
-    "tests/cli/test_doctor.py": ("reports_on_this_machine", "all libraries of this machine, imported"),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py": (
+        "reports_on_this_machine",
+        "all libraries of this machine, imported",
+    ),
     "tests/outside/test_outside.py": (
         "keep_their_contracts|box_that_dies|trains_in_the_box",
         "contracts of an outsider's engine, backend and runtime, and a run in them",
     ),
-    "tests/testing/test_protocol_contracts.py": (
+    "plugins/builtin_commands/rlhf-authoring/tests/contracts/test_protocol_contracts.py": (
         "reports_the_plugin_that_breaks_it",
         "engines, backends and runtimes with one rule broken each, some until a deadline; templates pass at every change",
     ),

@@ -37,8 +37,8 @@ class Main(CommandGroup):
         for info in discover():
             if info.name == name and info.kind in CHOICES:
                 return f"; {name!r} is {a(info.kind)}: rlhf train --{CHOICES[info.kind]} {name} --help"
-        kinds = [kind for kind, names in offered().items() if name in names]
-        return f"; {name!r} is {a(kinds[0])} that is not installed: rlhf plugins install {name}" if kinds else ""
+        offers = [(kind, names[name]) for kind, names in offered().items() if name in names]
+        return f"; {name!r} is {a(offers[0][0])} that is not installed: {offers[0][1].line}" if offers else ""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

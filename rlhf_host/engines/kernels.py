@@ -49,7 +49,7 @@ class TriedKernels:
     """
 
     def __init__(self, plugins: Sequence[tuple[str, KernelsPlugin]] = ()):
-        attention.enable()
+        attention.enable_shared_rows()
         self._plugins = plugins
         self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
         self._decoders: dict[tuple[int, Use], tuple[Any, dict[int, Decoder]]] = {}

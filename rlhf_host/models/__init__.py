@@ -10,30 +10,42 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.data.templates import tells_the_day
     from rlhf_host.models.adapter_files import is_adapter
-    from rlhf_host.models.loading import head_of, load_model, load_tokenizer, save_model
+    from rlhf_host.models.loading import head_of, load_model, load_tokenizer, quiet_transformers, save_model, stop_tokens
     from rlhf_host.models.merging import merge
     from rlhf_host.models.places import hub_answers
+    from rlhf_host.models.room import container_memory, machine_memory
 
 _HOME = {
+    "container_memory": "models.room",
     "head_of": "models.loading",
     "hub_answers": "models.places",
     "is_adapter": "models.adapter_files",
     "load_model": "models.loading",
     "load_tokenizer": "models.loading",
+    "machine_memory": "models.room",
     "merge": "models.merging",
+    "quiet_transformers": "models.loading",
     "save_model": "models.loading",
+    "stop_tokens": "models.loading",
+    "tells_the_day": "data.templates",
 }
 """Name → its module in ``rlhf_host``, imported when the name is first asked for."""
 
 __all__ = [
+    "container_memory",
     "head_of",
     "hub_answers",
     "is_adapter",
     "load_model",
     "load_tokenizer",
+    "machine_memory",
     "merge",
+    "quiet_transformers",
     "save_model",
+    "stop_tokens",
+    "tells_the_day",
 ]
 
 

@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from rlhf_host.protocols import SharedRows
 
 
-def enable() -> None:
+def enable_shared_rows() -> None:
     """Have transformers' sdpa attention take ``shared_rows``; without that argument it computes what it did.
 
     It stays under the name ``sdpa``: a layer that gradient checkpointing runs again looks its attention up by name, and some

@@ -72,7 +72,7 @@ class Passes:
         even_passes: bool = False,
         balance: Balance | None = None,
     ):
-        attention.enable()
+        attention.enable_shared_rows()
         self.model, self.balance = model, balance
         self.shared_prefix = shared_prefix
         self.autocast = autocast

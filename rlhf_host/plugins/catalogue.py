@@ -1,4 +1,4 @@
-"""What can be installed by name: the lists of plugins that come with the host, as ``plugins.index`` describes and checks them.
+"""What can be installed by name: the lists of plugins that come with the host. ``scripts/generate_docs.py`` checks them.
 
 Only these names ever get an install line: guessing package names invites squatters.
 """
@@ -55,5 +55,5 @@ def listed(kind: str) -> list[Mapping[str, Any]]:
 
 @cache
 def _entries() -> list[Mapping[str, Any]]:
-    # Not by plugins.index: it needs pydantic, which installing must not wait for.
+    # As plain JSON: checking needs pydantic, which installing must not wait for.
     return [entry for path in (OURS, OTHERS) for entry in json.loads(path.read_bytes())["distributions"]]

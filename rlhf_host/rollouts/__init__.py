@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.data.chat import encode_prompts
+    from rlhf_host.data.chat import encode_prompts, render_prompt
+    from rlhf_host.data.codec import ChatCodec
     from rlhf_host.records.metric_names import misnamed
     from rlhf_host.records.sampling import misfit
     from rlhf_host.rollouts.conversation import Call, Plan
@@ -20,21 +21,25 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Call": "rollouts.conversation",
+    "ChatCodec": "data.codec",
     "EpisodePolicy": "rollouts.policy",
     "Plan": "rollouts.conversation",
     "encode_prompts": "data.chat",
     "misfit": "records.sampling",
     "misnamed": "records.metric_names",
+    "render_prompt": "data.chat",
 }
 """Name → its module in ``rlhf_host``, imported when the name is first asked for."""
 
 __all__ = [
     "Call",
+    "ChatCodec",
     "EpisodePolicy",
     "Plan",
     "encode_prompts",
     "misfit",
     "misnamed",
+    "render_prompt",
 ]
 
 

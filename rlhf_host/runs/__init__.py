@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.config.run_dir import require_run
     from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
     from rlhf_host.runs.models import RunModel, run_model, run_of
     from rlhf_host.runs.usual import usual_settings
@@ -24,6 +25,7 @@ _HOME = {
     "flat": "runs.directory",
     "read_steps": "training.saved_rows",
     "refuse_damaged": "training.checkpoints",
+    "require_run": "config.run_dir",
     "run_model": "runs.models",
     "run_of": "runs.models",
     "usual_settings": "runs.usual",
@@ -37,6 +39,7 @@ __all__ = [
     "flat",
     "read_steps",
     "refuse_damaged",
+    "require_run",
     "run_model",
     "run_of",
     "usual_settings",

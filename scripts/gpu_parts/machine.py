@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, manager_of
+from rlhf_authoring.tensors import make_batch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rlhf_host.backends.ranks import TorchRanks
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.records.tensors import Experience
-from rlhf_host.testing.contracts.reinforce import NEEDS, Reinforce, manager_of
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rlhf_authoring.contracts.reinforce import Reinforce
+from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file
 
 import rlhf_host
 from gpu_parts.machine import GB, Machine, Skipped
 from rlhf_host.plugins.discovery import HOST, discover
-from rlhf_host.testing.contracts.reinforce import Reinforce
-from rlhf_host.testing.models import write_tiny_model
 
 
 def growth(machine: Machine) -> tuple[float, dict[str, Any]]:

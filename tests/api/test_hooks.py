@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rlhf_authoring.contracts.reinforce import manager_of
 
 from rlhf_host import Needs, RoleNeed, hookimpl
 from rlhf_host.rollouts.experience import apply_rewards
 from rlhf_host.testing import make_batch
-from rlhf_host.testing.contracts.reinforce import manager_of
 
 HERE = Path(__file__).parent
 

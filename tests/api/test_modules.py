@@ -7,8 +7,18 @@ import subprocess
 import sys
 
 import pytest
+import rlhf_authoring
 
-MODULES = ("rlhf_host", "rlhf_host.models", "rlhf_host.rollouts", "rlhf_host.runs")
+from rlhf_host import testing
+
+MODULES = (
+    "rlhf_host",
+    "rlhf_host.installed",
+    "rlhf_host.internals",
+    "rlhf_host.models",
+    "rlhf_host.rollouts",
+    "rlhf_host.runs",
+)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -22,3 +32,17 @@ def test_every_public_name_is_there(module):
 def test_importing_them_loads_nothing_heavy():
     code = f"import sys, {', '.join(MODULES)}; print({{'torch', 'transformers', 'pydantic', 'aiohttp'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_the_names_for_tests_are_those_of_their_package():
+    assert testing.__all__ == rlhf_authoring.__all__
+    assert testing.make_batch is rlhf_authoring.make_batch
+    with pytest.raises(AttributeError, match=r"'rlhf_host\.testing' has no attribute 'nothing'"):
+        _ = testing.nothing
+
+
+def test_without_the_package_its_names_say_what_to_install():
+    code = "import sys; sys.modules['rlhf_authoring'] = None\nfrom rlhf_host.testing import write_tiny_model"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "ImportError: rlhf_host.testing.write_tiny_model is in the package rlhf-authoring: pip install rlhf-authoring\n"
+    assert done.stderr.endswith(said)

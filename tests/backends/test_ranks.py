@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
+from rlhf_authoring.tensors import make_batch
 from transformers import AutoModelForCausalLM
 
 from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, hookimpl
@@ -37,8 +39,6 @@ from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
-from rlhf_host.testing.models import write_tiny_model
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker

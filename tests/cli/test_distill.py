@@ -6,9 +6,8 @@ import json
 
 import pytest
 import torch
+from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
 from transformers import AutoModelForCausalLM
-
-from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 

@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host.config.run_dir import locked
 from rlhf_host.models import room
-from rlhf_host.testing.models import write_tiny_model
 
 deepspeed, vllm, peft = (
     pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"{library} is not installed")

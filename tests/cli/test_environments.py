@@ -8,8 +8,7 @@ import shutil
 
 import pytest
 import yaml
-
-from tests.conftest import ROOT
+from rlhf_authoring.commands.new import template_folder
 
 OPTIONS = ("--rollout.n", "2", "--train.batch-size", "2", "--train.steps", "1", "--train.threads", "1")
 
@@ -44,7 +43,7 @@ def test_the_new_environment_trains_and_evaluates(train, rlhf_here, tmp_path):
 
 
 def test_flags_override_its_parts(train, tmp_path):
-    shutil.copy(ROOT / "plugin_template/environment.py", tmp_path / "game.py")
+    shutil.copy(template_folder() / "environment.py", tmp_path / "game.py")
     own = ("--reward.short.weight", "0", "--agent", "single_turn", "--data", "arithmetic")
     shown = train("--environment", "game.py", *own, "--print-config")
     assert shown.exit_code == 0, shown.output
@@ -55,7 +54,7 @@ def test_flags_override_its_parts(train, tmp_path):
 
 
 def test_an_environment_in_a_package_goes_by_its_name(site):
-    text = (ROOT / "plugin_template/environment.py").read_text()
+    text = (template_folder() / "environment.py").read_text()
     modules = {"game_package/__init__.py": "", "game_package/game.py": text}
     site.install("rlhf-plugin-game", {"rlhf.presets": "game = game_package:game.py"}, modules)
     done = site.rlhf("train", "--algo", "rloo", "--environment", "game", "--actor.model", "quickstart", "--print-config")

@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 from transformers import AutoModelForCausalLM
 
 from rlhf_host.config.schema import LoraOptions, RoleConfig
 from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.models.loading import load_model, load_tokenizer, save_model
-from rlhf_host.testing.models import write_tiny_model
 
 pytest.importorskip("peft")
 

@@ -155,11 +155,20 @@ def test_metadata_is_read_once_by_a_command(outside, prompts, tiny_model):
         assert done.stderr.rpartition("scans: ")[2] == "1\n", words
 
 
-@pytest.mark.parametrize(("command", "package"), [("view", "rlhf-runs"), ("chat", "rlhf-server"), ("serve", "rlhf-server")])
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("view", "rlhf-runs"),
+        ("chat", "rlhf-server"),
+        ("serve", "rlhf-server"),
+        ("doctor", "rlhf-authoring"),
+        ("plugins new", "rlhf-authoring"),
+    ],
+)
 def test_one_of_the_project_that_is_not_installed_says_how_to_get_it(rlhf_here, monkeypatch, command, package):
     monkeypatch.setattr(
         lazy, "discover", lambda disabled=False: [info for info in discover(disabled) if info.distribution != package]
     )
-    done = rlhf_here(command, "runs/one")
-    said = f"Error: no command {command!r} is installed; pip install --find-links dist {package}\n"
+    done = rlhf_here(*command.split(), "runs/one")
+    said = f"Error: no command {command.split()[-1]!r} is installed; pip install --find-links dist {package}\n"
     assert (done.exit_code, done.stderr) == (2, said)

@@ -11,13 +11,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host.config.check import check
 from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.flags import parse
 from rlhf_host.config.load import read_config
 from rlhf_host.config.recipes import about, recipe_settings, recipes
-from rlhf_host.testing.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("0.5B", "7B", "70B")

@@ -13,7 +13,7 @@ ELSEWHERE = {
     "rollout": "tests/cli/test_rollout.py",
     "generate": "tests/cli/test_generate.py",
     "merge-lora": "tests/cli/test_merge_lora.py",
-    "doctor": "tests/cli/test_doctor.py",
+    "doctor": "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py",
     "serve": "tests/cli/test_serve.py",
     "serve-reward": "tests/cli/test_serve_reward.py",
     "chat": "tests/cli/test_chat.py",

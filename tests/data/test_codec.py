@@ -8,6 +8,7 @@ import pickle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.chat import render_prompt
@@ -16,7 +17,6 @@ from rlhf_host.data.templates import for_chat
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed
 from rlhf_host.records.messages import ToolCall
-from rlhf_host.testing.models import tiny_tokenizer
 
 from .conftest import CHATML, byte_tokenizer
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.bad_rows import Malformed
@@ -14,7 +15,6 @@ from rlhf_host.data.load_units import load_units
 from rlhf_host.data.stream import TaskStream
 from rlhf_host.errors import UserError
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.testing.models import tiny_tokenizer
 
 from .conftest import byte_tokenizer
 from .habits import REASONING

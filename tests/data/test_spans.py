@@ -4,6 +4,7 @@ import random
 from itertools import product
 
 import pytest
+from rlhf_authoring.models import tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -15,7 +16,6 @@ from rlhf_host.data.examples import Example
 from rlhf_host.data.messages import UNTRAINED
 from rlhf_host.data.row_context import RowContext
 from rlhf_host.data.spans import Marker
-from rlhf_host.testing.models import tiny_tokenizer
 
 from .conftest import CHATML, byte_tokenizer
 from .habits import FOR, OPENS_REASONING, OTHER_LAST_END, REASONING, TEMPLATES, TOKENIZERS

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
+import rlhf_authoring
 
 from rlhf_host.data.row_reader import LABEL_KEYS, PROMPT_KEYS
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES
@@ -55,4 +57,5 @@ def test_the_environment_page_names_the_hosts_variables():
     assert set(re.findall(r"^\| `(_?RLHF_\w+)`", text, re.M)) == set(re.findall(r"\b_?RLHF_[A-Z_]+\b", sources))
     named = re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.M)))
     by_rich = {"COLUMNS", "NO_COLOR"}
+    sources += "".join(path.read_text() for path in Path(rlhf_authoring.__file__).parent.rglob("*.py"))  # rlhf doctor
     assert {name for name in named if name not in by_rich and f'"{name}"' not in sources} == set()

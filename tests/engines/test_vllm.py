@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
 
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines.kernels import TriedKernels
@@ -25,7 +26,6 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Counting, EngineStart, SyncTarget
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
-from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 from rlhf_host.weight_sync.checkpoint import Checkpoint
 from rlhf_host.weight_sync.local_source import LocalSource
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
 
 from rlhf_host.backends.weights import adapter_buckets
 from rlhf_host.config.schema import LoraOptions, RoleConfig
@@ -18,7 +19,6 @@ from rlhf_host.models.loading import load_model
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
-from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
 pytest.importorskip("vllm")
 pytest.importorskip("peft")

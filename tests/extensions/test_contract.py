@@ -1,6 +1,6 @@
 """The contract, check by check, for the plugins that the host brings itself."""
 
-from rlhf_host.testing import (
+from rlhf_authoring import (
     agent_contract,
     extension_contract,
     tasks_contract,

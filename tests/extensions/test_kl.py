@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host.errors import UserError
 from rlhf_host.extensions.kl import KL
 from rlhf_host.records.tensors import LossTerm, Outputs
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, Reducer, reduced
 
 

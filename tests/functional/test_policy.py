@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import functional as F
 from rlhf_host.records.tensors import LOSS, SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, LossTerm, Metric, Outputs
-from rlhf_host.testing.tensors import make_batch
 
 NAN = float("nan")
 LOSSES = sorted(F.policy_losses)

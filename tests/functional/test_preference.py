@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import functional as F
 from rlhf_host.functional.options import PreferenceOptions, SupervisedOptions
 from rlhf_host.functional.preference import chosen_tokens, pairs, preference_losses
 from rlhf_host.records.tensors import Extra, LossTerm, Metric, Outputs
-from rlhf_host.testing.tensors import make_batch
 
 SMOOTHING = {"robust": 0.2, "exo_pair": 0.1}
 

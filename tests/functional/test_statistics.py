@@ -4,9 +4,9 @@ import statistics
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import functional as F
-from rlhf_host.testing.tensors import make_batch
 
 NAN = float("nan")
 

@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host import LossTerm, Needs, RunError, hookimpl
 from rlhf_host import functional as F
@@ -27,7 +28,6 @@ from rlhf_host.config.schema import (
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import build, find, load
-from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.training.run import train
 
 STEPS = 16

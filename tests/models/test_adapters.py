@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_host.backends.weights import named_weights
@@ -16,7 +17,6 @@ from rlhf_host.models.adapter_files import load_adapter, refuse_other_base
 from rlhf_host.models.adapters import adapter_layers, adapter_weights, attach, merged_weights, using
 from rlhf_host.models.loading import load_model, load_tokenizer, save_model, weight_files
 from rlhf_host.models.passes import Passes
-from rlhf_host.testing.models import write_tiny_model
 
 from .miniatures import miniature
 

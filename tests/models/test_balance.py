@@ -3,12 +3,12 @@
 import pytest
 import torch
 import transformers
+from rlhf_authoring.models import tiny_tokenizer
 
 import rlhf_host
 from rlhf_host.errors import UserError
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
-from rlhf_host.testing.models import tiny_tokenizer
 
 from .miniatures import miniature
 

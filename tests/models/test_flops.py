@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from rlhf_authoring import write_tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
@@ -14,7 +15,6 @@ from rlhf_host.models import flops
 from rlhf_host.models.flops import ModelFlops
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Update
-from rlhf_host.testing import write_tiny_model
 from rlhf_host.training.measures import speed
 
 

@@ -20,11 +20,11 @@ from unittest import mock
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from torch import Tensor
 
 from rlhf_host import LossTerm, Outputs
 from rlhf_host import functional as F
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, token_weights
 
 ORACLES = Path(__file__).resolve().parents[2] / ".oracles"

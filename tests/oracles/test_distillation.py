@@ -6,10 +6,10 @@ import importlib
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_distill import Distill, OnPolicyDistill
 
 from rlhf_host import Distribution, LossTerm, Outputs
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, token_weights
 
 from .conftest import _borrowed

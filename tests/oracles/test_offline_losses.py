@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_dpo import CDPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
 
 from rlhf_host import LossTerm, Metric, Outputs
 from rlhf_host import functional as F
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.reduction import Denominators, reduced, row_weights, token_weights
 
 from .conftest import _borrowed

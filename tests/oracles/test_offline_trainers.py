@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rlhf_host
-from rlhf_host.testing.models import write_tiny_model
 
 from .conftest import _borrowed
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlhf_authoring.contracts.reinforce import manager_of
+from rlhf_authoring.models import tiny_tokenizer
 from rlhf_plugin_reward_model_training import ProcessRewardModel
 from transformers.loss.loss_utils import ForTokenClassification
 
@@ -15,8 +17,6 @@ from rlhf_host import LossTerm, Outputs
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.load_units import load_units
 from rlhf_host.rollouts.experience import apply_masks, make_experience
-from rlhf_host.testing.contracts.reinforce import manager_of
-from rlhf_host.testing.models import tiny_tokenizer
 from rlhf_host.training.reduction import Denominators, token_weights
 from rlhf_host.training.row_source import RowBatches
 

@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from rlhf_authoring import run_contract
 from ruamel.yaml import YAML
-
-from rlhf_host.testing import run_contract
 
 HERE = Path(__file__).resolve().parent / "acme_parts"
 PUBLIC = {

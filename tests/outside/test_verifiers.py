@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring import ScriptedEngine
 from rlhf_plugin_verifiers import Verifiers, VerifiersTasks
 from safetensors.torch import load_file
 
@@ -19,7 +20,6 @@ from rlhf_host.plugins.selection import find
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing import ScriptedEngine
 from tests.chat_models import save_chat_model
 from tests.data.conftest import byte_tokenizer
 from tests.data.test_codec import QWEN

@@ -67,7 +67,7 @@ def test_a_package_imports_public_names_of_the_host(name):
     ("source", "found"),
     [
         ("from rlhf_host import Reward, functional, __version__\nimport rlhf_host.testing", []),
-        ("import rlhf_host\nrlhf_host.UserError\nrlhf_host.settings.find", []),
+        ("import rlhf_host\nrlhf_host.UserError\nrlhf_host.installed.find", []),
         ("from rlhf_host import errors", ["rlhf_host errors"]),
         ("from rlhf_host.errors import UserError", ["rlhf_host.errors UserError"]),
         ("from rlhf_host.settings import discover", ["rlhf_host.settings discover"]),

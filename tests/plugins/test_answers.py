@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import Drop, LossTerm, Metric, RunError, Stop, hookimpl
 from rlhf_host.hookspecs import RULES
@@ -16,7 +17,6 @@ from rlhf_host.plugins.answers import other_answer
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.testing.tensors import make_batch
 
 ARGUMENTS = {"experience", "rewards", "group", "step", "metrics", "mask", "role", "outputs", "batch", "trajectories", "tasks"}
 

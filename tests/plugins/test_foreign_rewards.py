@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.models import tiny_tokenizer
 
 import rlhf_host
 from rlhf_host import Reward, ScoreContext, Segment, Task, Trajectory, Unjudged
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.reward_functions import FunctionReward
-from rlhf_host.testing.models import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 CONTEXT = ScoreContext("train", 7, tokenizer=TOKENIZER)

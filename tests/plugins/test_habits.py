@@ -108,9 +108,8 @@ def test_every_plugins_name_is_understood_as_a_command():
 
 def test_a_listed_plugin_that_is_not_installed_can_be(monkeypatch):
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rloo")
-    assert (
-        rlhf("rloo").stderr == "Error: no command 'rloo'; 'rloo' is an algo that is not installed: rlhf plugins install rloo\n"
-    )
+    said = "'rloo' is an algo that is not installed: pip install --find-links dist rlhf-plugin-rloo"
+    assert rlhf("rloo").stderr == f"Error: no command 'rloo'; {said}\n"
 
 
 def test_a_command_that_is_left_out_says_so(monkeypatch):

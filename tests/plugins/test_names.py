@@ -32,12 +32,12 @@ ALSO = {
 """Names that mean something else too. They count only where a plugin is chosen or compared by them."""
 WORDS = {word for words in ALSO.values() for word in words.split()}
 
-FOREIGN = ("plugins/habits.py", "cli/doctor_libraries.py")
-"""What others' settings and what people type mean, and libraries: names are what these modules are about."""
+FOREIGN = ("plugins/habits.py",)
+"""What people type means: names are what this module is about."""
 OWN = ("backends", "engines", "extensions", "runtimes", "trackers", "weight_sync")
 """Modules of the host's own plugins, which may name these."""
-DEFAULTS = ("protocols/runtimes.py", "testing")
-"""The host's own plugins as defaults: of a run beside ``defaults.yaml``, and of the runs in contract tests."""
+DEFAULTS = ("protocols/runtimes.py",)
+"""The host's own plugins as defaults of a run, beside ``defaults.yaml``."""
 
 FLAGS = "|".join(("preset", "data", *SINGLE, *MANY))
 """What a plugin's name follows in a command line."""

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
 from transformers import AutoModelForCausalLM
-
-from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -109,7 +108,7 @@ def test_each_is_one_small_file(name):
     ],
 )
 def test_each_keeps_the_contract(kind, name, options):
-    from rlhf_host.testing import run_contract
+    from rlhf_authoring import run_contract
 
     slow = ("import_is_light",)  # torch, in distil
     failed = [one for one in run_contract(kind, name, options) if not one.passed and one.name not in slow]

@@ -6,13 +6,13 @@ import pickle
 
 import numpy as np
 import pytest
+from rlhf_authoring.engines import ScriptedEngine
 
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing.engines import ScriptedEngine
 
 
 def test_they_compare_add_and_slice_as_lists_do():

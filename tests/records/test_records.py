@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from rlhf_authoring import make_batch
 
 from rlhf_host import (
     GROUP_MEAN_TOKEN_MEAN,
@@ -22,7 +23,6 @@ from rlhf_host import (
     RoleNeed,
 )
 from rlhf_host.records.tensors import TopK
-from rlhf_host.testing import make_batch
 
 
 @pytest.mark.parametrize(

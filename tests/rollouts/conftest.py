@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from rlhf_authoring.engines import ScriptedEngine
 from transformers import AutoTokenizer
 
 from rlhf_host import ScoreContext, Task
@@ -12,7 +13,6 @@ from rlhf_host.records.episodes import Sampling
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing.engines import ScriptedEngine
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from rlhf_authoring.engines import ScriptedEngine
 
 from rlhf_host import (
     Drop,
@@ -29,7 +30,6 @@ from rlhf_host.rollouts.collect import Collected, Collector, Played
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
-from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.pending import read_pending, write_pending
 
 from .playing import Guess, Length, load

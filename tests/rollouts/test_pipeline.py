@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from rlhf_authoring.engines import ScriptedEngine
 
 from rlhf_host import Drop, RunError, ScoreContext, Step, Task, hookimpl
 from rlhf_host.config.schema import RolloutConfig
@@ -25,7 +26,6 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
-from rlhf_host.testing.engines import ScriptedEngine
 
 from . import virtual_time
 from .playing import Length, load

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
+from rlhf_authoring.engines import ScriptedEngine
 
 from rlhf_host import RunError, ScoreContext, Task
 from rlhf_host.config.schema import EvalConfig, RolloutConfig
@@ -17,7 +18,6 @@ from rlhf_host.rollouts.collect import Collected, Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
-from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.evaluate import Evaluation
 
 from .playing import Length, load

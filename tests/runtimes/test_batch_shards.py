@@ -6,10 +6,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
-from rlhf_host.testing.tensors import make_batch
 
 
 def tokens(batch, rows):

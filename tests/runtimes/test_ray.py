@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from safetensors.torch import load_file
 
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.records.episodes import Sampling, Segment, Task, Trajectory
 from rlhf_host.runtimes.heartbeat import Heartbeat
-from rlhf_host.testing.tensors import make_batch
 
 pytestmark = pytest.mark.timeout(900)
 

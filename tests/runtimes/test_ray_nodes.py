@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from rlhf_host.testing.models import tiny_tokenizer, write_tiny_model
+from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
 
 pytest.importorskip("ray")
 

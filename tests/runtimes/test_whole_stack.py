@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-
-from rlhf_host.testing.models import write_tiny_model
+from rlhf_authoring.models import write_tiny_model
 
 pytest.importorskip("ray")
 pytest.importorskip("deepspeed")

@@ -1,4 +1,4 @@
-"""What comes out of ``rlhf plugins new`` works as it is: for every kind, from the host's wheel, in a clean environment.
+"""What comes out of ``rlhf plugins new`` works as it is: for every kind, from wheels, in a clean environment.
 
 All kinds go through each stage at once: a process that imports torch costs seconds, and they share nothing but the environment.
 """
@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from rlhf_host.cli.plugins_new import KINDS
+from rlhf_authoring.commands.new import KINDS
 
 DRY_RUNS = """
 import json, sys
@@ -86,7 +85,7 @@ class Trial:
 
 @pytest.fixture(scope="module")
 def trial(wheels, new_environment, tmp_path_factory) -> Trial:
-    chosen = ("rlhf-host", "rlhf-plugin-rloo", "rlhf-plugin-math-verifier")
+    chosen = ("rlhf-host", "rlhf-authoring", "rlhf-plugin-rloo", "rlhf-plugin-math-verifier")
     return Trial(new_environment(*(wheels[name] for name in chosen)), tmp_path_factory.mktemp("trial"))
 
 

@@ -10,9 +10,8 @@ import time
 
 import pytest
 import torch
+from rlhf_authoring import write_tiny_model
 from transformers import AutoModelForCausalLM
-
-from rlhf_host.testing import write_tiny_model
 
 STEPS = 10
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from rlhf_authoring.models import SYMBOLS
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM, LlamaConfig
@@ -17,7 +18,6 @@ from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.needs import Needs, RoleNeed
-from rlhf_host.testing.models import SYMBOLS
 from rlhf_host.training.role_settings import role_settings
 
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")

@@ -9,6 +9,7 @@ import random
 import statistics
 
 import pytest
+from rlhf_authoring.engines import ScriptedEngine
 from transformers import AutoTokenizer
 
 from rlhf_host import Step, Task, Trajectory, hookimpl
@@ -18,7 +19,6 @@ from rlhf_host.rollouts import collect
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing.engines import ScriptedEngine
 from rlhf_host.training.evaluate import Evaluation, summary
 from rlhf_host.training.saved_rows import read_steps
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model
-from rlhf_host.testing.models import write_tiny_model
 
 
 def trained(model, **settings):

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file, save_file
-
-from rlhf_host.testing.models import write_tiny_model
 
 pytest.importorskip("peft")
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from transformers import AutoModelForCausalLM
 
 from rlhf_host import Advantages, LossTerm, Metric, Needs, RunError, hookimpl
 from rlhf_host.rollouts.experience import joined
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.actor_metrics import RESERVED
 from rlhf_host.training.rollout_source import add_advantages
 

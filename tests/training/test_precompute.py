@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
+from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file, save_file
 
-from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.training import kept_logprobs
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host.records.tensors import Aggregation, Extra, LossTerm, Mask, Metric
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.corrections import Corrections
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced, token_weights
 

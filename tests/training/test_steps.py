@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import RunError
 from rlhf_host.config.schema import RunConfig
@@ -17,7 +18,6 @@ from rlhf_host.records.metric_names import RowMetrics
 from rlhf_host.records.needs import Needs, Output
 from rlhf_host.records.tensors import Metric, Outputs
 from rlhf_host.rollouts.gate import Gate
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.actor_metrics import actor_metrics
 from rlhf_host.training.evaluate import pass_at_k
 from rlhf_host.training.loop import Loop

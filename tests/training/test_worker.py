@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_off_policy import TIS
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +19,6 @@ from rlhf_host.models.passes import Passes
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendStart, BackendTraits
-from rlhf_host.testing.tensors import make_batch
 from rlhf_host.training.batching import plan_microbatches
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker

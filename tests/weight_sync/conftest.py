@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.episodes import Sampling
-from rlhf_host.testing.models import write_tiny_model
 from rlhf_host.weight_sync.broadcast import Broadcast
 from rlhf_host.weight_sync.checkpoint import Checkpoint
 from rlhf_host.weight_sync.ipc import IPC

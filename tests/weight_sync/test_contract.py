@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 
-from rlhf_host.testing import weight_sync_contract
+from rlhf_authoring import weight_sync_contract
 
 directory = tempfile.TemporaryDirectory()
 

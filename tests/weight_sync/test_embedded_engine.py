@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import torch
 from conftest import largest_gap, train
+from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines.kernels import TriedKernels
@@ -16,7 +17,6 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import OneThread
-from rlhf_host.testing.models import tiny_tokenizer
 
 
 def make_engine(model, version=-1):

@@ -100,7 +100,7 @@ def test_an_engine_that_misses_a_weight_refuses_to_generate(way, engines, models
 
 @ways
 def test_an_engine_of_another_shape_is_named(way, engines, models, load, connect, tmp_path):
-    from rlhf_host.testing.models import write_tiny_model
+    from rlhf_authoring.models import write_tiny_model
 
     async def scenario():
         await engines[0].build(models[False])
@@ -214,7 +214,7 @@ def test_a_trainer_of_two_ranks_gathers_together(way, engines, models, load, con
 
 @ways
 def test_no_rank_is_left_waiting_when_an_engine_fails(way, engines, models, load, connect, tmp_path):
-    from rlhf_host.testing.models import write_tiny_model
+    from rlhf_authoring.models import write_tiny_model
 
     async def scenario():
         source = TwoRanks(load())

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 import torch
 from conftest import train
+from rlhf_authoring.engines import ScriptedEngine
+from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.config.schema import SyncChoice
 from rlhf_host.errors import LostError, RunError
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import SyncTarget
-from rlhf_host.testing.engines import ScriptedEngine
-from rlhf_host.testing.models import tiny_tokenizer
 from rlhf_host.weight_sync.local_source import LocalSource
 from rlhf_host.weight_sync.verify import probe_prompt, verified_syncs, verify_sync
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import rlhf_plugin_gymnasium.agent as module
 from gymnasium import spaces
+from rlhf_authoring import agent_contract, tasks_contract
 from rlhf_plugin_gymnasium import Gymnasium, GymnasiumTasks
 from rlhf_plugin_gymnasium.text import NoAction, action_of, shown
 
 import rlhf_host
 from rlhf_host import Action, Episode, EpisodeFailed, Task, UserError
-from rlhf_host.testing import agent_contract, tasks_contract
 
 LAKE = {"id": "FrozenLake-v1", "kwargs": '{"is_slippery": false}', "names": ["left", "down", "right", "up"]}
 TestAgent = agent_contract(

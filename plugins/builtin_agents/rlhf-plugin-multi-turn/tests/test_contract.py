@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from rlhf_authoring import agent_contract
+
 from rlhf_host import Task
-from rlhf_host.testing import agent_contract
 
 TOOLS = Path(__file__).parent / "some_tools.py"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'

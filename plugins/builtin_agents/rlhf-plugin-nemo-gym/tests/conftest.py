@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlhf_authoring import ScriptedEngine
 from rlhf_plugin_nemo_gym import NemoGym
 from rlhf_plugin_nemo_gym.rows import task_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -21,7 +22,6 @@ from rlhf_host.plugins.selection import find
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing import ScriptedEngine
 
 HERE = Path(__file__).parent
 TEMPLATE = (

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 import torch
+from rlhf_authoring import tasks_contract
+from rlhf_authoring.models import write_tiny_model
 from rlhf_plugin_textarena import TextArena, TextArenaTasks, agent, games
 from rlhf_plugin_textarena.games import Game, fewest_players
 
@@ -16,8 +18,6 @@ import rlhf_host
 from rlhf_host import Episode, EpisodeFailed, Segment, Task, Trajectory, UserError
 from rlhf_host.records.episodes import NoRoom
 from rlhf_host.records.messages import Reply
-from rlhf_host.testing import tasks_contract
-from rlhf_host.testing.models import write_tiny_model
 
 TestTasks = tasks_contract("textarena", options={"games": ["TicTacToe-v0", "Nim-v0"], "size": 20, "eval_size": 6})
 

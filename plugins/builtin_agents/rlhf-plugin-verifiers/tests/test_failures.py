@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rlhf_authoring import ScriptedEngine, tiny_tokenizer
 from rlhf_plugin_verifiers import Verifiers, VerifiersTasks
 from rlhf_plugin_verifiers.process import WORKER
 from rlhf_plugin_verifiers.rows import task_of
@@ -22,7 +23,6 @@ from rlhf_host.plugins.selection import find
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.testing import ScriptedEngine, tiny_tokenizer
 
 HERE = Path(__file__).parent
 TEMPLATE = (

@@ -1,6 +1,6 @@
 """The host's contract, check by check, for DAPO's extensions."""
 
-from rlhf_host.testing import extension_contract
+from rlhf_authoring import extension_contract
 
 TestDynamicFiltering = extension_contract("dynamic_filtering")
 TestOverlongPenalty = extension_contract("overlong_penalty", {"buffer": 4})

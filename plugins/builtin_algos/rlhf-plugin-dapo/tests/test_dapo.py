@@ -11,13 +11,13 @@ import rlhf_plugin_dapo as dapo
 import torch
 from click.testing import CliRunner
 from pydantic import ValidationError
+from rlhf_authoring import extension_contract
+from rlhf_authoring.models import write_tiny_model
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_dapo import DynamicFiltering, OverlongMasking, OverlongPenalty, StopProperly
 
 from rlhf_host import Drop, Group, Task, Trajectory, UserError
 from rlhf_host.cli.main import main
-from rlhf_host.testing import extension_contract
-from rlhf_host.testing.models import write_tiny_model
-from rlhf_host.testing.tensors import make_batch
 
 TestDynamicFiltering = extension_contract("dynamic_filtering")
 TestOverlongMasking = extension_contract("overlong_masking")

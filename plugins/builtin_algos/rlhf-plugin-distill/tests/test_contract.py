@@ -1,6 +1,6 @@
 """The host's contract, check by check, for distillation on data and on the student's answers."""
 
-from rlhf_host.testing import algorithm_contract
+from rlhf_authoring import algorithm_contract
 
 TestDistill = algorithm_contract("distill", {"alpha": 0.7, "temperature": 2.0})
 TestMiddle = algorithm_contract("distill", {"beta": 0.5})

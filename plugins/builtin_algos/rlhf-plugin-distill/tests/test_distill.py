@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_distill import Distill, OnPolicyDistill
 
 from rlhf_host import Distribution, LossTerm, Metric, Output, Outputs
-from rlhf_host.testing.tensors import make_batch
 
 NAN = float("nan")
 T, S = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])

@@ -1,6 +1,6 @@
 """The host's contract, check by check, for DPO, conservative DPO and IPO."""
 
-from rlhf_host.testing import algorithm_contract
+from rlhf_authoring import algorithm_contract
 
 TestDPO = algorithm_contract("dpo")
 TestCDPO = algorithm_contract("cdpo", {"loss": "sigmoid"})

@@ -1,6 +1,6 @@
 """The host's contract, check by check, for GRPO, Dr. GRPO and GDPO."""
 
-from rlhf_host.testing import algorithm_contract
+from rlhf_authoring import algorithm_contract
 
 TestGRPO = algorithm_contract("grpo")
 TestBatchDeviation = algorithm_contract("grpo", {"std": "batch", "entropy_coef": 0.01})

@@ -4,9 +4,8 @@ import statistics
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_grpo import GDPO, GRPO
-
-from rlhf_host.testing.tensors import make_batch
 
 
 def advantages(batch, algorithm=GDPO, **options):

@@ -11,11 +11,11 @@ import rlhf_plugin_grpo.group
 import rlhf_plugin_grpo.grpo
 import torch
 from pydantic import ValidationError
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 
 from rlhf_host import TOKEN_MEAN, Aggregation, LossTerm, Output, Outputs
 from rlhf_host import functional as F
-from rlhf_host.testing.tensors import make_batch
 
 
 def advantages(batch, algorithm=GRPO, **options):

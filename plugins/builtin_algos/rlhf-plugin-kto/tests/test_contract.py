@@ -1,6 +1,6 @@
 """The host's contract, check by check, for KTO."""
 
-from rlhf_host.testing import algorithm_contract
+from rlhf_authoring import algorithm_contract
 
 TestKTO = algorithm_contract("kto")
 TestWeights = algorithm_contract("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.5})

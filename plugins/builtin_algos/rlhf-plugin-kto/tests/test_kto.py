@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_kto import KTO
 
 from rlhf_host import Group, LossTerm, Metric, Outputs, Segment, Task, Trajectory
-from rlhf_host.testing.tensors import make_batch
 
 
 def row(number, label):

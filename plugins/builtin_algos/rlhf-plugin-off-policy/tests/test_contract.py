@@ -1,6 +1,6 @@
 """The host's contract, check by check, for the corrections."""
 
-from rlhf_host.testing import extension_contract
+from rlhf_authoring import extension_contract
 
 TestTIS = extension_contract("tis")
 TestInterval = extension_contract("tis", {"low": 0.5, "high": 1.5})

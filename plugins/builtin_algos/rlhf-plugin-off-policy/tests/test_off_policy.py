@@ -12,13 +12,13 @@ import rlhf_plugin_off_policy as off_policy
 import torch
 from click.testing import CliRunner
 from pydantic import ValidationError
+from rlhf_authoring import extension_contract
+from rlhf_authoring.models import write_tiny_model
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
 
 from rlhf_host import Outputs
 from rlhf_host.cli.main import main
-from rlhf_host.testing import extension_contract
-from rlhf_host.testing.models import write_tiny_model
-from rlhf_host.testing.tensors import make_batch
 
 TestTIS = extension_contract("tis")
 TestIcePop = extension_contract("icepop")

@@ -1,6 +1,6 @@
 """The host's contract, check by check, for online DPO."""
 
-from rlhf_host.testing import algorithm_contract
+from rlhf_authoring import algorithm_contract
 
 TestOnlineDPO = algorithm_contract("online_dpo")
 TestNLL = algorithm_contract("online_dpo", {"loss": "sigmoid", "nll_coef": 0.5, "label_smoothing": 0.1})

@@ -8,10 +8,10 @@ import pytest
 import rlhf_plugin_ppo
 import torch
 from pydantic import ValidationError
+from rlhf_authoring import algorithm_contract, make_batch
 from rlhf_plugin_ppo import PPO, Options
 
 from rlhf_host import LOSS, LossTerm, Metric, Output, Outputs
-from rlhf_host.testing import algorithm_contract, make_batch
 
 TestContract = algorithm_contract("ppo")
 TestDiscounted = algorithm_contract("ppo", {"gamma": 0.9, "lam": 0.8, "lam_critic": 1.0, "bootstrap_truncated": True})

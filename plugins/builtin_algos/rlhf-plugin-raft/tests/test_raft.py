@@ -4,10 +4,10 @@ import importlib.metadata
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_raft import RAFT
 
 from rlhf_host import Drop, Group, LossTerm, Outputs, Segment, Task, Trajectory
-from rlhf_host.testing.tensors import make_batch
 
 
 def group(*rewards, name="a", episodes=None):

@@ -1,6 +1,6 @@
 """The host's contract, check by check, for REINFORCE++ and its baseline."""
 
-from rlhf_host.testing import algorithm_contract
+from rlhf_authoring import algorithm_contract
 
 TestReinforcePP = algorithm_contract("reinforce_pp")
 TestDiscounted = algorithm_contract("reinforce_pp", {"gamma": 0.9, "whiten": "center"})

@@ -7,11 +7,11 @@ import pytest
 import rlhf_plugin_reinforce_pp
 import torch
 from pydantic import ValidationError
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
 
 from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Output, Outputs
 from rlhf_host import functional as F
-from rlhf_host.testing.tensors import make_batch
 
 BOTH = [ReinforcePP, ReinforcePPBaseline]
 

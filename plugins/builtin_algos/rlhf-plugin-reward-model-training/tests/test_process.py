@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_reward_model_training import ProcessRewardModel
 
 from rlhf_host import LossTerm, Metric, Output, Outputs
-from rlhf_host.testing.tensors import make_batch
 
 NAN = float("nan")
 

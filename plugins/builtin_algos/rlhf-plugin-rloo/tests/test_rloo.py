@@ -6,9 +6,8 @@ import inspect
 import pytest
 import rlhf_plugin_rloo
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_rloo import RLOO, Options
-
-from rlhf_host.testing.tensors import make_batch
 
 
 def advantages(batch, **options):

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_sft import SFT
 
 from rlhf_host import LossTerm, Metric, Outputs
-from rlhf_host.testing.tensors import make_batch
 
 
 def items(logprobs, batch, **options):

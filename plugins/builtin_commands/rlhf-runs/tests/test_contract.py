@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rlhf_host.testing import command_contract
+from rlhf_authoring import command_contract
 
 TestRuns = command_contract("runs")
 TestShow = command_contract("show")

@@ -6,6 +6,7 @@ import asyncio
 from types import MappingProxyType
 
 import pytest
+from rlhf_authoring import ScriptedEngine
 from rlhf_server.app import PolicyServer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +15,6 @@ from rlhf_host import Episode, Sampling, Task
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.rollouts import EpisodePolicy
 from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings
-from rlhf_host.testing import ScriptedEngine
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rlhf_host.testing import command_contract
+from rlhf_authoring import command_contract
 
 TestServe = command_contract("serve")
 TestServeReward = command_contract("serve-reward")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rlhf_authoring import write_tiny_model
 from rlhf_translate.commands import find_commands
 
 import rlhf_host
 from rlhf_host.commands import main
 from rlhf_host.settings import plain, read_yaml
-from rlhf_host.testing import write_tiny_model
 
 ROOT = Path(rlhf_host.__file__).parent.parent
 """The repository, where the host is in one."""

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from rlhf_host.testing import command_contract
+from rlhf_authoring import command_contract
 
 TestTranslate = command_contract("translate")

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from rlhf_authoring import model_inputs
 from rlhf_kernels_cpu import blocks, products
 from rlhf_kernels_cpu.blocks import AttentionHalf, MlpHalf
 from rlhf_kernels_cpu.products import has_onednn, pack, packed_product, product
 from rlhf_kernels_cpu.rows import RowAttention, make_blocks
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from rlhf_host.testing import model_inputs
 
 PROMPTS, LENGTHS = [[1, 2, 3], [7, 8, 9, 10, 11], [14]], [4, 0, 6, 1, 6, 2]
 ROWS = (

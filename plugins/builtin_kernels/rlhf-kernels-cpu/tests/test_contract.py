@@ -1,5 +1,5 @@
 """The host's contract, check by check, for the CPU kernels."""
 
-from rlhf_host.testing import kernels_contract
+from rlhf_authoring import kernels_contract
 
 TestContract = kernels_contract("cpu")

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from rlhf_authoring import model_inputs
 from rlhf_kernels_cpu.rows import LatestBlocks, RowAttention, make_blocks
 from torch import Tensor
 
 from rlhf_host.protocols import SharedRows
-from rlhf_host.testing import model_inputs
 
 RAGGED = ([3, 1, 4], [2, 0, 5, 1, 3], [0, 1, 0, 2, 0])
 """Lengths of prompts, lengths of completions, and each completion's prompt."""

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 from peft import LNTuningConfig, LoraConfig, PromptTuningConfig, get_peft_model
+from rlhf_authoring import model_inputs
 from rlhf_kernels_cpu import llama
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
-
-from rlhf_host.testing import model_inputs
 
 TINY = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

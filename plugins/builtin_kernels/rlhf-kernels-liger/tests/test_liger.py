@@ -7,11 +7,10 @@ import sys
 
 import pytest
 import torch
+from rlhf_authoring import kernels_contract, model_inputs
 from rlhf_kernels_liger import parts
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
-
-from rlhf_host.testing import kernels_contract, model_inputs
 
 FAMILIES = ("Llama", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Olmo2")
 

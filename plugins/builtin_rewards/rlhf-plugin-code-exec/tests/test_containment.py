@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rlhf_authoring import reward_contract
 from rlhf_plugin_code_exec import CodeExec, attacks, trials
 from rlhf_plugin_code_exec.runner import Runner
 from rlhf_plugin_code_exec.suites import suite_of
 
 import rlhf_host
 from rlhf_host import Segment, Task, Trajectory, Unjudged, UserError
-from rlhf_host.testing import reward_contract
 
 ADD = "def add(a, b):\n    return a + b\n"
 NOBODY = 65534

@@ -3,10 +3,10 @@
 import time
 
 import pytest
+from rlhf_authoring import reward_contract
 from rlhf_plugin_format import Format
 
 from rlhf_host import Segment, Task, Trajectory, Unjudged, UserError
-from rlhf_host.testing import reward_contract
 
 TestTags = reward_contract("format", {"tags": ["think", "answer"], "partial": True, "max_tokens": 8})
 TestPattern = reward_contract("format", {"pattern": r".*\d+"})

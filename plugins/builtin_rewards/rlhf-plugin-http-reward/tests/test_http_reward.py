@@ -4,12 +4,12 @@ import asyncio
 import time
 
 import pytest
+from rlhf_authoring.models import tiny_tokenizer
 from rlhf_plugin_http_reward import HttpReward, servers
 
 import rlhf_host
 from rlhf_host import Reward, RunError, ScoreContext, Segment, Task, Trajectory, Unjudged, UserError
 from rlhf_host.config.load import load_config
-from rlhf_host.testing.models import tiny_tokenizer
 
 from .servers import Server
 

@@ -5,12 +5,12 @@ import re
 
 import pytest
 import regex
+from rlhf_authoring import reward_contract
 from rlhf_plugin_llm_judge import LLMJudge
 from rlhf_plugin_llm_judge.verdict import SCORE, number_in
 
 import rlhf_host
 from rlhf_host import Reward, RunError, Segment, Task, Trajectory, Unjudged, UserError
-from rlhf_host.testing import reward_contract
 
 from .judges import Judge, Raw
 

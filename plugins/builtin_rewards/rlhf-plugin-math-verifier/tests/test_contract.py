@@ -1,7 +1,8 @@
 """The host's contract, check by check, for the verifier."""
 
+from rlhf_authoring import reward_contract
+
 from rlhf_host import Task
-from rlhf_host.testing import reward_contract
 
 TASKS = [Task("2+2=", "4"), Task("Differentiate.", "x^2+1", index=1), Task("Capital of France?", "Paris", index=2)]
 TEXTS = ["4", "The answer is 4.", r"so \boxed{x^2+1}", "#### Paris", "", "I do not know"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from rlhf_authoring.models import SYMBOLS, write_tiny_model
 from rlhf_plugin_reward_model import RewardModel
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
@@ -31,7 +32,6 @@ from rlhf_host.rollouts.experience import apply_rewards, make_experience
 from rlhf_host.rollouts.scoring import judges, score_group
 from rlhf_host.runtimes.compute import Inline
 from rlhf_host.runtimes.local_runtime import LocalTrainer
-from rlhf_host.testing.models import SYMBOLS, write_tiny_model
 from rlhf_host.training.role import Role
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.worker import Worker

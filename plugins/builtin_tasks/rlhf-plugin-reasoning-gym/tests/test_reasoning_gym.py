@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from rlhf_authoring import reward_contract, tasks_contract
 from rlhf_plugin_reasoning_gym import ReasoningGym, ReasoningGymReward, reward
 
 import rlhf_host
 from rlhf_host import Reward, Segment, Task, Trajectory, Unjudged, UserError
-from rlhf_host.testing import reward_contract, tasks_contract
 
 MIX = ["chain_sum@2", "leg_counting", "spell_backward"]
 TASKS = ReasoningGym(ReasoningGym.Options(datasets=MIX, size=8)).load_tasks("train", 0)

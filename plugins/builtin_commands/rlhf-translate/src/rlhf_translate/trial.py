@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host import PluginError, UserError
+from rlhf_host.installed import find
 from rlhf_host.settings import (
     MANY,
     SINGLE,
@@ -19,7 +20,6 @@ from rlhf_host.settings import (
     build_plugins,
     check,
     complete,
-    find,
     merge_needs,
     read_config,
 )

@@ -1,0 +1,62 @@
+"""The plugin that a command looks at, and its options as the command line has them. Imports neither torch nor any plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from rlhf_host import UserError
+from rlhf_host.installed import HOOKED, PluginInfo, discover
+
+option_option = click.option(
+    "--option",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the plugin, as --algo.KEY VALUE would set it; repeatable.",
+)
+
+
+def parse_texts(texts: Iterable[str]) -> dict[str, Any]:
+    """``clip-eps=0.2`` and ``a.b=1`` as the nested mapping that a configuration would hold.
+
+    Raises:
+        UserError: a text is not KEY=VALUE.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        parts = key.replace("-", "_").split(".")
+        if not equals or not all(parts):
+            raise UserError(f"--option {text}: write KEY=VALUE")
+        place = options
+        for part in parts[:-1]:
+            inner = place.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"--option {text}: {part!r} already has a value")
+            place = inner
+        if parts[-1] in place:
+            raise UserError(f"--option {text}: {parts[-1]!r} already has a value")
+        place[parts[-1]] = value
+    return options
+
+
+def with_hooks(name: str, kind: str | None, options: dict[str, Any], kinds_without: Iterable[str] = ()) -> list[PluginInfo]:
+    """The plugins that ``name`` means and that have hooks or are of ``kinds_without`` them; presets beside them.
+
+    Raises:
+        UserError: there is none, or the options could be meant for several.
+    """
+    from rlhf_host.installed import find_all  # which loads pydantic
+
+    plugins = find_all(name, [info for info in discover() if kind in (None, info.kind)])
+    called = [info for info in plugins if info.kind in (*HOOKED, "preset", *kinds_without)]
+    if not called:
+        raise UserError(f"{plugins[0].kind} {name!r} has no hooks to call: see rlhf plugins show {name}")
+    several = [info for info in called if info.kind != "preset"]
+    if options and len(several) > 1:
+        raise UserError(
+            f"{name!r} is {' and '.join(map(str, several))}: say whose options these are, with --kind or DISTRIBUTION:NAME"
+        )
+    return [info for info in called if not options or info.kind != "preset"]

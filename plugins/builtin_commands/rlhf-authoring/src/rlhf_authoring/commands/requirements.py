@@ -1,0 +1,43 @@
+"""``rlhf plugins requirements``: exact versions, to reproduce a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rlhf_host import UserError
+from rlhf_host.installed import discover, extras_of_host, pinned
+from rlhf_host.runs import require_run
+
+FILE = "requirements.txt"
+"""Of a run directory."""
+
+
+@click.command()
+@click.argument("run_dir", required=False, type=click.Path(path_type=Path))
+def requirements(run_dir: Path | None) -> None:
+    """Print exact versions (name==version) for pip: the host, plugins, torch and all their dependencies.
+
+    With RUN_DIR, these are the versions at the start of that run; without it, those installed now. To install them:
+    rlhf plugins requirements RUN_DIR > requirements.txt; pip install -r requirements.txt
+    """
+    if run_dir is None:
+        click.echo(pinned(sorted({info.distribution for info in discover()}), extras_of_host()), nl=False)
+        return
+    require_run(run_dir)
+    if (run_dir / FILE).is_file():
+        click.echo((run_dir / FILE).read_text(encoding="utf-8"), nl=False)
+        return
+    for line in _plugins(run_dir / "plugins.json"):
+        click.echo(line)
+    click.echo(f"{run_dir} has no {FILE}: only the versions of its plugins are known", err=True)
+
+
+def _plugins(path: Path) -> list[str]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return sorted({f"{row['distribution']}=={row['version']}" for row in rows if row["distribution"]})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): the versions of this run are not known") from error

@@ -1,0 +1,1 @@
+"""What ``rlhf doctor`` looks at: one module per section."""

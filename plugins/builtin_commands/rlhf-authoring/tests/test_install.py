@@ -1,0 +1,153 @@
+"""``rlhf plugins install`` and ``uninstall``: through the real pip, into an environment made for the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import rlhf_authoring
+
+import rlhf_host
+from rlhf_host.plugins.catalogue import offered
+
+HOST = f"rlhf-host=={rlhf_host.__version__}"
+
+
+def wheel(folder, name, requires="rlhf-host>=0.9,<0.10"):
+    """A plugin distribution as a wheel."""
+    module = name.replace("-", "_")
+    path = folder / f"{module}-1.0-py3-none-any.whl"
+    info = f"{module}-1.0.dist-info"
+    files = {
+        f"{module}.py": "class X: ...\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: {requires}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[rlhf.rewards]\n{module}_one = {module}:X\n{module}_two = {module}:X\n",
+    }
+    record = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(file, text)
+    return path
+
+
+@pytest.fixture
+def fresh(tmp_path, repository):
+    """The command line in an environment of its own, which sees this one's packages and keeps what it installs."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    sources = (str(Path(module.__file__).parents[1]) for module in (rlhf_host, rlhf_authoring))
+    ours = [sysconfig.get_paths()["purelib"], *sources]
+    (packages / "ours.pth").write_text("\n".join(dict.fromkeys(ours)) + "\n")
+
+    def run(*arguments, code=0, answer=""):
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        command = [tmp_path / "env" / "bin" / "python", "-m", "rlhf_host.cli.main", "plugins", *map(str, arguments)]
+        environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        done = subprocess.run(command, env=environment, input=answer, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    run.packages = packages
+    return run
+
+
+@pytest.mark.skipif(os.name == "nt", reason="environments are laid out otherwise there")
+def test_a_wheel_comes_and_goes(fresh, tmp_path):
+    path = wheel(tmp_path, "cli-judges")
+    done = fresh("install", path)
+    assert done.stdout.startswith(f"$ {tmp_path}/env/bin/python -m pip install {path} {HOST}\n")
+    assert done.stdout.splitlines()[-2:] == [
+        "reward cli_judges_one from cli-judges 1.0: ok",
+        "reward cli_judges_two from cli-judges 1.0: ok",
+    ]
+    assert (fresh.packages / "cli_judges.py").exists()
+    listed = {row["name"] for row in json.loads(fresh("--json", "--kind", "reward").stdout)}
+    assert {"cli_judges_one", "cli_judges_two"} <= listed
+
+    asked = fresh("uninstall", "cli_judges_one", answer="n\n", code=1)
+    assert "cli-judges will be removed, with reward cli_judges_one, reward cli_judges_two" in asked.stdout
+    assert (fresh.packages / "cli_judges.py").exists()
+    fresh("uninstall", "cli_judges_one", "--yes")
+    assert not (fresh.packages / "cli_judges.py").exists()
+    assert "cli_judges_one" not in fresh("--json").stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="environments are laid out otherwise there")
+def test_a_plugin_for_another_host_is_refused_and_the_host_stays(fresh, tmp_path):
+    done = fresh("install", wheel(tmp_path, "cli-old", "rlhf-host<0.9"), code=1)
+    assert "Error: pip failed with exit code 1" in done.stderr
+    assert not (fresh.packages / "cli_old.py").exists()
+
+
+@pytest.fixture
+def plugins(rlhf_here):
+    return lambda *arguments: rlhf_here("plugins", *arguments)
+
+
+def test_names_of_the_catalogue_become_their_distributions(plugins):
+    done = plugins("install", "--dry-run", "grpo", "dr_grpo", "math_verifier", "rlhf-plugin-ppo")
+    words = shlex.split(done.stdout)
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert words[4:] == ["rlhf-plugin-grpo", "rlhf-plugin-math-verifier", "rlhf-plugin-ppo", HOST]
+    assert shlex.split(plugins("install", "--dry-run", "-U", "rloo").stdout)[4:] == ["--upgrade", "rlhf-plugin-rloo", HOST]
+
+
+def test_every_name_of_the_catalogue_can_be_installed(plugins):
+    for names in offered().values():
+        for name, offer in names.items():
+            assert shlex.split(plugins("install", "--dry-run", name).stdout)[4] == offer.distribution
+
+
+def test_folders_and_wheels_are_paths_to_pip_and_never_names(plugins, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "rlhf-plugin-mine"
+    mine.mkdir()
+    refused = plugins("install", "--dry-run", "rlhf-plugin-mine")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "Error: rlhf-plugin-mine is not a distribution: it has no pyproject.toml\n",
+    )
+    (mine / "pyproject.toml").write_text("")
+    for given in ("rlhf-plugin-mine", "./rlhf-plugin-mine"):
+        assert shlex.split(plugins("install", "--dry-run", given).stdout)[4] == "./rlhf-plugin-mine"
+    assert shlex.split(plugins("install", "--dry-run", mine).stdout)[4] == str(mine)
+    monkeypatch.chdir(mine)
+    for given in (".", "../rlhf-plugin-mine"):
+        assert shlex.split(plugins("install", "--dry-run", given).stdout)[4] == given
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("grop", "'grop' is not in the catalogue; did you mean 'grpo'?"),
+        ("requests", "'requests' is not in the catalogue; install what others publish with pip, by a name you have checked"),
+        ("git+https://example.org/x", "git+https://example.org/x: no such folder or wheel"),
+        ("none/such", "none/such: no such folder or wheel"),
+        ("rloo.whl", "rloo.whl: no such folder or wheel"),
+        ("grpo==1.0", "'grpo==1.0' is not in the catalogue; did you mean 'grpo'?"),
+    ],
+)
+def test_other_names_are_refused_and_nothing_is_run(plugins, name, line):
+    done = plugins("install", name)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: {line}")
+
+
+@pytest.mark.usefixtures("others")
+def test_what_goes_is_the_whole_distribution_and_never_the_host(plugins):
+    assert shlex.split(plugins("uninstall", "--dry-run", "dr_grpo", "rlhf_plugin.grpo").stdout)[3:] == [
+        "uninstall",
+        "--yes",
+        "rlhf-plugin-grpo",
+    ]
+    assert plugins("uninstall", "kl").stderr == "Error: 'kl' is part of rlhf-host itself; --disable kl leaves it out\n"
+    assert plugins("uninstall", "rlo").stderr == "Error: 'rlo' is not installed; did you mean 'rloo'?\n"

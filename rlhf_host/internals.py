@@ -1,0 +1,51 @@
+"""Parts of a run, one by one, for contract suites: batches, passes, updates, episodes and engines that no whole run surrounds.
+
+Nothing here is promised to plugins: these names may change or go with any minor version. Importing this loads no torch.
+"""
+
+from __future__ import annotations
+
+from rlhf_host.lazily import lazily
+
+_NAMES = {
+    "backends.ranks": ["TorchRanks"],
+    "backends.weights": ["in_buckets", "named_weights"],
+    "data.sources": ["load_tasks"],
+    "engines.kernels": ["TriedKernels"],
+    "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
+    "models.attention": ["enable_shared_rows"],
+    "models.heads": ["decoder_of"],
+    "models.layouts": ["padded_layout", "shared_layout", "sharing_of", "to_device"],
+    "models.modes": ["evaluation"],
+    "plugins.manager": ["Loaded", "PluginManager"],
+    "plugins.python_objects": ["describe"],
+    "plugins.specs": ["PluginSpec"],
+    "rollouts.episode_settings": ["EpisodeSettings", "SampledModel"],
+    "rollouts.episodes": ["Episodes", "episode_seed"],
+    "rollouts.experience": ["apply_masks", "apply_rewards", "make_experience"],
+    "runtimes.compute": ["Inline", "OneThread"],
+    "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],
+    "training.batching": ["group_rows"],
+    "training.checkpoints": ["plain_state"],
+    "training.corrections": ["correction_weights"],
+    "training.made_rows": ["made_rows"],
+    "training.reduction": ["Denominators", "Metrics", "Reducer", "reduced"],
+    "training.role": ["Role", "rows_of"],
+    "training.role_handles": ["completions"],
+    "training.run": ["train"],
+    "training.update": ["ask"],
+    "training.worker": ["Worker"],
+    "weight_sync.local_source": ["LocalSource"],
+}
+"""Module in ``rlhf_host``, imported when one of its names is first asked for → these names."""
+
+_HOME = {name: f"rlhf_host.{home}" for home, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+__getattr__ = lazily(__name__, _HOME)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,33 @@
+"""Contract suites, made-up batches, tiny models and scripted engines for plugin authors' tests, from the package rlhf-authoring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf_host.lazily import lazily
+
+PACKAGE = "rlhf_authoring"
+
+_NAMES = (
+    *("CheckResult", "run_contract"),
+    *("algorithm_contract", "agent_contract", "backend_contract", "command_contract", "engine_contract", "extension_contract"),
+    *("kernels_contract", "reward_contract", "runtime_contract", "tasks_contract", "tracker_contract", "weight_sync_contract"),
+    *("ModuleEngine", "ScriptedEngine", "make_batch", "model_inputs", "module_source", "tiny_tokenizer", "write_tiny_model"),
+)
+
+__all__ = sorted(_NAMES)
+
+_get = lazily(__name__, dict.fromkeys(_NAMES, PACKAGE))
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _get(name)
+    except ModuleNotFoundError as error:
+        if error.name != PACKAGE:
+            raise
+        raise ImportError(f"rlhf_host.testing.{name} is in the package rlhf-authoring: pip install rlhf-authoring") from error
+
+
+def __dir__() -> list[str]:
+    return __all__
