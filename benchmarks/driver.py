@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from rlhf_authoring.engines import ScriptedEngine
 
-from rlhf_host.config.choices import build_plugins
+from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import PluginChoice, RunConfig
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer
 from rlhf_host.data.stream import Draw
@@ -34,6 +34,7 @@ from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
+from rlhf_host.rollouts.gate import Gate
 from rlhf_host.training.events import EventLoop
 
 SAMPLES = 8
@@ -53,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = character_tokenizer()
     config = RunConfig(algo=PluginChoice(name="rloo"), reward={"math_verifier": {"name": "math_verifier"}}, tracker={})
-    manager = build_plugins(config)
+    manager = resolve(config).plugins()
     tasks = [
         dataclasses.replace(task, prompt_ids=tuple(tokenizer(task.prompt)["input_ids"]), index=index, source="sums")
         for index, task in enumerate(list(ArithmeticTasks(ArithmeticTasks.Options()).load_tasks("train", 0))[:1000])
@@ -62,7 +63,7 @@ def main() -> None:
     with local(answers) if options.runtime == "local" else on_ray(answers, options.engines) as (engine, update):
         episodes = Episodes(
             manager,
-            SampledModel(engine=engine, tokenizer=tokenizer),
+            SampledModel(engine=Gate(engine), tokenizer=tokenizer),
             EpisodeSettings(sampling=Sampling(8), max_tokens=64),
         )
         collector = Collector(episodes, n=SAMPLES, seed=0, split="train")

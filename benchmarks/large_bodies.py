@@ -187,11 +187,12 @@ def own_server() -> None:
     from rlhf_host.plugins.manager import PluginManager
     from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
     from rlhf_host.rollouts.episodes import Episodes
+    from rlhf_host.rollouts.gate import Gate
 
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}"
 
-    model = SampledModel(engine=ScriptedEngine(lambda ids, key: [5]), tokenizer=tokenizer)
+    model = SampledModel(engine=Gate(ScriptedEngine(lambda ids, key: [5])), tokenizer=tokenizer)
     settings = EpisodeSettings(sampling=Sampling(max_new_tokens=64), max_tokens=4096)
     episodes = Episodes(PluginManager([]), model, settings)
 

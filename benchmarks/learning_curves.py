@@ -43,7 +43,7 @@ RUNTIMES: dict[str, tuple[str, list[str]]] = {
 
 def flags_of(name: str, steps: int, every: int, more: Sequence[str]) -> list[str]:
     """All that decides a run's result."""
-    flags = ["--preset", "quickstart", "--algo", "rloo", "--reward", "math_verifier"]
+    flags = ["--config", "quickstart", "--algo", "rloo", "--reward", "math_verifier"]
     flags += ["--seed", "0", "--eval.every", str(every)]
     return [*flags, "--train.steps", str(steps), *QUIET, *RUNTIMES[name][1], *more]
 

@@ -89,7 +89,7 @@ def chosen(wanted: Sequence[str]) -> list[Row]:
 def planned(rows: Iterable[Row], seeds: Sequence[int], steps: int, more: Sequence[str]) -> list[Run]:
     runs = []
     for row in rows:
-        flags = ["--preset", "quickstart", "--algo", row.algorithm, "--algo.loss", row.loss, "--reward", "math_verifier"]
+        flags = ["--config", "quickstart", "--algo", row.algorithm, "--algo.loss", row.loss, "--reward", "math_verifier"]
         flags += ["--train.steps", str(steps), "--train.threads", "1", *QUIET, *EXTRA.get(row.algorithm, []), *more]
         runs += [Run(row, seed, steps, (*flags, "--seed", str(seed))) for seed in seeds]
     return runs

@@ -21,6 +21,7 @@ from rlhf_host import Episode, Sampling, Task
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 
@@ -48,7 +49,7 @@ async def measure(episodes: int, calls: int) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT.replace("<s>", tokenizer.bos_token).replace("</s>", tokenizer.eos_token)
     answer = tokenizer.encode("12+34=46", add_special_tokens=False)
-    model = SampledModel(engine=ScriptedEngine(lambda ids, key: answer), tokenizer=tokenizer)
+    model = SampledModel(engine=Gate(ScriptedEngine(lambda ids, key: answer)), tokenizer=tokenizer)
     settings = EpisodeSettings(sampling=Sampling(max_new_tokens=64), max_tokens=4096)
     played = Episodes(PluginManager([]), model, settings)
     server = await PolicyServer.start()

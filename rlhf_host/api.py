@@ -17,9 +17,9 @@ from rlhf_host.arguments import Arguments
 from rlhf_host.cli.eval import with_defaults
 from rlhf_host.cli.rollout import prompts_per_step
 from rlhf_host.config.check import check, check_evaluation, check_replay, check_rollout
-from rlhf_host.config.choices import Use, build_plugins, complete, merge_needs
-from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.load import read_config
+from rlhf_host.config.named import of_old
+from rlhf_host.config.resolve import Resolved, Use, merge_needs, resolve
 from rlhf_host.config.resumed import check_resume, require_plugins
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
@@ -43,6 +43,10 @@ Plugins = Any
 
 Data = Any
 """A path, hub name or task plugin's name, a list of these, or rows: a list of dicts, a ``datasets`` object, a data frame."""
+
+
+Settings = str | Path | Sequence[str | Path]
+"""A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
 
 
 @dataclass(slots=True, repr=False)
@@ -129,8 +133,7 @@ def train(
     extensions: Plugins | None = None,
     agent: Plugin | None = None,
     trackers: Plugins | None = None,
-    preset: str | Sequence[str] = (),
-    config: str | Path | None = None,
+    config: Settings | None = None,
     resume: str | Path | None = None,
     force: bool = False,
     **settings: Any,
@@ -147,8 +150,7 @@ def train(
         extensions: filters, shaping, corrections.
         agent: how an episode is played.
         trackers: more than the default ones.
-        preset: presets, which everything else overrides.
-        config: a YAML file; all other arguments override it.
+        config: what ``--config`` takes, or a list of that; all other arguments override it.
         resume: the run directory to go on in; objects given to the run must be given again.
         force: with ``resume``, let the algorithm, seed, order of the data or models change too.
         **settings: all else that a configuration has, ``run_dir`` and ``debug`` among them.
@@ -161,19 +163,19 @@ def train(
     inputs = {"actor.model": model, "data": data, "eval.data": eval_data, "eval.reward": eval_rewards}
     asked = Arguments({**plugins, **inputs}, settings)
     if resume is not None:
-        if config is not None or preset or "run_dir" in settings:
-            raise UserError("resume uses the run's own directory and settings: leave config, preset and run_dir out")
+        if config is not None or {"preset", "run_dir"} & settings.keys():
+            raise UserError("resume uses the run's own directory and settings: leave config and run_dir out")
         config = require_run(Path(resume))
     run_dir = None if resume is None else Path(resume)
-    ready, manager = _assemble(asked, "train", config, preset, resume=run_dir)
-    with closing(manager):
-        changes = [] if run_dir is None else check_resume(run_dir, ready, force=force)
-        for warning in [*changes, *check(ready, manager, merge_needs(manager))]:
+    with _assemble(asked, "train", config, resume=run_dir) as (run, manager):
+        changes = [] if run_dir is None else check_resume(run_dir, run.config, force=force)
+        for warning in [*changes, *check(run, manager, merge_needs(manager))]:
             print(f"Warning: {warning}", file=sys.stderr)
-        ready = with_run_dir(ready, make=True) if run_dir is None else ready.model_copy(update={"run_dir": str(run_dir)})
-        from rlhf_host.training.run import train as run
+        again = None if run_dir is None else run.config.model_copy(update={"run_dir": str(run_dir)})
+        ready = again or with_run_dir(run.config, make=True)
+        from rlhf_host.training.run import train as start
 
-        outcome = run(ready, manager, resume=run_dir, rows=asked.rows)
+        outcome = start(ready, manager, resume=run_dir, rows=asked.rows)
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     return Run(Path(str(ready.run_dir)), outcome, ready, asked)
@@ -201,8 +203,7 @@ def evaluate(
     data: Data | None = None,
     agent: Plugin | None = None,
     output: str | Path | None = None,
-    preset: str | Sequence[str] = (),
-    config: str | Path | None = None,
+    config: Settings | None = None,
     _asked: Arguments | None = None,
     **settings: Any,
 ) -> dict[str, float]:
@@ -215,8 +216,7 @@ def evaluate(
         data: what to answer.
         agent: how an episode is played.
         output: a ``.jsonl`` file for all answers.
-        preset: presets, which everything else overrides.
-        config: a YAML file.
+        config: what ``--config`` takes, or a list of that.
         **settings: all else that a configuration has, such as ``eval={"n": 4}``.
 
     Raises:
@@ -226,15 +226,14 @@ def evaluate(
     judges = "reward" if checkpoint is None else "eval.reward"
     asked = Arguments({judges: rewards, "agent": agent, "actor.model": model, "eval.data": data}, settings, _asked)
     if checkpoint is not None:
-        if config is not None or preset or model is not None:
-            raise UserError("checkpoint uses the run's own model and settings: leave model, config and preset out")
+        if config is not None or "preset" in settings or model is not None:
+            raise UserError("checkpoint uses the run's own model and settings: leave model and config out")
         config = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
-    ready, manager = _assemble(asked, "evaluate", config, preset, None if checkpoint is None else str(checkpoint))
-    with closing(manager):
-        check_evaluation(ready, manager)
+    with _assemble(asked, "evaluate", config, None if checkpoint is None else str(checkpoint)) as (run, manager):
+        check_evaluation(run.config, manager)
         from rlhf_host.training.answering import evaluate_only
 
-        return evaluate_only(ready, manager, None if output is None else Path(output), rows=asked.rows)
+        return evaluate_only(run.config, manager, None if output is None else Path(output), rows=asked.rows)
 
 
 def rollout(
@@ -247,8 +246,7 @@ def rollout(
     steps: int | None = None,
     rollouts: int | None = None,
     output: str | Path | None = None,
-    preset: str | Sequence[str] = (),
-    config: str | Path | None = None,
+    config: Settings | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
     """Sample and score as the first steps of ``train`` would, without training, as ``rlhf rollout`` does.
@@ -262,8 +260,7 @@ def rollout(
         steps: batches of ``train.batch_size`` prompts; default: 1.
         rollouts: instead of steps: so many trajectories, rounded up to whole prompts.
         output: a ``.jsonl`` file for them.
-        preset: presets, which everything else overrides.
-        config: a YAML file.
+        config: what ``--config`` takes, or a list of that.
         **settings: all else that a configuration has.
 
     Raises:
@@ -272,9 +269,8 @@ def rollout(
     """
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
     asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
-    ready, manager = _assemble(asked, "rollout", config, preset)
-    with closing(manager):
-        check_rollout(ready, manager)
+    with _assemble(asked, "rollout", config) as (run, manager):
+        check_rollout(run.config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.answering import rollout_only
         from rlhf_host.training.records import provenance
@@ -283,14 +279,14 @@ def rollout(
             saved_rows.check_output(Path(output))
         trajectories: list[Trajectory] = []
         parts: list[bytes] = []
-        origin = provenance(ready.model_dump(mode="json"), "train")
+        origin = provenance(run.config.model_dump(mode="json"), "train")
 
         def take_in(step: int, collected: Any) -> None:
             rows = collected.trajectories_in_order()
             trajectories.extend(rows)
             parts.append(saved_rows.lines(step, "train", rows, origin))
 
-        rollout_only(ready, manager, prompts_per_step(ready, steps, rollouts), take_in, rows=asked.rows)
+        rollout_only(run.config, manager, prompts_per_step(run.config, steps, rollouts), take_in, rows=asked.rows)
         if output is not None:
             saved_rows.write_lines(Path(output), parts)
         return trajectories
@@ -303,8 +299,7 @@ def replay(
     rewards: Plugins | None = None,
     extensions: Plugins | None = None,
     model: str | Path | None = None,
-    preset: str | Sequence[str] = (),
-    config: str | Path | None = None,
+    config: Settings | None = None,
     **settings: Any,
 ) -> Replay:
     """Score saved trajectories again and compute their advantages again, as ``rlhf replay`` does.
@@ -316,8 +311,7 @@ def replay(
         rewards: judge anew; default: rewards stay as saved.
         extensions: filters and changes of rewards.
         model: only where a plugin asks for a role.
-        preset: presets, which everything else overrides.
-        config: a YAML file.
+        config: what ``--config`` takes, or a list of that.
         **settings: all else that a configuration has.
 
     Raises:
@@ -325,24 +319,23 @@ def replay(
         RunError: when a plugin gives something unusable.
     """
     asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "actor.model": model}, settings)
-    ready, manager = _assemble(asked, "replay", config, preset)
-    with closing(manager):
-        check_replay(ready, manager)
-        from rlhf_host.training.replay import replay as run
+    with _assemble(asked, "replay", config) as (run, manager):
+        check_replay(run.config, manager)
+        from rlhf_host.training.replay import replay as score_again
         from rlhf_host.training.saved_rows import SavedStep, read_steps
 
         if isinstance(saved, str | Path):
-            steps = read_steps(Path(saved), texts=ready.algo is None)
+            steps = read_steps(Path(saved), texts=run.config.algo is None)
         elif saved:
             steps = [SavedStep(1, "train", list(saved), {}, where="the trajectories")]
         else:
             raise UserError("there are no trajectories to replay")
-        return run(ready, manager, steps)
+        return score_again(run.config, manager, steps)
 
 
 @contextmanager
 def session(
-    config: RunConfig | str | Path | None = None,
+    config: RunConfig | Settings | None = None,
     *,
     model: str | Path | None = None,
     data: Data | None = None,
@@ -350,20 +343,18 @@ def session(
     extensions: Plugins | None = None,
     agent: Plugin | None = None,
     needs: Needs | None = None,
-    preset: str | Sequence[str] = (),
     **settings: Any,
 ) -> Iterator[Session]:
     """Start a runtime with a model and ask it for samples, conversations or log-probabilities, by plain calls; ends with the block.
 
     Args:
-        config: a YAML file, or a complete configuration as commands have it, which leaves no room for other arguments.
+        config: what ``--config`` takes, or a complete configuration as commands have it, which leaves no room for other arguments.
         model: the actor.
         data: what ``collector`` and ``evaluation`` draw from.
         rewards: what judges there.
         extensions: filters of groups.
         agent: how an episode is played.
         needs: the roles to load; default: the actor, and frozen roles that plugins ask for.
-        preset: presets, which everything else overrides.
         **settings: all else that a configuration has.
 
     Raises:
@@ -372,38 +363,43 @@ def session(
     from rlhf_host.training.session import session as run
 
     if isinstance(config, RunConfig):
-        if settings or preset or any(value is not None for value in (model, data, rewards, extensions, agent)):
+        if settings or any(value is not None for value in (model, data, rewards, extensions, agent)):
             raise UserError("session has a whole configuration: leave its other arguments out")
         with run(config, needs=needs) as running:
             yield running
         return
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
-    ready, manager = _assemble(Arguments({**plugins, "actor.model": model, "data": data}, settings), "rollout", config, preset)
-    with closing(manager), run(ready, manager, needs=needs) as running:
+    asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
+    with _assemble(asked, "rollout", config) as (ready, manager), run(ready.config, manager, needs=needs) as running:
         yield running
 
 
+@contextmanager
 def _assemble(
     asked: Arguments,
     use: Use,
-    path: str | Path | None,
-    preset: str | Sequence[str],
+    config: Settings | None,
     checkpoint: str | None = None,
     resume: Path | None = None,
-) -> tuple[RunConfig, PluginManager]:
+) -> Iterator[tuple[Resolved, PluginManager]]:
     """The configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
-    presets = [preset] if isinstance(preset, str) else list(preset)
-    loaded = read_config(path, (), presets, settings=asked.settings, quickstart=use != "replay")
+    old = [asked.preset] if isinstance(asked.preset, str) else asked.preset
+    configs: list[str | Path] = [of_old("preset", name) for name in old]
+    configs += [] if config is None else [config] if isinstance(config, str | Path) else config
+    if old:
+        print(f"preset is written config now: config={list(map(str, configs))}", file=sys.stderr)
+    loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
     for notice in loaded.notices:
         print(notice, file=sys.stderr)
     if resume is not None:
         require_plugins(resume, loaded.config)
-    config = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
-    config = complete(config, loaded.origins, use, asked.objects)
+    chosen = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
+    run = resolve(chosen, loaded.origins, use, asked.objects)
     local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
-    if local_only and RunTraits.of(config).runtime.remote:
+    if local_only and run.traits.runtime.remote:
         raise UserError(
-            f"{local_only[0]!r} is a Python object, and the runtime {config.runtime.name} has workers in other processes: "
+            f"{local_only[0]!r} is a Python object, and the runtime {run.config.runtime.name} has workers in other processes: "
             "leave runtime out, or install it as a plugin (rlhf plugins new)"
         )
-    return config, build_plugins(config, use, asked.objects)
+    with closing(run.plugins()) as manager:
+        yield run, manager

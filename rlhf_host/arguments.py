@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,12 @@ class Arguments:
         self.objects: dict[tuple[str, str], Any] = dict(known.objects) if known else {}
         self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
         self.new: set[tuple[str, str]] = set()
+        self.preset: str | Sequence[str] = settings.get("preset", ())
+        """What an earlier version called ``config``."""
         tree: dict[str, Any] = {}
         for path, value in [*((path, value) for path, value in named.items() if value is not None), *settings.items()]:
+            if path == "preset":
+                continue
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
             value = self._checked(path, value)
             for part in reversed(path.split(".")):

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from rlhf_host.plugins.catalogue import OTHERS, OURS, Offer, offered
     from rlhf_host.plugins.discovery import GROUPS, HOOKED, HOST, PROTOCOLS, PluginInfo, discover, normalised
     from rlhf_host.plugins.libraries import missing_library
-    from rlhf_host.plugins.options import describe_options
+    from rlhf_host.plugins.options import describe_options, options_model
     from rlhf_host.plugins.recommended import recommended
     from rlhf_host.plugins.requirements import OTHER_BUILDS, extras_of_host, installed_distributions, pinned
-    from rlhf_host.plugins.selection import build, find, find_all, load, load_command, options_model, read_options
+    from rlhf_host.plugins.selection import build, find, find_all, load, load_command, read_options
     from rlhf_host.plugins.verify import look_inside, verify
 
 _HOME = {
     **dict.fromkeys(("GROUPS", "HOOKED", "HOST", "PROTOCOLS", "PluginInfo", "discover", "normalised"), "discovery"),
     **dict.fromkeys(("OTHERS", "OURS", "Offer", "offered"), "catalogue"),
-    **dict.fromkeys(("build", "find", "find_all", "load", "load_command", "options_model", "read_options"), "selection"),
+    **dict.fromkeys(("build", "find", "find_all", "load", "load_command", "read_options"), "selection"),
     **dict.fromkeys(("OTHER_BUILDS", "extras_of_host", "installed_distributions", "pinned"), "requirements"),
     **dict.fromkeys(("look_inside", "verify"), "verify"),
     "about": "about",
-    "describe_options": "options",
+    **dict.fromkeys(("describe_options", "options_model"), "options"),
     "missing_library": "libraries",
     "recommended": "recommended",
 }

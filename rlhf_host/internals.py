@@ -22,6 +22,7 @@ _NAMES = {
     "plugins.specs": ["PluginSpec"],
     "rollouts.episode_settings": ["EpisodeSettings", "SampledModel"],
     "rollouts.episodes": ["Episodes", "episode_seed"],
+    "rollouts.gate": ["Gate"],
     "rollouts.experience": ["apply_masks", "apply_rewards", "make_experience"],
     "runtimes.compute": ["Inline", "OneThread"],
     "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],

@@ -8,9 +8,9 @@ from __future__ import annotations
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.cli.eval import use_model
 from rlhf_host.config.check import check
-from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.flags import Text, coerce
 from rlhf_host.config.load import read_config
+from rlhf_host.config.resolve import Resolved, merge_needs, resolve
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RolloutConfig, RunConfig, TrainConfig
 from rlhf_host.config.tree import MANY, SINGLE, Names
 from rlhf_host.config.yaml_file import Located, plain, read_yaml, write_yaml
@@ -26,6 +26,7 @@ __all__ = [
     "Located",
     "Names",
     "PluginChoice",
+    "Resolved",
     "RoleConfig",
     "RolloutConfig",
     "RunConfig",
@@ -33,15 +34,14 @@ __all__ = [
     "Text",
     "TrainConfig",
     "UnknownName",
-    "build_plugins",
     "check",
     "coerce",
-    "complete",
     "merge_needs",
     "parse_choice",
     "plain",
     "read_config",
     "read_yaml",
+    "resolve",
     "split_names",
     "use_model",
     "write_yaml",

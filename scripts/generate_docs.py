@@ -52,7 +52,7 @@ FLAGS = {
     "tasks": "--data",
     "weight_sync": "--sync",
     "tracker": "--tracker",
-    "preset": "--preset",
+    "preset": "--config",
     "engine": "--engine",
     "backend": "--backend",
     "runtime": "--runtime",
@@ -365,7 +365,7 @@ def configuration_page() -> str:
     parts = [
         "# Settings",
         "Every setting is a flag of `rlhf train`, a key of the YAML file, and a field of the configuration: `--rollout.n 4` is"
-        " `rollout: {n: 4}`. Flags override the file, the file overrides presets, and presets override defaults. Dashes and"
+        " `rollout: {n: 4}`. Flags override what `--config` names, and a later `--config` an earlier one. Dashes and"
         " underscores are the same. `--print-config` prints the whole configuration of a run, with the options of its plugins."
         " [The catalogue](../catalogue.md) lists these options.",
         "## Plugins",

@@ -79,7 +79,7 @@ class Recipe:
     @property
     def before(self) -> list[str]:
         """Recipes to run before it."""
-        return [need.rpartition(" ")[2] for need in self.needs if need.startswith("rlhf train --recipe ")]
+        return [need.rpartition(" ")[2] for need in self.needs if need.startswith("rlhf train --config ")]
 
     @property
     def more_when_short(self) -> list[str]:
@@ -137,7 +137,7 @@ def in_order() -> list[Recipe]:
 def train(recipe: Recipe, folder: Path, more: list[str]) -> int:
     """The exit code of its run in ``folder``."""
     shutil.rmtree(folder / RUNS / recipe.name, ignore_errors=True)
-    command = [str(Path(sys.executable).parent / "rlhf"), "train", "--recipe", recipe.name, *more]
+    command = [str(Path(sys.executable).parent / "rlhf"), "train", "--config", recipe.name, *more]
     return subprocess.run(command, cwd=folder, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False).returncode
 
 
@@ -197,12 +197,12 @@ expect and what to change for larger models. All run on SmolLM2-135M in less tha
 
 ```sh
 make smollm2
-rlhf train --recipe gsm8k_rloo
-rlhf train --recipe gsm8k_rloo --actor.lr 5e-6 --run-dir runs/slower
+rlhf train --config gsm8k_rloo
+rlhf train --config gsm8k_rloo --actor.lr 5e-6 --run-dir runs/slower
 ```
 
-`--recipe NAME` is `--config examples/recipes/NAME.yaml`, with one difference: it finds the file and its data from any directory,
-also in an installed package. Flags override the file. `make recipes` runs all of them, and [Results](results.md#recipes) has their
+A name is found from any directory, also in an installed package, and so are the data of its file, `examples/recipes/NAME.yaml`.
+Flags override the file. `make recipes` runs all of them, and [Results](results.md#recipes) has their
 figures. Only those that others start from write a model; the others do with `--checkpoint.final true`.
 
 A second run of the same recipe needs another `--run-dir`: a directory that has a run is not overwritten.

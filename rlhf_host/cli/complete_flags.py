@@ -19,18 +19,20 @@ from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import SWITCHES, parse, take
 from rlhf_host.config.load import assemble
+from rlhf_host.config.named import OLD
+from rlhf_host.config.problems import Problems
 from rlhf_host.config.recipes import recipes
 from rlhf_host.config.tree import Names
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.options import Option, describe_options
-from rlhf_host.plugins.selection import find, load, options_model
+from rlhf_host.plugins.options import Option, describe_options, options_model
+from rlhf_host.plugins.selection import find, load
 
 PATIENCE_S = 2.0
 """How long a plugin's import may keep a person waiting for its options."""
 
 DIRECTORIES = ("resume", "checkpoint", "run-dir")
-FILES = ("config", "output", "from-trajectories", "data", "eval.data")
+FILES = ("output", "from-trajectories", "data", "eval.data")
 
 
 def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes_file: bool = False) -> list[CompletionItem]:
@@ -60,9 +62,9 @@ def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes
 def _tree(argv: Sequence[str], control: Sequence[str]) -> Located:
     """What the line so far chooses; completion does not report mistakes in it."""
     with contextlib.suppress(Exception):
-        own, flags = take([flag for flag in parse(argv) if flag.value is not None], control)
+        own, flags = take([flag for flag in parse(argv) if flag.value is not None], (*control, *OLD))
         line = CommandLine(control, own, flags, None)
-        return assemble(line.settings, flags, line.presets, [])[0]
+        return assemble(line.configs, flags, Problems())
     return Located({}, "")
 
 
@@ -95,15 +97,14 @@ def _dashed(name: str) -> str:
 
 def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
     kind = kind_of(flag)
-    if kind or flag in ("preset", "environment", "disable"):
+    settings = flag in ("config", *OLD)
+    if kind or settings or flag == "disable":
         names = [*named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))]
-        names += WORDS if kind == "kernels" else ()
+        names += WORDS if kind == "kernels" else [name for name in recipes() if name not in names] if settings else ()
         # alias=name and name,name: what is before the last mark stays.
         done = incomplete[: max(incomplete.rfind("="), incomplete.rfind(",")) + 1]
         items = [CompletionItem(done + name) for name in names if (done + name).startswith(incomplete)]
-        return [*items, CompletionItem(incomplete, type="file")] if flag in ("preset", "environment") else items
-    if flag == "recipe":
-        return [CompletionItem(name) for name in recipes() if name.startswith(incomplete)]
+        return [*items, CompletionItem(incomplete, type="file")] if settings else items
     if flag in DIRECTORIES:
         return [CompletionItem(incomplete, type="dir")]
     if flag in FILES or flag.endswith((".model", ".tokenizer")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,14 +16,15 @@ from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import Flag, parse, take
 from rlhf_host.config.load import Loaded, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
-from rlhf_host.config.recipes import recipe_settings
+from rlhf_host.config.named import OLD, of_old
+from rlhf_host.config.problems import Problems
 from rlhf_host.config.schema import SyncChoice, defaults
 from rlhf_host.config.tree import MANY, ROLES, SINGLE, is_choice, role_flag
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.options import Option, describe_options
-from rlhf_host.plugins.selection import find, load, options_model
+from rlhf_host.plugins.options import Option, describe_options, options_model
+from rlhf_host.plugins.selection import find, load
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -55,6 +57,14 @@ OTHERS = {
 """Section → flags that stand for many."""
 
 
+SHARED = {
+    "config": "NAME or FILE: settings of a preset, a recipe, an environment or a file; repeatable, later ones override; flags"
+    " override them all; an unknown name lists the recipes",
+    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
+}
+"""Flags of all commands with settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     """What was typed: the command's own flags with their values, all others, and the file that comes first."""
@@ -69,29 +79,29 @@ class CommandLine:
         return self.own.get(name, [default])[0]
 
     @property
-    def presets(self) -> list[str]:
-        return [name for flag in ("environment", "preset") for name in self.own.get(flag, []) if name]
+    def configs(self) -> list[str]:
+        """What ``--config`` names; before it what earlier flags name."""
+        old = [of_old(flag, name) for flag in OLD for name in self.own.get(flag, []) if name]
+        return [*old, *(name for name in self.own.get("config", []) if name)]
 
     @property
-    def settings(self) -> str | Located | None:
-        """The file of ``--config``, or the settings of ``--recipe``."""
-        recipe = self.value("recipe")
-        if recipe is not None and "config" in self.own:
-            raise UserError("--recipe and --config both choose a file of settings: leave one out")
-        return self.value("config") if recipe is None else recipe_settings(recipe)
+    def chosen_settings(self) -> list[str]:
+        """Flags of this line that choose settings."""
+        return [f"--{name}" for name in ("config", *OLD) if name in self.own]
 
     def refuse_settings(self, why: str) -> None:
         """Raises ``UserError`` where the line chooses settings or a model, and others count."""
-        clashes = [f"--{name}" for name in ("config", "preset", "environment") if name in self.own]
+        clashes = self.chosen_settings
         clashes += [flag.text for flag in self.flags if flag.parts[-2:] == ["actor", "model"]]
         if clashes:
             raise UserError(f"{why}: leave {clashes[0]} out")
 
-    def read(self, config: str | None = None, *, quickstart: bool = True, sections: Sequence[str] = ()) -> Loaded:
-        """The configuration, of the file ``config`` (or of these sections of it) if not of ``settings``; notices are printed."""
-        loaded = read_config(
-            config or self.settings, self.flags, self.presets, self.names, quickstart=quickstart, sections=sections
-        )
+    def read(self, config: Path | Located | None = None, *, quickstart: bool = True) -> Loaded:
+        """The configuration, of ``config`` if not of ``configs``; notices are printed."""
+        if old := [f"--{flag}" for flag in OLD if flag in self.own]:
+            now = " ".join(f"--config {name}" for name in self.configs)
+            click.echo(f"{' and '.join(old)} {'is' if len(old) == 1 else 'are'} written --config now: {now}", err=True)
+        loaded = read_config(self.configs if config is None else config, self.flags, self.names, quickstart=quickstart)
         for notice in loaded.notices:
             click.echo(notice, err=True)
         return loaded
@@ -101,7 +111,7 @@ class SettingsCommand(click.Command):
     """A command with the flags of the configuration and of the chosen plugins: its function gets a ``CommandLine``.
 
     Args:
-        control: the command's own flags.
+        control: the command's own flags, beside those that all have.
         usage: what the command's help begins with; then come ``about``, ``start`` (flag → text), the chosen plugins' options and
             the schema's ``sections`` (key → title).
         takes_file: whether the first word is a file.
@@ -119,8 +129,8 @@ class SettingsCommand(click.Command):
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.control, self.takes_file = control, takes_file
-        self.usage, self.about, self.start, self.sections = usage, about, start, sections
+        self.control, self.takes_file = (*control, *SHARED, "help"), takes_file
+        self.usage, self.about, self.start, self.sections = usage, about, {**start, **SHARED}, sections
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -128,7 +138,7 @@ class SettingsCommand(click.Command):
             ctx.params["argv"] = words
             return []
         file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
-        own, flags = take(parse(words), self.control)
+        own, flags = take(parse(words), (*self.control, *OLD))
         leave_out(ctx, own.get("disable", ()))
         line = CommandLine(self.control, own, flags, file)
         if "help" in own:
@@ -149,7 +159,7 @@ class SettingsCommand(click.Command):
         formatter.write_paragraph()
         formatter.write_text(self.about)
         _write(formatter, "Start here", _with_names(self.start))
-        tree, _ = assemble(line.settings, line.flags, line.presets, [])
+        tree = assemble(line.configs, line.flags, Problems())
         for kind, spec, prefix in chosen_plugins(tree):
             _write(formatter, *_plugin(kind, spec, prefix))
         _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(PLUGINS))

@@ -17,19 +17,11 @@ if TYPE_CHECKING:
     from rlhf_host.data.stream import TaskSet
     from rlhf_host.data.units import UnitSet
 
-CONTROL = ("config", "preset", "environment", "rows", "disable", "help")
-
 START = {
     "actor.model": "the model whose tokenizer, chat template and context count",
     "rows": "how many rows to show (int, default 3)",
     "data.format": "how to read rows that have answers; default: what the columns say",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
 }
-
-SECTIONS = {"data": "Data"}
 
 ABOUT = """Read a file, a directory or a hub dataset as rlhf train would, say what was found, and show rows as text, the trained
 tokens in ⟦⟧. Rows without answers are shown as prompts."""
@@ -40,11 +32,11 @@ _MEASURED = 10_000  # units whose lengths are looked at
 
 @click.command(
     cls=SettingsCommand,
-    control=CONTROL,
+    control=("rows",),
     usage="data show FILE [FLAGS]",
     about=ABOUT,
     start=START,
-    sections=SECTIONS,
+    sections={"data": "Data"},
     takes_file=True,
 )
 def show(line: CommandLine) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from rlhf_host.config.choices import merge_needs
 from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
 from rlhf_host.config.load import QUICKSTART
+from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.manager import PluginManager

@@ -11,7 +11,7 @@ import click
 
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.config.check import check_evaluation
-from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.config.resolve import resolve
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.phases import phase
@@ -19,7 +19,7 @@ from rlhf_host.runs.models import run_model, run_of
 
 HELP_GROUP = "Train"
 
-CONTROL = ("config", "preset", "environment", "checkpoint", "output", "json", "disable", "help")
+CONTROL = ("checkpoint", "output", "json")
 
 START = {
     "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
@@ -29,10 +29,6 @@ START = {
     "eval.n": "samples per prompt (int, default 1)",
     "eval.temperature": "0: greedy (float, default 1.0)",
     "rollout.max-new-tokens": "per turn (int, default 256)",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "output": "FILE.jsonl: every answer with its tokens and rewards, as rlhf rollout writes them",
     "json": "print a JSON object instead of a table",
 }
@@ -48,16 +44,16 @@ def evaluate(line: CommandLine) -> None:
     checkpoint, config_path = line.value("checkpoint"), None
     if checkpoint is not None:
         line.refuse_settings("--checkpoint uses the run's own model and settings")
-        config_path = str(require_run(run_of(Path(checkpoint)) or Path(checkpoint)))
+        config_path = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     loaded = line.read(config_path)
-    config = complete(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
-    with closing(build_plugins(config, "evaluate")) as manager:
-        check_evaluation(config, manager)
+    run = resolve(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
+    with closing(run.plugins()) as manager:
+        check_evaluation(run.config, manager)
         output = line.value("output")
         phase("Loading libraries")
         from rlhf_host.training.answering import evaluate_only
 
-        metrics = evaluate_only(config, manager, None if output is None else Path(output))
+        metrics = evaluate_only(run.config, manager, None if output is None else Path(output))
     if "json" in line.own:
         click.echo(json.dumps(dict(metrics), indent=2))
     else:

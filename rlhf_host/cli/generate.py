@@ -12,7 +12,7 @@ import click
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_rollout
-from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.config.resolve import resolve
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
 from rlhf_host.plugins.recommended import recommended
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rlhf_host.training.best_answers import Counts
 
 HELP_GROUP = "Train"
-
-CONTROL = ("config", "preset", "output", "keep", "json", "disable", "help")
 
 START = {
     "output": "FILE.jsonl: where the answers go; the same command continues what was interrupted",
@@ -35,13 +33,8 @@ START = {
     "rollout.n": "answers per prompt to choose from (int, default 8)",
     "train.batch-size": "prompts at once (int, default 16)",
     "seed": "fixes the samples (int, default 0)",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }
-
-SECTIONS = {"rollout": "Rollouts", "roles": "Models", "data": "Data"}
 
 ABOUT = """Sample several answers to each prompt, score them, and write the best to a file: a line for each, with prompt, completion
 and reward. Answers that were cut off at the length limit are left out. Algorithms for
@@ -50,11 +43,11 @@ data with answers train on it: rlhf train --algo NAME --data FILE.jsonl."""
 
 @click.command(
     cls=SettingsCommand,
-    control=CONTROL,
+    control=("output", "keep", "json"),
     usage="generate --output FILE.jsonl [FLAGS]",
     about=ABOUT,
     start=START,
-    sections=SECTIONS,
+    sections={"rollout": "Rollouts", "roles": "Models", "data": "Data"},
 )
 @click.pass_context
 def generate(ctx: click.Context, line: CommandLine) -> None:
@@ -65,12 +58,13 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
     if not keep.isdecimal():
         raise UserError(f"--keep {keep}: should be a whole number, 0 for all answers")
     loaded = line.read()
-    config = complete(loaded.config, loaded.origins, "rollout")
+    run = resolve(loaded.config, loaded.origins, "rollout")
+    config = run.config
     if not config.reward:
         raise UserError("nothing scores the answers: give --reward NAME (rlhf plugins --kind reward lists them)")
     if int(keep) > config.rollout.n:
         raise UserError(f"--keep {keep} is more than the {config.rollout.n} answers of a prompt: set --rollout.n {keep}")
-    with closing(build_plugins(config, "rollout")) as manager:
+    with closing(run.plugins()) as manager:
         check_rollout(config, manager)
         phase("Loading libraries")
         from rlhf_host.training.answering import answer_all

@@ -12,7 +12,7 @@ import click
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_replay
-from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.config.resolve import resolve
 from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
 
@@ -21,23 +21,15 @@ if TYPE_CHECKING:
 
 HELP_GROUP = "Train"
 
-CONTROL = ("config", "preset", "environment", "output", "rows", "json", "disable", "help")
-
 START = {
     "reward": "[ALIAS=]NAME: score again; repeatable (default: rewards stay as saved)",
     "algo": "NAME: compute advantages",
     "with": "[ALIAS=]NAME: filters and changes of rewards; repeatable, in order",
     "rows": "how many trajectories to show, largest changes first (int, default 20; 0: all)",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print everything as a JSON object instead of a table",
     "output": "FILE.jsonl: write the trajectories with their new rewards, for rlhf train --from-trajectories",
     "actor.model": "only needed if a plugin uses a role, or texts that the file does not have",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
 }
-
-SECTIONS = {"roles": "Models"}
 
 ABOUT = """Score saved trajectories again, compute their advantages again, and show what changes. FILE is what rlhf rollout wrote, a
 run directory or its trajectories/. Advantages, plugins that ask models, and --output need a file with tokens: one of rlhf rollout,
@@ -46,11 +38,11 @@ or of a run with --trajectories.tokens. No model is loaded unless a plugin needs
 
 @click.command(
     cls=SettingsCommand,
-    control=CONTROL,
+    control=("output", "rows", "json"),
     usage="replay FILE [FLAGS]",
     about=ABOUT,
     start=START,
-    sections=SECTIONS,
+    sections={"roles": "Models"},
     takes_file=True,
 )
 def replay(line: CommandLine) -> None:
@@ -59,8 +51,9 @@ def replay(line: CommandLine) -> None:
         raise UserError("no file is given: rlhf replay FILE --reward NAME --algo NAME")
     count, output = _count(line.value("rows", "20")), line.value("output")
     loaded = line.read(quickstart=False)
-    config = complete(loaded.config, loaded.origins, "replay")
-    with closing(build_plugins(config, "replay")) as manager:
+    resolved = resolve(loaded.config, loaded.origins, "replay")
+    config = resolved.config
+    with closing(resolved.plugins()) as manager:
         check_replay(config, manager)
         phase("Loading libraries")
         from rlhf_host.training import saved_rows

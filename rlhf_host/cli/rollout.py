@@ -13,7 +13,7 @@ import click
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check_rollout
-from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rlhf_host.rollouts.collect import Collected
 
 HELP_GROUP = "Train"
-
-CONTROL = ("config", "preset", "environment", "output", "steps", "rollouts", "json", "disable", "help")
 
 START = {
     "output": "FILE.jsonl: where the trajectories go",
@@ -36,14 +34,8 @@ START = {
     "with": "[ALIAS=]NAME: filters of groups; repeatable",
     "rollout.n": "samples per prompt (int, default 8)",
     "seed": "fixes data order and sampling (int, default 0)",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "json": "print a JSON object instead of a table",
 }
-
-SECTIONS = {"rollout": "Rollouts", "roles": "Models", "data": "Data"}
 
 ABOUT = """Sample and score as the first steps of rlhf train would with the same flags, and write whole trajectories to a file:
 tokens, log-probabilities, versions, rewards. Train on it with rlhf train --from-trajectories, look at it with rlhf replay."""
@@ -51,11 +43,11 @@ tokens, log-probabilities, versions, rewards. Train on it with rlhf train --from
 
 @click.command(
     cls=SettingsCommand,
-    control=CONTROL,
+    control=("output", "steps", "rollouts", "json"),
     usage="rollout --output FILE.jsonl [FLAGS]",
     about=ABOUT,
     start=START,
-    sections=SECTIONS,
+    sections={"rollout": "Rollouts", "roles": "Models", "data": "Data"},
 )
 @click.pass_context
 def rollout(ctx: click.Context, line: CommandLine) -> None:
@@ -64,9 +56,10 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
     if "output" not in line.own:
         raise UserError("no file is given: add --output FILE.jsonl")
     loaded = line.read()
-    config = complete(loaded.config, loaded.origins, "rollout")
+    run = resolve(loaded.config, loaded.origins, "rollout")
+    config = run.config
     prompts = prompts_per_step(config, _whole(line, "steps"), _whole(line, "rollouts"))
-    with closing(build_plugins(config, "rollout")) as manager:
+    with closing(run.plugins()) as manager:
         check_rollout(config, manager)
         phase("Loading libraries")
         from rlhf_host.training import saved_rows

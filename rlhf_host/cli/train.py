@@ -11,9 +11,9 @@ import click
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
-from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.recipes import require_models
+from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.config.resumed import check_resume, require_plugins
 from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
 from rlhf_host.config.schema import RunConfig
@@ -25,7 +25,7 @@ from rlhf_host.records.needs import Needs, Outcome
 
 HELP_GROUP = "Train"
 
-CONTROL = ("config", "recipe", "preset", "environment", "resume", "force", "dry-run", "print-config", "disable", "help")
+CONTROL = ("resume", "force", "dry-run", "print-config")
 
 START = {
     "algo": "NAME: the algorithm",
@@ -33,10 +33,6 @@ START = {
     "actor.model": "the model to train: a directory, hub name or GGUF file",
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable; replaces the data of the file",
     "eval.data": "PATH[@WEIGHT]: the same, for evaluation",
-    "config": "FILE.yaml: settings; flags override them",
-    "recipe": "NAME: an example that runs as it stands, with its data; flags override it; an unknown name lists all",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "environment": "NAME or FILE.py: data, rewards and agent together, which the file and flags override",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
     "force": "with --resume: let the algorithm, seed, order of the data or models change too",
@@ -48,7 +44,6 @@ START = {
     "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
     "seed": "fixes data order, sampling and initial heads (int, default 0)",
     "name": "the run's name (default <algorithm>-<first reward>)",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
     "dry-run": "check everything, train and write nothing",
     "print-config": "print the whole configuration as YAML, with plugins' options, and stop",
 }
@@ -73,20 +68,20 @@ Flags override the file. Write a list by repeating its flag or with commas; a fl
 def train(ctx: click.Context, line: CommandLine) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
     resume = _resumed(line)
-    loaded = line.read(str(resume / "config.yaml") if resume else None)
+    loaded = line.read(resume / "config.yaml" if resume else None)
     if resume:
         require_plugins(resume, loaded.config)
-    config = complete(loaded.config, loaded.origins)
+    run = resolve(loaded.config, loaded.origins)
+    config = run.config
     changes = check_resume(resume, config, force="force" in line.own) if resume else []
-    recipe = line.value("recipe")
     if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
         return
-    if recipe is not None:
-        require_models(recipe, config)
-    with closing(build_plugins(config)) as manager:
+    for name in line.configs:
+        require_models(name, config)
+    with closing(run.plugins()) as manager:
         needs = merge_needs(manager)
-        for warning in [*changes, *check(config, manager, needs)]:
+        for warning in [*changes, *check(run, manager, needs)]:
             click.echo(f"Warning: {warning}", err=True)
         dry = "dry-run" in line.own
         config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config, make=not dry)
@@ -96,9 +91,9 @@ def train(ctx: click.Context, line: CommandLine) -> None:
             dry_run(config, manager, resume)
             return
         phase("Loading libraries")
-        from rlhf_host.training.run import train as run
+        from rlhf_host.training.run import train as start
 
-        outcome = run(config, manager, resume=resume)
+        outcome = start(config, manager, resume=resume)
         as_they_come = all(map(_as_it_comes, (item for item in manager.loaded if item.kind in ("reward", "agent"))))
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
@@ -168,8 +163,8 @@ def _resumed(line: CommandLine) -> Path | None:
         if "force" in line.own:
             raise UserError("--force goes with --resume")
         return None
-    clash = next((flag for flag in ("config", "recipe", "preset", "environment") if flag in line.own), None)
-    if clash or any(flag.parts == ["run_dir"] for flag in line.flags):
-        raise UserError(f"--resume uses the run's own directory and settings: leave --{clash or 'run-dir'} out")
+    clashes = line.chosen_settings + ["--run-dir" for flag in line.flags if flag.parts == ["run_dir"]]
+    if clashes:
+        raise UserError(f"--resume uses the run's own directory and settings: leave {clashes[0]} out")
     require_run(Path(run_dir))
     return Path(run_dir)

@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from rlhf_host.config.check_ahead import ahead_refusals, decide_old_logprobs
-from rlhf_host.config.choices import EVAL_REWARD
-from rlhf_host.config.defaults import RunTraits, refusals
-from rlhf_host.config.load import fail
+from rlhf_host.config.defaults import refusals
 from rlhf_host.config.oddities import oddities, updates_text
+from rlhf_host.config.problems import fail
+from rlhf_host.config.resolve import EVAL_REWARD, Resolved
 from rlhf_host.config.schema import EvalConfig, LoraOptions, RoleConfig, RunConfig
 from rlhf_host.config.tree import ROLES, Names, role_flag
 from rlhf_host.errors import PluginError, near_matches
@@ -30,14 +30,15 @@ RESERVED = ("agent", "mean", "std", "min", "max", "stderr")
 """No aliases of rewards: ``reward/ALIAS`` would be another metric's name."""
 
 
-def check(config: RunConfig, manager: PluginManager, needs: Needs) -> list[str]:
+def check(run: Resolved, manager: PluginManager, needs: Needs) -> list[str]:
     """Refuse impossible runs before any model or file is touched; gives warnings about merely odd ones, and what plugins decide
     of settings left at ``auto``, in place.
 
     Raises:
         UserError: one line per reason, each with what to do.
     """
-    traits, decided = RunTraits.of(config), list(decide_old_logprobs(config, manager))
+    config, traits = run.config, run.traits
+    decided = list(decide_old_logprobs(config, manager))
     unfit = refusals(config, traits, needs)
     reasons = [
         *_plugin_refusals(config, manager, needs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,16 @@ class RunTraits:
 
     @classmethod
     def of(cls, config: RunConfig, known: Sequence[PluginInfo] | None = None) -> RunTraits:
-        """Raises ``PluginError`` for plugins and options that cannot be used, and for libraries that are missing."""
-        return cls(*(_traits(kind, getattr(config, kind), known) for kind in KINDS))
+        """As ``of_plugins``. Raises ``PluginError`` for plugins and options that cannot be used, too."""
+        choices = [(find(kind, getattr(config, kind).name, known), getattr(config, kind)) for kind in KINDS]
+        return cls.of_plugins(*((info, build(info, choice.options)) for info, choice in choices))
+
+    @classmethod
+    def of_plugins(cls, *plugins: tuple[PluginInfo, Any]) -> RunTraits:
+        """Of engine, backend and runtime. Raises ``PluginError`` for libraries that are missing."""
+        for info, plugin in plugins:
+            require_libraries(info, plugin)
+        return cls(*(plugin.traits for _, plugin in plugins))
 
     @property
     def in_place(self) -> bool:
@@ -54,13 +62,6 @@ class RunTraits:
         """The weight sync of a run that chooses none."""
         usual = self.runtime.sync_in_place if self.in_place else self.runtime.sync
         return usual if not self.engine.syncs or usual in self.engine.syncs else self.engine.syncs[0]
-
-
-def _traits(kind: str, choice: PluginChoice, known: Sequence[PluginInfo] | None) -> Any:
-    info = find(kind, choice.name, known)
-    plugin: Any = build(info, choice.options)
-    require_libraries(info, plugin)
-    return plugin.traits
 
 
 def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = None) -> list[PluginSpec]:
@@ -84,18 +85,19 @@ def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = No
     return specs
 
 
-def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[str]:
-    """Replace plugins whose code runs elsewhere by the default ones, and lengthen deadlines; in place.
+def swap_for_debugging(config: RunConfig, plugins: Mapping[str, tuple[PluginInfo, Any]]) -> list[str]:
+    """Replace those of engine, backend and runtime whose code runs elsewhere by the default ones, and lengthen deadlines; in place.
 
     Returns:
         What was changed, for people.
     """
     lines = []
-    for kind in KINDS:
-        choice, default = getattr(config, kind), getattr(RunConfig(), kind)
-        info = find(kind, choice.name, known)
-        if not traits_of(info, build(info, choice.options)).debug:
-            lines.append(f"--debug: a debugger cannot follow {kind} {choice.name}; {default.name} is used instead")
+    for kind, (info, plugin) in plugins.items():
+        if not traits_of(info, plugin).debug:
+            default = getattr(RunConfig(), kind)
+            lines.append(
+                f"--debug: a debugger cannot follow {kind} {getattr(config, kind).name}; {default.name} is used instead"
+            )
             setattr(config, kind, default)
             config.placement = []
     if config.async_depth:

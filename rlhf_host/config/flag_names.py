@@ -9,10 +9,10 @@ from rlhf_host.config.tree import MANY, ROLES, SHORTHANDS, SINGLE, Names, Path, 
 from rlhf_host.errors import PluginError, a, near_matches
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.hints import of_flag
-from rlhf_host.plugins.options import Option, describe_options
-from rlhf_host.plugins.selection import find, load, options_model, parse_choice
+from rlhf_host.plugins.options import Option, describe_options, options_model
+from rlhf_host.plugins.selection import find, load, parse_choice
 
-CHOICES = {kind: key for key, kind in {**MANY, **SINGLE, "data": "tasks", "preset": "preset"}.items()}
+CHOICES = {kind: key for key, kind in {**MANY, **SINGLE, "data": "tasks", "config": "preset"}.items()}
 """Plugin kind → the flag that chooses one."""
 
 

@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 
 from rlhf_host.config.flag_names import option_examples, what_is_meant
 from rlhf_host.config.merge import merge
+from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.tree import (
     DATA,
     Names,
-    Path,
     annotation_at,
     canonical,
     fields_of,
@@ -38,7 +38,7 @@ from rlhf_host.plugins.selection import split_names
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
 
-REPEATED = ("preset", "environment", "disable")
+REPEATED = ("config", "preset", "environment", "disable")
 """Control flags that may be given several times."""
 
 
@@ -108,11 +108,8 @@ def take(flags: Sequence[Flag], control: Collection[str]) -> tuple[dict[str, lis
 # --- from flags to a layer ----------------------------------------------------------------------
 
 
-def from_flags(
-    flags: Sequence[Flag], names: Names, errors: list[str], notices: list[str], control: Collection[str] = ()
-) -> Located:
-    """The flags as a layer. Mistakes are appended to ``errors``, and what people should know to ``notices``; ``control`` is for
-    near matches."""
+def from_flags(flags: Sequence[Flag], names: Names, problems: Problems, control: Collection[str] = ()) -> Located:
+    """The flags as a layer; ``control`` is for near matches."""
     tree: dict[str, Any] = {}
     implied: dict[str, Any] = {}
     settings: dict[Path, list[Flag]] = {}
@@ -121,18 +118,19 @@ def from_flags(
         place, plugin = names.place(head)
         path = lora_path((*place, *rest))
         if plugin is not None:
-            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), [])
+            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), Problems())
         if plugin is not None and not rest:
             if flag.value is not None:
-                errors.append(f"{flag.text} takes no value: set an option of {plugin!r}, {option_examples(plugin, flag.text)}")
+                examples = option_examples(plugin, flag.text)
+                problems.lines.append(f"{flag.text} takes no value: set an option of {plugin!r}, {examples}")
         elif (problem := _problem(flag, path, names, control, flags)) is not None:
-            errors.append(problem)
+            problems.lines.append(problem)
         else:
             settings.setdefault(path, []).append(flag)
     for path, repeated in settings.items():
-        if (value := _value(path, repeated, errors, notices)) is not None:
-            _put(tree, path, value, errors)
-    return merge(_located(tree), _located(implied), errors)
+        if (value := _value(path, repeated, problems)) is not None:
+            _put(tree, path, value, problems)
+    return merge(_located(tree), _located(implied), problems)
 
 
 def _problem(flag: Flag, path: Path, names: Names, control: Collection[str], flags: Sequence[Flag]) -> str | None:
@@ -152,47 +150,47 @@ def _takes_names(path: Path) -> bool:
     return path in DATA or is_choice(path) or is_selection(path)
 
 
-def _value(path: Path, flags: Sequence[Flag], errors: list[str], notices: list[str]) -> Located | None:
+def _value(path: Path, flags: Sequence[Flag], problems: Problems) -> Located | None:
     """What the flag, perhaps repeated, sets."""
     last, annotation = flags[-1], annotation_at(path)
     if len(spellings := {".".join(flag.parts): flag.text for flag in flags}) > 1:
-        errors.append(f"{' and '.join(spellings.values())} set the same: leave one out")
+        problems.lines.append(f"{' and '.join(spellings.values())} set the same: leave one out")
         return None
     texts = [Text("true" if flag.value is None else flag.value) for flag in flags]
     if _takes_names(path):
         if not all(flag.value for flag in flags):
-            errors.append(f"{last.text} needs {'a path' if path in DATA else 'the name of a plugin'}")
+            problems.lines.append(f"{last.text} needs {'a path' if path in DATA else 'the name of a plugin'}")
             return None
         if is_choice(path):
-            notices += last_counts(last.text, texts)
-            return canonical(Located(str(texts[-1]), last.text), path, errors)
+            problems.notices += last_counts(last.text, texts)
+            return canonical(Located(str(texts[-1]), last.text), path, problems)
         if path in DATA:
             items = [Located(str(text), f"{last.text} {text}") for text in texts]
         else:
             items = [Located(name, last.text) for text in texts for name in split_names(text)]
-        return canonical(Located(items, last.text), path, errors)
+        return canonical(Located(items, last.text), path, problems)
     if last.value is None and not takes_bool(annotation):
-        errors.append(f"{last.text} needs a value")
+        problems.lines.append(f"{last.text} needs a value")
         return None
     value: Any = Texts(texts) if len(texts) > 1 else texts[0]
     if annotation is not Any and not isinstance(value := coerce(annotation, value), list):
-        notices += last_counts(last.text, texts)
+        problems.notices += last_counts(last.text, texts)
     return Located(value, last.text)
 
 
-def _put(tree: dict[str, Any], path: Path, value: Located, errors: list[str]) -> None:
+def _put(tree: dict[str, Any], path: Path, value: Located, problems: Problems) -> None:
     if isinstance(value.value, dict):
         for key, item in value.value.items():
-            _put(tree, (*path, key), item, errors)
+            _put(tree, (*path, key), item, problems)
         return
     *sections, key = map(str, path)
     for part in sections:
         tree = tree.setdefault(part, {})
         if isinstance(tree, Located):
-            errors.append(f"{value.where}: is set already by {tree.where}: leave one out")
+            problems.add(value.where, f"is set already by {tree.where}: leave one out")
             return
     if (old := tree.get(key)) is not None:
-        errors.append(f"{value.where}: is set already by {_located(old).where}: leave one out")
+        problems.add(value.where, f"is set already by {_located(old).where}: leave one out")
     tree[key] = value
 
 

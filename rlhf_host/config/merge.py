@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.schema import DataConfig, defaults
-from rlhf_host.config.tree import DATA, NONE, SINGLE, Names, Path, canonical, is_choice, is_empty, is_selection, snake_case
+from rlhf_host.config.tree import DATA, NONE, SINGLE, Names, canonical, is_choice, is_empty, is_selection, snake_case
 from rlhf_host.config.yaml_file import Located, plain
 from rlhf_host.errors import near_matches
 from rlhf_host.plugins.hints import of_flag
@@ -14,19 +15,20 @@ DEFAULT = ""
 """The place of what nobody set."""
 
 
-def layer(tree: Located, names: Names, errors: list[str]) -> Located:
-    """The settings of a file, or of Python, as a layer. Mistakes are appended to ``errors``."""
+def layer(tree: Located, names: Names, problems: Problems) -> Located:
+    """The settings of a file, or of Python, as a layer."""
     values: dict[str, Located] = {}
-    places = {key: names.place(key) for key in snake_case(tree.value, errors)}
+    settings_of = snake_case(tree.value, problems)
+    places = {key: names.place(key) for key in settings_of}
     # What is chosen by name comes before the shorthands, which add to it.
-    for key, value in sorted(snake_case(tree.value, []).items(), key=lambda item: places[item[0]][1] is not None):
+    for key, value in sorted(settings_of.items(), key=lambda item: places[item[0]][1] is not None):
         path, plugin = places[key]
         if key == "extensions":
-            errors.append(f"{value.where}: 'extensions' is now written 'with'")
+            problems.add(value.where, "'extensions' is now written 'with'")
         elif plugin is not None and not isinstance(value.value, dict | None):
-            errors.append(f"{value.where}: should be a mapping of the options of {plugin!r}, not {plain(value)!r}")
+            problems.add(value.where, f"should be a mapping of the options of {plugin!r}, not {plain(value)!r}")
         elif plugin is not None or not is_empty(value, path):
-            settings = canonical(value, path, errors)
+            settings = canonical(value, path, problems)
             if plugin is not None:
                 name = Located(plugin, value.where, implied=True)
                 settings = Located({"name": name, **settings.value}, value.where)
@@ -34,8 +36,8 @@ def layer(tree: Located, names: Names, errors: list[str]) -> Located:
                 settings = Located({part: settings}, value.where)
             if settings.value != {}:
                 head = str(path[0])
-                errors += _set_twice(values.get(head), settings)
-                values[head] = merge(values[head], settings, errors, (head,)) if head in values else settings
+                problems.lines += _set_twice(values.get(head), settings)
+                values[head] = merge(values[head], settings, problems, (head,)) if head in values else settings
     return Located(values, tree.where)
 
 
@@ -50,36 +52,36 @@ def _set_twice(first: Located | None, second: Located) -> Iterator[str]:
         yield f"{second.where}: is set already by {first.where}: leave one out"
 
 
-def merge(below: Located | None, above: Located, errors: list[str], path: Path = ()) -> Located:
-    """``above`` over ``below``; neither is changed. Mistakes are appended to ``errors``."""
+def merge(below: Located | None, above: Located, problems: Problems, path: Path = ()) -> Located:
+    """``above`` over ``below``; neither is changed."""
     if not isinstance(above.value, dict):
         return above
     if below is None or not isinstance(below.value, dict):
         below = Located({}, DEFAULT)
     if is_selection(path):
-        return _merge_selection(below, above, errors, path)
+        return _merge_selection(below, above, problems, path)
     old, new = (tree.value.get("name") if is_choice(path) else None for tree in (below, above))
     if old and new and plain(old) != plain(new):
         if not new.implied or old.where == DEFAULT:
             return above  # the options below are another plugin's
         if path[0] in SINGLE and plain(old).rpartition(":")[2] != new.value:
-            errors.append(
-                f"{new.where}: belongs to the {path[0]} {new.value!r}, and {old.where} chooses {plain(old)!r}: leave one out"
+            problems.add(
+                new.where, f"belongs to the {path[0]} {new.value!r}, and {old.where} chooses {plain(old)!r}: leave one out"
             )
     values, of_sources = dict(below.value), {}
     for key, value in above.value.items():
         if path in DATA and key not in DataConfig.model_fields:
             of_sources[key] = value
         else:
-            values[key] = merge(values.get(key), value, errors, (*path, key))
+            values[key] = merge(values.get(key), value, problems, (*path, key))
     for name, settings in of_sources.items():
-        values["sources"] = _set_in_source(values.get("sources"), name, settings, errors)
+        values["sources"] = _set_in_source(values.get("sources"), name, settings, problems)
     if old and new and new.implied:
         values["name"] = old
     return Located(values, above.where)
 
 
-def _merge_selection(below: Located, above: Located, errors: list[str], path: Path) -> Located:
+def _merge_selection(below: Located, above: Located, problems: Problems, path: Path) -> Located:
     """Chosen rewards replace those below; extensions and trackers are added to them."""
     replaces = path[-1] == "reward"
     chosen = {alias: choice for alias, choice in above.value.items() if "name" in choice.value}
@@ -87,18 +89,18 @@ def _merge_selection(below: Located, above: Located, errors: list[str], path: Pa
     for alias, choice in chosen.items():
         if plain(choice.value["name"]) == NONE and not replaces:
             if values.pop(alias, None) is None and alias not in defaults().get(str(path[0]), ()):
-                errors.append(f"{choice.where}: there is no {alias!r} to take away{near_matches(alias, values)}")
+                problems.add(choice.where, f"there is no {alias!r} to take away{near_matches(alias, values)}")
         else:
-            values[alias] = merge(below.value.get(alias), choice, errors, (*path, alias))
+            values[alias] = merge(below.value.get(alias), choice, problems, (*path, alias))
     for alias, choice in above.value.items():
         if alias in chosen:
             continue
         if (known := find_alias(alias, values)) is not None:
-            values[known] = merge(values[known], choice, errors, (*path, known))
+            values[known] = merge(values[known], choice, problems, (*path, known))
             continue
         flag = ".".join(map(str, path))
         near = (f"chosen: {', '.join(values)}" if values else "none is chosen") + near_matches(alias, values)
-        errors.append(f"{choice.where}: no {flag} plugin is called {alias!r} ({near}); choose it with --{flag} {alias}")
+        problems.add(choice.where, f"no {flag} plugin is called {alias!r} ({near}); choose it with --{flag} {alias}")
     return Located(values, above.where)
 
 
@@ -107,7 +109,7 @@ def find_alias(alias: str, known: Iterable[str]) -> str | None:
     return next((name for name in known if name.replace("-", "_") == alias.replace("-", "_")), None)
 
 
-def _set_in_source(sources: Located | None, name: str, settings: Located, errors: list[str]) -> Located:
+def _set_in_source(sources: Located | None, name: str, settings: Located, problems: Problems) -> Located:
     """``settings`` merged into the source called ``name``."""
     entries = list(sources.value) if sources else []
     names = [_source_names(entry) for entry in entries]
@@ -115,9 +117,9 @@ def _set_in_source(sources: Located | None, name: str, settings: Located, errors
     if number is None:
         known = [own[-1] for own in names] + [key for key in DataConfig.model_fields if key != "sources"]
         near = of_flag(f"data.{name}") or near_matches(name, known)
-        errors.append(f"{settings.where}: {name!r} is neither a data setting nor a source{near}")
+        problems.add(settings.where, f"{name!r} is neither a data setting nor a source{near}")
     else:
-        entries[number] = merge(entries[number], settings, errors, ("data", "sources", number))
+        entries[number] = merge(entries[number], settings, problems, ("data", "sources", number))
     return Located(entries, sources.where if sources else settings.where)
 
 

@@ -26,7 +26,7 @@ def recipe_file(name: str) -> Path:
     """Raises ``UserError`` for an unknown name."""
     known = recipes()
     if name not in known:
-        raise UserError(f"--recipe {name}: no such recipe{near_matches(name, known)}; there are {', '.join(known)}")
+        raise UserError(f"--config recipe:{name}: no such recipe{near_matches(name, known)}; there are {', '.join(known)}")
     return known[name]
 
 
@@ -36,13 +36,14 @@ def recipe_settings(name: str) -> Located:
 
 
 def require_models(name: str, config: RunConfig) -> None:
-    """Raises ``UserError`` where a model is not there that the recipe says how to get."""
-    for role, settings in config.roles.items():
+    """Raises ``UserError`` where a model is not there that the recipe, if that is one, says how to get."""
+    recipe = name.removeprefix("recipe:")
+    for role, settings in config.roles.items() if recipe in recipes() else ():
         model = settings.model
         if model and model.startswith(BEFORE) and not Path(model).exists():
-            (needs,) = about(recipe_file(name))["needs"]
+            (needs,) = about(recipe_file(recipe))["needs"]
             other = f"or give another model: --{role_flag(role)}.model DIR"
-            raise UserError(f"--recipe {name}: there is no {model}; before it: {needs}; {other}")
+            raise UserError(f"--config {name}: there is no {model}; before it: {needs}; {other}")
 
 
 def about(file: Path) -> dict[str, list[str]]:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.choices import chosen
-from rlhf_host.config.load import fail, load_config
+from rlhf_host.config.load import load_config
+from rlhf_host.config.problems import fail
+from rlhf_host.config.resolve import chosen
 from rlhf_host.config.run_dir import CONFIG, PLUGINS, STATE, checkpoint_dirs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import PluginError

@@ -6,19 +6,17 @@ import types
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.schema import DataConfig, DataSource, LoraOptions, RunConfig
 from rlhf_host.config.yaml_file import Located, located, plain
-from rlhf_host.errors import PluginError
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.selection import parse_choice
 from rlhf_host.plugins.spellings import written_out
-
-Path: TypeAlias = tuple[str | int, ...]
 
 SINGLE = {
     "algo": "algo",
@@ -158,34 +156,34 @@ def is_selection(path: Path) -> bool:
 # --- what people write --------------------------------------------------------------------------
 
 
-def canonical(tree: Located, path: Path, errors: list[str]) -> Located:
-    """What was written at ``path``, as ``config.yaml`` has it. Mistakes are appended to ``errors``.
+def canonical(tree: Located, path: Path, problems: Problems) -> Located:
+    """What was written at ``path``, as ``config.yaml`` has it.
 
     A plugin may be its name alone; several may be a list, or a mapping whose aliases are names; data may be a path or a list;
     keys may have dashes. What a key at the top means is for ``Names``.
     """
     value = tree.value
     if is_choice(path):
-        return Located(_written_out(_kind(path), _choice(tree, errors), errors), tree.where)
+        return Located(_written_out(_kind(path), _choice(tree, problems), problems), tree.where)
     if is_selection(path):
-        return Located(dict(_choices(tree, path, errors)), tree.where)
+        return Located(dict(_choices(tree, path, problems)), tree.where)
     if path in DATA and value is not None and not isinstance(value, dict):
-        return Located({"sources": canonical(tree, (*path, "sources"), errors)}, tree.where)
+        return Located({"sources": canonical(tree, (*path, "sources"), problems)}, tree.where)
     if path[:-1] in DATA and path[-1] == "sources":
         items = value if isinstance(value, list) else [tree]
-        return Located([_source(item, errors) for item in items], tree.where)
+        return Located([_source(item, problems) for item in items], tree.where)
     if isinstance(value, dict) and annotation_at(path) is not None:
-        inner = {key: canonical(item, (*path, key), errors) for key, item in snake_case(value, errors).items()}
+        inner = {key: canonical(item, (*path, key), problems) for key, item in snake_case(value, problems).items()}
         return Located({key: item for key, item in inner.items() if not is_empty(item, (*path, key))}, tree.where)
     return tree
 
 
-def snake_case(values: Mapping[str, Located], errors: list[str]) -> dict[str, Located]:
+def snake_case(values: Mapping[str, Located], problems: Problems) -> dict[str, Located]:
     result: dict[str, Located] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
         if name in result:
-            errors.append(f"{value.where}: {name!r} is already set, with dashes or underscores")
+            problems.add(value.where, f"{name!r} is already set, with dashes or underscores")
         result[name] = value
     return result
 
@@ -195,17 +193,17 @@ def is_empty(tree: Located, path: Path) -> bool:
     return tree.value is None and holds_sections(annotation_at(path))
 
 
-def _choice(tree: Located, errors: list[str]) -> dict[str, Located]:
+def _choice(tree: Located, problems: Problems) -> dict[str, Located]:
     if isinstance(tree.value, str):
         return {"name": tree}
     if not isinstance(tree.value, dict | None):
         shown = plain(tree)
-        errors.append(f"{tree.where}: should be a plugin's name, or a mapping with 'name' and its options, not {shown!r}")
+        problems.add(tree.where, f"should be a plugin's name, or a mapping with 'name' and its options, not {shown!r}")
     elif tree.value and "plugin" in tree.value and "name" not in tree.value:
         old, name = tree.value["plugin"], plain(tree.value["plugin"])
-        errors.append(f"{old.where}: '{{plugin: {name}, options: ...}}' is now written '{{name: {name}, OPTION: VALUE}}'")
+        problems.add(old.where, f"'{{plugin: {name}, options: ...}}' is now written '{{name: {name}, OPTION: VALUE}}'")
         return {"name": old}
-    return snake_case(tree.value, errors) if isinstance(tree.value, dict) else {}
+    return snake_case(tree.value, problems) if isinstance(tree.value, dict) else {}
 
 
 def _kind(path: Path) -> str:
@@ -214,65 +212,60 @@ def _kind(path: Path) -> str:
     return SINGLE.get(key) or MANY[key]
 
 
-def _written_out(kind: str, choice: dict[str, Located], errors: list[str]) -> dict[str, Located]:
+def _written_out(kind: str, choice: dict[str, Located], problems: Problems) -> dict[str, Located]:
     """A choice whose name implies options, with these."""
     tree = choice.get("name")
     if tree is None or not isinstance(tree.value, str):
         return choice
-    try:
+    with problems.at(tree.where):
         name, options = written_out(kind, tree.value)
-    except PluginError as error:
-        errors.append(f"{tree.where}: {error}")
-        return choice
-    implied = {key: located(value, tree.where) for key, value in options.items()}
-    return {**implied, **choice, "name": Located(name, tree.where)} if implied else choice
+        implied = {key: located(value, tree.where) for key, value in options.items()}
+        return {**implied, **choice, "name": Located(name, tree.where)} if implied else choice
+    return choice
 
 
-def _choices(tree: Located, path: Path, errors: list[str]) -> Iterator[tuple[str, Located]]:
+def _choices(tree: Located, path: Path, problems: Problems) -> Iterator[tuple[str, Located]]:
     entries = tree.value if isinstance(tree.value, list) else [] if tree.value is None else [tree]
     by_alias = isinstance(tree.value, dict) and not isinstance(plain(tree).get("name"), str)  # else one plugin is spelled out
     items = tree.value.items() if by_alias else [("", entry) for entry in entries]
     aliases: set[str] = set()
     for alias, item in items:
-        choice = _choice(item, errors)
+        choice = _choice(item, problems)
         name = choice.get("name")
         if not alias:
             if name is None or not isinstance(name.value, str):
                 if isinstance(item.value, dict):
-                    errors.append(f"{item.where}: each entry needs the plugin's 'name'")
+                    problems.add(item.where, "each entry needs the plugin's 'name'")
                 continue
-            try:
+            with problems.at(name.where):
                 alias, spec = parse_choice(name.value)
-            except PluginError as error:
-                errors.append(f"{name.where}: {error}")
+                choice["name"] = Located(spec, name.where)
+            if not alias:
                 continue
-            choice["name"] = Located(spec, name.where)
         if alias in aliases:
             spec = plain(choice["name"])
-            errors.append(f"{item.where}: {alias!r} is chosen twice; give one its own name: OTHER={spec}")
+            problems.add(item.where, f"{alias!r} is chosen twice; give one its own name: OTHER={spec}")
             continue
         aliases.add(alias)
-        whole = _written_out(_kind(path), choice, errors)
+        whole = _written_out(_kind(path), choice, problems)
         yield alias, Located({"name": Located(alias, item.where, implied=True), **whole}, item.where)
 
 
-def _source(item: Located, errors: list[str]) -> Located:
+def _source(item: Located, problems: Problems) -> Located:
     """``PATH[@WEIGHT]``, where the part after ``@`` counts only when it is a number, or a mapping."""
     if isinstance(item.value, dict):
-        return Located(snake_case(item.value, errors), item.where)
+        return Located(snake_case(item.value, problems), item.where)
     if not isinstance(item.value, str):
-        errors.append(f"{item.where}: should be a path, or a mapping with 'path', not {plain(item)!r}")
+        problems.add(item.where, f"should be a path, or a mapping with 'path', not {plain(item)!r}")
     path, _, weight = str(item.value).rpartition("@")
     try:
         float(weight)
     except ValueError:
         path, weight = str(item.value), ""
     source = {"path": path, "weight": weight} if weight else {"path": path}
-    try:
+    name, options = path, dict[str, Any]()
+    with problems.at(item.where):
         name, options = written_out(TASKS, path)
-    except PluginError as error:
-        errors.append(f"{item.where}: {error}")
-        name, options = path, {}
     if options:
         named = list(options.values())[1:]  # behind the file
         source |= {"path": name, "name": named[0] if named else TASKS, **options}

@@ -9,7 +9,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from rlhf_host.config.choices import EVAL_REWARD
+from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.bad_rows import BadRows, Malformed
 from rlhf_host.data.chat import Prompts, encode_prompts

@@ -28,7 +28,7 @@ COMMANDS = {
     "search find": "rlhf plugins search",
     "new init create scaffold": "rlhf plugins new NAME",
     "algos algorithms rewards agents environments engines backends trackers": "rlhf plugins",
-    "recipes examples": "rlhf train --recipe NAME; an unknown name lists them",
+    "recipes examples": "rlhf train --config NAME; an unknown name lists them",
     "config settings options args": "rlhf train --print-config for all settings, rlhf train --help for what they mean",
     "check verify diagnose env info debug": "rlhf doctor for this machine, rlhf plugins check NAME for a plugin",
     "dry-run": "rlhf train --dry-run",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from rlhf_host.errors import PluginError, asks_to_stop, in_one_line, near_matches
 
@@ -53,34 +54,55 @@ def options_model(cls: type, kind: str = "") -> type[BaseModel]:
     return model
 
 
-def parse_options(model: type[BaseModel], options: Mapping[str, Any], who: str) -> BaseModel:
-    """An instance of ``model``; keys may be written ``clip-eps`` or ``clip_eps``.
+class Misfit(NamedTuple):
+    """One mistake among options; the text of ``of_plugin`` goes on where the plugin is named: `` has no option 'x'``."""
 
-    Raises ``PluginError``, beginning with ``who``, for unknown keys (with near matches) and values that do not fit.
-    """
-    cleaned = _known(model, options, who, "")
+    path: tuple[str | int, ...]
+    text: str
+    of_plugin: bool = False
+
+
+Hint: TypeAlias = Callable[[tuple[str, ...], Any, str], str]
+"""Path of an unknown option, its value, and near matches → what to say behind the mistake."""
+
+
+def parse_options(model: type[BaseModel], options: Mapping[str, Any], who: str) -> BaseModel:
+    """As ``check_options``. Raises ``PluginError``, beginning with ``who``, for options that do not fit."""
+    parsed, misfits = check_options(model, options)
+    if parsed is not None:
+        return parsed
+    values = [": ".join(filter(None, (".".join(map(str, m.path)), m.text))) for m in misfits if not m.of_plugin]
+    lines = [f"{who}{each.text}" for each in misfits if each.of_plugin] + [f"{who}: {'; '.join(values)}"] * bool(values)
+    raise PluginError("; ".join(lines))
+
+
+def check_options(
+    model: type[BaseModel], options: Mapping[str, Any], hint: Hint = lambda path, value, near: near
+) -> tuple[BaseModel | None, list[Misfit]]:
+    """An instance of ``model``, or what is wrong; keys may be written ``clip-eps`` or ``clip_eps``."""
+    misfits: list[Misfit] = []
+    cleaned = _known(model, options, (), hint, misfits)
     try:
         parsed = model.model_validate(cleaned)
     except ValidationError as error:
-        raise PluginError(f"{who}: " + "; ".join(_explain(problem) for problem in error.errors())) from error
+        return None, misfits + [Misfit(item["loc"], *_explained(item)) for item in error.errors(include_url=False)]
     except BaseException as error:  # a validator of the plugin's own that raises something else
         if asks_to_stop(error):
             raise
-        raise PluginError(f"{who}: checking its options raised {in_one_line(error)}") from error
-    if wrong := next(_infinite(parsed), None):
-        raise PluginError(f"{who}: {wrong[0]}: should be a finite number of 32 bits, not {wrong[1]}")
-    return parsed
+        return None, [*misfits, Misfit((), f": checking its options raised {in_one_line(error)}", of_plugin=True)]
+    misfits += [Misfit(path, f"should be a finite number of 32 bits, not {value}") for path, value in _infinite(parsed)]
+    return None if misfits else parsed, misfits
 
 
-def _infinite(options: BaseModel, prefix: str = "") -> Iterator[tuple[str, float]]:
+def _infinite(options: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
     """Numbers that were set and are not finite in 32 bits; a default may be infinite, for what is off."""
     for name, field in type(options).model_fields.items():
         value = getattr(options, name)
         if isinstance(value, BaseModel):
-            yield from _infinite(value, f"{prefix}{name}.")
+            yield from _infinite(value, (*path, name))
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, float) and each != field.default and not abs(each) < 2.0**128:
-                yield prefix + name, each
+                yield (*path, name), each
 
 
 def describe_options(model: type[BaseModel], prefix: str = "") -> list[Option]:
@@ -127,7 +149,10 @@ def _nested(field: FieldInfo) -> type[BaseModel] | None:
     return models[0] if len(models) == 1 else None
 
 
-def _known(model: type[BaseModel], options: Mapping[str, Any], who: str, prefix: str) -> dict[str, Any]:
+def _known(
+    model: type[BaseModel], options: Mapping[str, Any], path: tuple[str, ...], hint: Hint, misfits: list[Misfit]
+) -> dict[str, Any]:
+    """The options that the model has, under its names; others are ``misfits``."""
     fields = dict(_fields(model))
     cleaned: dict[str, Any] = {}
     for key, value in options.items():
@@ -136,24 +161,40 @@ def _known(model: type[BaseModel], options: Mapping[str, Any], who: str, prefix:
             if model.model_config.get("extra") == "allow":
                 cleaned[key] = value
                 continue
-            known = f"it has {', '.join(fields)}" if fields else "it takes no options"
-            where = f" under {prefix[:-1]!r}" if prefix else ""
-            raise PluginError(f"{who} has no option {key!r}{where}{near_matches(name, fields) or '; ' + known}")
+            said = hint((*path, key), value, near_matches(name, fields))
+            said = said or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
+            under = f" under {'.'.join(path)!r}" if path else ""
+            misfits.append(Misfit((*path, key), f" has no option {key!r}{under}{said}", of_plugin=True))
+            continue
         if name in cleaned:
-            raise PluginError(f"{who}: option {prefix + name!r} is given twice, once as {key!r}")
+            twice = f": option {'.'.join((*path, name))!r} is given twice, once as {key!r}"
+            misfits.append(Misfit((*path, name), twice, of_plugin=True))
         nested = _nested(fields[name])
         if nested is not None and isinstance(value, Mapping):
-            value = _known(nested, value, who, f"{prefix}{name}.")
+            value = _known(nested, value, (*path, name), hint, misfits)
         cleaned[name] = value
     return cleaned
 
 
-def _explain(problem: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "missing":
-        return f"option {where!r} is required"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message} (got {problem['input']!r})" if where else message
+def _explained(item: ErrorDetails) -> tuple[str, bool]:
+    if item["type"] == "missing":
+        return f" needs {'.'.join(map(str, item['loc']))!r}", True
+    return "no such key" if item["type"] == "extra_forbidden" else sentence(item), False
+
+
+def sentence(item: ErrorDetails) -> str:
+    """What pydantic found, in the words of all messages: ``should be greater than 0, not -1``."""
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").split(", unable to parse")[0]
+    shown = repr(item["input"])
+    shown = shown if len(shown) <= 80 else f"{shown[:60]}… ({len(shown)} characters)"
+    if item["type"] in ("model_type", "dict_type"):
+        return f"holds further keys, so it cannot be {shown}"
+    if not message.startswith("Input should"):
+        return message
+    near = ""
+    if item["type"] == "literal_error" and isinstance(item["input"], str):
+        near = near_matches(item["input"], item["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", "))
+    return f"{message.removeprefix('Input ')}, not {shown}{near}"
 
 
 def _default(field: FieldInfo) -> str | None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlhf_host import hookspecs
-from rlhf_host.errors import PluginError, asks_to_stop, in_one_line
+from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo
-from rlhf_host.plugins.options import options_model, parse_options
 from rlhf_host.plugins.reward_functions import FunctionReward
-from rlhf_host.plugins.selection import PYTHON, object_missing
+from rlhf_host.plugins.selection import PYTHON, make, object_missing
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 PluginObjects: TypeAlias = Mapping[tuple[str, str], Any]
 """(kind, name) → an instance or class with hooks or, as a reward, a function."""
@@ -44,24 +46,17 @@ def has_hooks(plugin: Any) -> bool:
     return any(hasattr(inspect.getattr_static(plugin, name, None), f"{hookspecs.PROJECT}_impl") for name in names)
 
 
-def build_object(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> object:
+def make_object(info: PluginInfo, plugin: Any, options: BaseModel) -> object:
     """The plugin: an instance as it is, a class made from its options, a function as a reward.
 
     Raises:
-        PluginError: for options that do not fit, or an object that is no plugin.
+        PluginError: for an object that is no plugin.
     """
     who = f"{info.kind} {info.name!r} ({info.value})"
-    # Instances and functions are built already, and take no options.
-    parsed = parse_options(options_model(plugin if isinstance(plugin, type) else object), options, who)
     if isinstance(plugin, type):
         if not has_hooks(plugin):
             raise PluginError(f"{who}: the class marks no method with @hookimpl")
-        try:
-            return plugin() if plugin.__init__ is object.__init__ else plugin(parsed)  # type: ignore[misc]
-        except BaseException as error:
-            if asks_to_stop(error):
-                raise
-            raise PluginError(f"{who}: building it failed: {in_one_line(error)}") from error
+        return plugin() if plugin.__init__ is object.__init__ else make(info, plugin, options)  # type: ignore[misc]
     if has_hooks(plugin):
         return plugin
     if info.kind == "reward" and callable(plugin):

@@ -157,17 +157,18 @@ def imported(info: PluginInfo) -> Any:
 
 
 def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None) -> object:
-    """The plugin, made from its class and validated options: ``cls(options)``.
-
-    Raises ``PluginError`` for whatever stands in the way; ``alias`` is how messages call it.
-    """
+    """The plugin, made from its class and the options that these are. Raises ``PluginError`` as ``read_options`` and ``make``."""
     cls = load(info)
-    parsed = read_options(info, cls, options, alias)
+    return make(info, cls, read_options(info, cls, options, alias), alias)
+
+
+def make(info: PluginInfo, cls: type, options: BaseModel, alias: str | None = None) -> object:
+    """``cls(options)``. Raises ``PluginError`` for whatever stands in the way; ``alias`` is how messages call it."""
     who = _who(info, alias)
     if cls.__init__ is object.__init__:  # type: ignore[misc]
         raise PluginError(f"{who}: {info.value} takes no options; give it def __init__(self, options)")
     try:
-        return cls(parsed)
+        return cls(options)
     except UserError as error:
         raise PluginError(f"{who}: {error}") from error
     except BaseException as error:
@@ -176,20 +177,13 @@ def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None
         raise PluginError(f"{who}: building it failed: {in_one_line(error)}") from error
 
 
-def options_model(cls: type, kind: str = "") -> type[BaseModel]:
-    """As ``plugins.options.options_model``."""
-    # Options need pydantic, which listing and finding plugins must not wait for.
-    from rlhf_host.plugins import options
-
-    return options.options_model(cls, kind)
-
-
 def read_options(info: PluginInfo, cls: type, options: Mapping[str, Any], alias: str | None = None) -> BaseModel:
     """``options`` as an instance of the class's model: what ``build`` passes, and what engines, backends and runtimes take.
 
     Raises ``PluginError`` for unknown keys, with near matches, and values that do not fit.
     """
-    from rlhf_host.plugins.options import parse_options
+    # Options need pydantic, which listing and finding plugins must not wait for.
+    from rlhf_host.plugins.options import options_model, parse_options
 
     return parse_options(options_model(cls, info.kind), options, _who(info, alias))
 

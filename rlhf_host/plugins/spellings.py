@@ -5,7 +5,7 @@ value is ``PLUGIN:OPTION.OPTION``, the options that are set by what was written:
 
 - ``.py = "file:path.function"``: ``FILE.py:NAME`` and ``FILE.py``. The first option is the file, the second the name.
 - ``http = "http_reward:urls"``: an address, ``http://...`` or ``https://...``, or several with commas. The option is a list.
-- ``environment.tools = "multi_turn:tools"``: a part of a file for ``--environment`` (``config.environments``).
+- ``environment.tools = "multi_turn:tools"``: a part of a file for ``--config`` (``config.environments``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf_host.plugins.catalogue import listed
 from rlhf_host.plugins.discovery import GROUPS, discover
 
 ENVIRONMENT = "environment."
-"""Forms that begin so are parts of a file for ``--environment``."""
+"""Forms that begin so are parts of a file for ``--config``."""
 
 
 class Spelling(NamedTuple):

@@ -17,7 +17,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
-from rlhf_host.rollouts.gate import Barrier, Gate
+from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
 from rlhf_host.rollouts.watch import watched
 
@@ -145,11 +145,10 @@ class Collector:
     split: Literal["train", "eval"]
     scoring: Barrier | None = None
     """Which groups pass when they are over."""
-    gate: Gate | None = None
-    """Before the engine."""
 
     def __post_init__(self) -> None:
         self.manager, self.settings = self.episodes.manager, self.episodes.settings.rollout
+        self.gate = self.episodes.model.engine
         self.open: set[_Playing] = set()
         self.over = 0
         """Episodes that were played and groups that were scored."""
@@ -211,13 +210,13 @@ class Collector:
     def _open(self, group_ids: Sequence[str]) -> list[_Playing]:
         groups = [_Playing(group_id, self.n, time.monotonic()) for group_id in group_ids]
         self.open.update(groups)
-        self.episodes.expect(self.n * len(groups))
+        self.gate.expect(self.n * len(groups))
         return groups
 
     def _close(self, group: _Playing) -> None:
         if group in self.open:
             self.open.remove(group)
-            self.episodes.expect(-group.episodes)
+            self.gate.expect(-group.episodes)
 
     async def _play(self, group: _Playing, draw: Draw, context: ScoreContext) -> Played:
         group_id = group.group_id
@@ -238,7 +237,7 @@ class Collector:
             finally:
                 self.over += 1
                 group.episodes -= 1
-                self.episodes.expect(-1)
+                self.gate.expect(-1)
 
         try:
             episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
@@ -282,15 +281,14 @@ class Collector:
 
     def _at_work(self) -> list[str]:
         """What is done outside of the host, for people."""
-        asked = self.gate.in_flight if self.gate is not None else self.episodes.asking
         calls = {f"calls of {hook} are with {key}": count for (key, hook), count in self.manager.awaited.items()}
-        work = {f"requests are with {self.episodes.model.engine_name}": asked, **calls}
+        work = {f"requests are with {self.episodes.model.engine_name}": self.gate.in_flight, **calls}
         return [f"{count} {what}" for what, count in work.items() if count]
 
     def _whom(self) -> list[str]:
         """The same, with what waits for new weights, or that nothing is done."""
         nothing = f"no request is with {self.episodes.model.engine_name}, and no plugin is at work"
-        held = self.gate.held if self.gate is not None else 0
+        held = self.gate.held
         return [*(self._at_work() or [nothing]), *([f"{held} requests wait for new weights"] if held else [])]
 
     def ask(self, played: Played) -> bool:

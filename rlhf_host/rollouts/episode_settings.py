@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_host.config.schema import DataConfig, RolloutConfig
 from rlhf_host.records.episodes import NoRoom, Sampling
-from rlhf_host.rollouts.gate import Answering
+from rlhf_host.rollouts.gate import Gate
 
 MOST_TOKENS = 1 << 31
 """Of a vocabulary whose size is not known."""
@@ -41,7 +41,7 @@ class EpisodeSettings:
 class SampledModel:
     """The model that answers in episodes: its engine, and what its tokens mean."""
 
-    engine: Answering
+    engine: Gate
     tokenizer: Any
     engine_name: str = "the engine"
     stop_ids: Collection[int] = ()

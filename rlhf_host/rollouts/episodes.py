@@ -44,7 +44,6 @@ from rlhf_host.rollouts.agent_answers import (
 )
 from rlhf_host.rollouts.conversation import Plan
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
-from rlhf_host.rollouts.gate import sampled_by
 from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, EpisodePolicy, Expected
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Episodes:
         self.codec = self._codec(for_chat(self.model.tokenizer, self.settings.data))
         self._codecs: dict[str, ChatCodec] = {}
         """Of tasks whose rows tell the chat template something, by what that is."""
-        self.live = self.asking = self.answered = 0
+        self.answered = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
         limits = {key: needs.episodes_at_once for key, needs in self.manager.each("needs")}
@@ -88,7 +87,7 @@ class Episodes:
     @property
     def sampled(self) -> int:
         """Tokens that the engines have sampled, as far as these say."""
-        return sampled_by(self.model.engine) + sum(each.sampled for each in self.frozen.values())
+        return self.model.engine.sampled + sum(each.sampled for each in self.frozen.values())
 
     def _codec(self, tokenizer: Any) -> ChatCodec:
         return ChatCodec(
@@ -125,11 +124,7 @@ class Episodes:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """What the engine answers. Raises ``RunError`` with its name for whatever it gets wrong."""
         with blaming(self.model.engine_name, "generate"):
-            self.asking += 1
-            try:
-                answer = await self.model.engine.generate(token_ids, sampling, key)
-            finally:
-                self.asking -= 1
+            answer = await self.model.engine.generate(token_ids, sampling, key)
             count, logprobs = len(answer.token_ids), answer.logprobs
             if len(logprobs) != count or len(answer.versions) != count or count > sampling.max_new_tokens:
                 raise ValueError(f"{count} tokens of at most {sampling.max_new_tokens} with {len(logprobs)} log-probabilities")
@@ -141,11 +136,6 @@ class Episodes:
                     setattr(answer, name, Numbers(kind, values))
         self.answered += 1
         return answer
-
-    def expect(self, more: int) -> None:
-        """So many more episodes than before may ask the engine soon."""
-        self.live += more
-        self.model.engine.expect(self.live)
 
     async def play(self, episode: Episode) -> list[Trajectory]:
         """The episode's trajectories; retried as configured when it fails retryably.
@@ -197,7 +187,7 @@ class Episodes:
         key = self.agent_key(episode.task)
         runs = key in self.manager.names("agent_run")
         play = self._run_by_agent if runs else self._take_turns
-        expected = Expected(self.expect, NEXT_CALL_S if runs else FIRST_CALL_S)
+        expected = Expected(self.model.engine.expect, NEXT_CALL_S if runs else FIRST_CALL_S)
         expected.begin()
         try:
             async with self._slots.get(key, contextlib.nullcontext()):

@@ -6,23 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from rlhf_host.protocols import Counting, Generator
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
-
-
-class Answering(Protocol):
-    """What episodes need of an engine: methods as of ``Generator``."""
-
-    def expect(self, count: int) -> None: ...
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation: ...
-
-
-def sampled_by(engine: object) -> int:
-    """Tokens that an engine has sampled; 0 where it does not count them."""
-    return engine.sampled if isinstance(engine, Counting) else 0
 
 
 class Barrier:
@@ -72,12 +58,18 @@ class Gate(Barrier):
     def __init__(self, engine: Generator):
         super().__init__()
         self.engine = engine
-        self.expected: dict[int, int] = {}
-        """Who asks → how many requests may come."""
+        self.expected = 0
 
-    def client(self) -> GatedEngine:
-        """The engine for one split: what several expect adds up."""
-        return GatedEngine(self, len(self.expected))
+    @property
+    def sampled(self) -> int:
+        """Tokens that the engine has sampled; 0 where it does not count them."""
+        return self.engine.sampled if isinstance(self.engine, Counting) else 0
+
+    def expect(self, more: int) -> None:
+        """So many more requests than before may come soon."""
+        self.expected += more
+        if not self.closed:
+            self.engine.expect(self.expected)
 
     def close(self) -> None:
         super().close()
@@ -85,33 +77,9 @@ class Gate(Barrier):
 
     def release(self) -> None:
         self.closed = False
-        self.tell()
+        self.expect(0)
         super().release()
-
-    def tell(self) -> None:
-        """Tell the engine how many requests may come."""
-        if not self.closed:
-            self.engine.expect(sum(self.expected.values()))
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         async with self.passing():
             return await self.engine.generate(token_ids, sampling, key)
-
-
-class GatedEngine:
-    """What episodes ask of a ``Generator``, behind a gate."""
-
-    def __init__(self, gate: Gate, number: int):
-        self.gate, self._number = gate, number
-        gate.expected[number] = 0
-
-    @property
-    def sampled(self) -> int:
-        return sampled_by(self.gate.engine)
-
-    def expect(self, count: int) -> None:
-        self.gate.expected[self._number] = count
-        self.gate.tell()
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        return await self.gate.generate(token_ids, sampling, key)

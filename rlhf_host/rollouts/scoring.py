@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from rlhf_host.config.choices import EVAL_REWARD
+from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.errors import LostError, in_one_line
 from rlhf_host.hookspecs import Items

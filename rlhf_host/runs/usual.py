@@ -8,7 +8,8 @@ from typing import Any
 from rlhf_host.config.defaults import KINDS
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
-from rlhf_host.plugins.selection import find, load, options_model
+from rlhf_host.plugins.options import options_model
+from rlhf_host.plugins.selection import find, load
 from rlhf_host.runs.directory import RunDirectory, flat
 
 

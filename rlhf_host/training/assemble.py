@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
-from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart
+from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart, SyncTarget, WeightSource
 from rlhf_host.records.episodes import Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.rollouts.admission import Admission, InAdvance
@@ -32,7 +32,7 @@ from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.rollouts.gate import Answering, Barrier, Gate
+from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.training.batching import refuse_large_answers, refuse_large_units
@@ -50,10 +50,11 @@ from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.saved_rows import check_vocabulary
 from rlhf_host.training.source import Source
-from rlhf_host.weight_sync.bring import Bring
+from rlhf_host.weight_sync.bring import Bring, Probe
 
 log = logging.getLogger(__name__)
 
+NONE_KEPT: Mapping[str, KeptLogprobs] = {}
 STEPS = 100
 """Of a run that samples and says no number."""
 
@@ -87,20 +88,23 @@ class Inputs:
         return math.ceil(math.ceil(len(self.units) * config.data.epochs) / config.train.batch_size)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Started:
     """A runtime that is up, and the roles as plugins see them."""
 
     runtime: Runtime
+    traits: RunTraits
     handles: dict[str, RoleHandle]
     needs: Needs
     roles: Mapping[str, RoleConfig]
     tokenizer: Any
-    kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
+    kept: Mapping[str, KeptLogprobs]
     """Role that is not loaded → its log-probabilities."""
-    endpoints: Endpoints = field(default_factory=Endpoints)
-    gate: Gate | None = None
+    endpoints: Endpoints
+    gate: Gate | None
     """Before the engine, where something samples."""
+    scoring: Barrier | None
+    """Before rewards whose state changes beside the steps, where a run has some."""
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -140,7 +144,7 @@ def runtime_start(
         backend=PluginSpec.of(find("backend", config.backend.name), config.backend.options),
         kernels=tuple(kernels_to_try(config.kernels)),
         hooks=manager,
-        bring=Bring(manager, config.sync.verify, tokenizer, config.rollout.temperature),
+        bring=_not_started,
         train=config.train.model_copy(update={"old_logprobs": config.old_logprobs_mode}),
         tokenizer=tokenizer,
         total_updates=total_updates,
@@ -149,23 +153,33 @@ def runtime_start(
     )
 
 
-def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
+async def _not_started(targets: Sequence[SyncTarget], source: WeightSource, version: int) -> None:
+    raise AssertionError("start_runtime gives what brings weights")
+
+
+def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT) -> Started:
+    """``kept``: log-probabilities of roles that are not loaded."""
+    traits = RunTraits.of(config)
     if start.total_updates:
-        rehearse(start, remote=RunTraits.of(config).runtime.remote)
+        rehearse(start, remote=traits.runtime.remote)
     phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
-    runtime = runtime_plugin(config).start(start)
+
+    def probe() -> Probe:
+        exact = runtime.exact and not start.needs.rounded_weights
+        return Probe(handles["actor"].logprobs, runtime.context_lengths["actor"], exact)
+
+    bring = Bring(start.hooks, config.sync.verify, start.tokenizer, config.rollout.temperature, probe)
+    runtime = runtime_plugin(config).start(replace(start, bring=bring))
     temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
         name: TrainerRole(runtime.trainer, name, role, runtime.context_lengths[name], temperature=temperature, threads=threads)
         for name, role in start.roles.items()
     }
-    bring = start.bring
-    assert isinstance(bring, Bring)
-    bring.logprobs, bring.context_length = handles["actor"].logprobs, runtime.context_lengths["actor"]
-    bring.exact = runtime.exact and not start.needs.rounded_weights
-    endpoints = Endpoints(port=config.rollout.policy_port)
+    manager, endpoints = start.hooks, Endpoints(port=config.rollout.policy_port)
     gate = Gate(runtime.engine) if runtime.engine is not None else None
-    return Started(runtime, handles, start.needs, start.roles, start.tokenizer, endpoints=endpoints, gate=gate)
+    stateful = start.total_updates and config.async_depth and {*manager.names("score")} & {*manager.names("state_dict")}
+    scoring = Barrier() if stateful else None
+    return Started(runtime, traits, handles, start.needs, start.roles, start.tokenizer, kept, endpoints, gate, scoring)
 
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
@@ -282,15 +296,9 @@ def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> Task
     return TaskStream(tasks, config.seed, config.data.shuffle, choose if chooser else None, chooser)
 
 
-def scoring_of(config: RunConfig, manager: PluginManager) -> Barrier | None:
-    """Before rewards whose state changes beside the steps, if there are some."""
-    return Barrier() if config.async_depth and {*manager.names("score")} & {*manager.names("state_dict")} else None
-
-
-def collector_of(config: RunConfig, manager: PluginManager, started: Started, scoring: Barrier | None = None) -> Collector:
+def collector_of(config: RunConfig, manager: PluginManager, started: Started) -> Collector:
     episodes = episodes_of(config, manager, started, config.data, config.rollout)
-    n, gate = config.rollout.n, started.gate
-    return Collector(episodes, n=n, seed=config.seed, split="train", scoring=scoring, gate=gate)
+    return Collector(episodes, n=config.rollout.n, seed=config.seed, split="train", scoring=started.scoring)
 
 
 def evaluation_of(
@@ -298,27 +306,19 @@ def evaluation_of(
 ) -> Evaluation:
     settings = config.eval
     episodes = episodes_of(config, manager, started, data, settings)
-    collector = Collector(episodes, n=settings.n, seed=settings.seed, split="eval", gate=started.gate)
+    collector = Collector(episodes, n=settings.n, seed=settings.seed, split="eval")
     return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
 
 
-def source_of(
-    config: RunConfig,
-    manager: PluginManager,
-    started: Started,
-    inputs: Inputs,
-    events: EventLoop,
-    traits: RunTraits,
-    scoring: Barrier | None,
-) -> Source:
+def source_of(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
     """Where the run's batches come from."""
     if inputs.units is not None:
         return row_source(config, manager, inputs.units, row_batches(config, manager, started))
     context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
     rollouts: Rollouts | None = inputs.saved
     if rollouts is None:
-        collector = collector_of(config, manager, started, scoring)
-        rollouts = sampled_rollouts(config, inputs, collector, context, waves=traits.engine.waves)
+        collector = collector_of(config, manager, started)
+        rollouts = sampled_rollouts(config, inputs, collector, context, waves=started.traits.engine.waves)
     return RolloutSource(rollouts, config, manager, started.needs, started.runtime.trainer, context, events)
 
 
@@ -373,7 +373,7 @@ def episodes_of(
     settings = EpisodeSettings(sampling=sampling, max_tokens=longest, data=data, rollout=rollout, strict=config.debug)
     assert started.gate is not None
     engine_name = f"engine {config.engine.name}"
-    actor = _sampled_model(config.roles["actor"], started.gate.client(), started.tokenizer, engine_name)
+    actor = _sampled_model(config.roles["actor"], started.gate, started.tokenizer, engine_name)
     frozen = {
         need.name: _frozen_episodes(manager, started, need.name, settings, engine_name)
         for need in started.needs.roles
@@ -387,11 +387,11 @@ def _frozen_episodes(
 ) -> Episodes:
     """The answers of a frozen role, sampled as the actor's are."""
     handle, engine = started.handles[role], started.runtime.engines[role]
-    model = _sampled_model(started.roles[role], engine, handle.tokenizer, f"{engine_name} of the role {role}")
+    model = _sampled_model(started.roles[role], Gate(engine), handle.tokenizer, f"{engine_name} of the role {role}")
     settings = replace(settings, max_tokens=min(settings.max_tokens, handle.context_length))
     return Episodes(manager, model, settings, started.endpoints)
 
 
-def _sampled_model(role: RoleConfig, engine: Answering, tokenizer: Any, engine_name: str) -> SampledModel:
+def _sampled_model(role: RoleConfig, engine: Gate, tokenizer: Any, engine_name: str) -> SampledModel:
     ends, vocabulary = stop_tokens(role), sizes(role)[0] or MOST_TOKENS
     return SampledModel(engine=engine, tokenizer=tokenizer, engine_name=engine_name, stop_ids=ends, vocabulary=vocabulary)

@@ -15,11 +15,7 @@ from typing import Any
 import torch
 
 from rlhf_host.config.run_dir import BEST, LAST
-from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import DivergedError, LostError, RunError, near_matches
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Runtime
-from rlhf_host.records.needs import Needs
 from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.training.checkpoints import (
     Checkpoint,
@@ -29,13 +25,10 @@ from rlhf_host.training.checkpoints import (
     point_to,
     remove_leftovers,
 )
-from rlhf_host.training.events import EventLoop
-from rlhf_host.training.ledger import Ledger
+from rlhf_host.training.parts import RunParts
 from rlhf_host.training.pending import read_pending, write_pending
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
-from rlhf_host.training.progress import Progress
 from rlhf_host.training.saving import Saving
-from rlhf_host.training.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +37,7 @@ log = logging.getLogger(__name__)
 class CheckpointKeeper:
     """Writes the checkpoints of one run. A failure ends the run, or is logged where ``checkpoint.on_error`` is ``warn``."""
 
-    config: RunConfig
-    manager: PluginManager
-    needs: Needs
-    runtime: Runtime
-    source: Source
-    events: EventLoop
-    run_dir: Path
-    progress: Progress
-    ledger: Ledger
+    parts: RunParts
     scoring: Barrier | None = None
     """Before rewards whose state changes beside the steps, where there are some."""
     waited_s: float = 0.0
@@ -68,35 +53,35 @@ class CheckpointKeeper:
 
     def begin(self) -> None:
         """Removes what a killed run left half-written, and notes where this one begins."""
-        remove_leftovers(self.run_dir)
-        self.ledger.go_back(self.progress.step, self.note()["stream"])
+        remove_leftovers(self.parts.run_dir)
+        self.parts.ledger.go_back(self.parts.progress.step, self.note()["stream"])
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from it."""
-        state, progress = checkpoint.state, self.progress
+        state, progress = checkpoint.state, self.parts.progress
         progress.load_state_dict(checkpoint.step, state)
         finished = read_pending(checkpoint.path)
         self._saved, self._saved_groups = (checkpoint.step, progress.pending), frozenset(finished)
-        self.source.load_state_dict(state["stream"], finished)
+        self.parts.source.load_state_dict(state["stream"], finished)
         for role, rate in progress.rates.items():
-            self.runtime.trainer.adjust(role, lr=rate)
-        self.runtime.load_state(checkpoint.optimizers)
+            self.parts.runtime.trainer.adjust(role, lr=rate)
+        self.parts.runtime.load_state(checkpoint.optimizers)
         torch.set_rng_state(checkpoint.tensors["torch_rng"])
-        load_plugins(self.manager, checkpoint.tensors["plugins"], state["plugins"])
+        load_plugins(self.parts.manager, checkpoint.tensors["plugins"], state["plugins"])
 
     def note(self) -> dict[str, Any]:
         """Notes where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
         if self.scoring is not None:
-            self.events.run(_held(self.scoring, self.config.rollout.stall_s), interruptible=False)
-        plugins = {key: plain_state(state, key) for key, state in self.manager.each("state_dict")}
+            self.parts.events.run(_held(self.scoring, self.parts.config.rollout.stall_s), interruptible=False)
+        plugins = {key: plain_state(state, key) for key, state in self.parts.manager.each("state_dict")}
         self._position = {
-            "stream": self.source.state_dict(),
-            "finished": self.source.finished(),
+            "stream": self.parts.source.state_dict(),
+            "finished": self.parts.source.finished(),
             "plugins": plugins,
             "torch_rng": torch.get_rng_state(),
         }
         if self.scoring is not None:
-            self.events.run(_release(self.scoring), interruptible=False)
+            self.parts.events.run(_release(self.scoring), interruptible=False)
         return self._position
 
     def forget(self) -> None:
@@ -109,7 +94,7 @@ class CheckpointKeeper:
         Raises:
             RunError: no such metric exists.
         """
-        checkpoint, name, progress = self.config.checkpoint, self.config.checkpoint.best, self.progress
+        checkpoint, name, progress = self.parts.config.checkpoint, self.parts.config.checkpoint.best, self.parts.progress
         if name is None:
             return
         if name not in metrics:
@@ -128,23 +113,23 @@ class CheckpointKeeper:
         """Writes a checkpoint where one is due: ``checkpoint.every`` steps, and of a step that is the best so far."""
         if self._saving is not None and self._saving.done:
             self.settle()
-        step, checkpoint = self.progress.step, self.config.checkpoint
-        due = self.progress.best_step == step or bool(checkpoint.every and step % checkpoint.every == 0)
+        step, checkpoint = self.parts.progress.step, self.parts.config.checkpoint
+        due = self.parts.progress.best_step == step or bool(checkpoint.every and step % checkpoint.every == 0)
         if due and not (last and checkpoint.final):  # the end of the run writes that one
             self.save()
 
     def end(self, *, interrupted: bool) -> None:
         """Writes the last checkpoint where it is wanted, and waits for it."""
-        progress, needed = self.progress, interrupted or self.config.checkpoint.final
+        progress, needed = self.parts.progress, interrupted or self.parts.config.checkpoint.final
         if needed and not self._up_to_date(groups=interrupted):
             self.save(needed=True)
         self.settle(needed=needed)
         if progress.begun is not None:  # nobody begins again with it
-            keep_checkpoints(self.run_dir, progress.step, self.config.checkpoint.keep, (progress.best_step,))
+            keep_checkpoints(self.parts.run_dir, progress.step, self.parts.config.checkpoint.keep, (progress.best_step,))
 
     def rescue(self) -> None:
         """Writes a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
-        progress = self.progress
+        progress = self.parts.progress
         if progress.step and self._position is not None and not self._up_to_date(groups=True):
             try:
                 self.save()
@@ -170,25 +155,29 @@ class CheckpointKeeper:
             RunError: this one or the one before cannot be written, or the weights diverged.
         """
         assert self._position is not None
-        started, progress = time.perf_counter(), self.progress
+        started, progress = time.perf_counter(), self.parts.progress
         self.settle()
         self._saved = (progress.step, progress.pending)
         self._add_finished(self._position)
         self._saved_groups = frozenset(self._position["finished"])
         if "ordinal" in self._position["stream"]:
-            self.ledger.check(self._position["stream"])
+            self.parts.ledger.check(self._position["stream"])
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
-        state = progress.state_dict() | {"stream": self._position["stream"], "plugins": plugin_sources(self.manager)}
-        state["config"] = self.config.model_dump(mode="json")
-        savers = {need.name: partial(self.runtime.save_role, need.name) for need in self.needs.roles if need.trainable}
+        state = progress.state_dict() | {"stream": self._position["stream"], "plugins": plugin_sources(self.parts.manager)}
+        state["config"] = self.parts.config.model_dump(mode="json")
+        savers = {
+            need.name: partial(self.parts.runtime.save_role, need.name) for need in self.parts.needs.roles if need.trainable
+        }
         pending = partial(write_pending, self._position["finished"])
         try:
-            self.ledger.flush()
-            write = copy_checkpoint(self.run_dir, progress.step, state, tensors, savers, self.runtime.save_state, pending)
+            self.parts.ledger.flush()
+            write = copy_checkpoint(
+                self.parts.run_dir, progress.step, state, tensors, savers, self.parts.runtime.save_state, pending
+            )
         except RunError as error:
             self._fail(error, needed)
         else:
-            self._saving = Saving(progress.step, self._work(write), here=self.config.debug)
+            self._saving = Saving(progress.step, self._work(write), here=self.parts.config.debug)
         self.waited_s += time.perf_counter() - started
 
     def settle(self, *, needed: bool = False) -> None:
@@ -219,14 +208,14 @@ class CheckpointKeeper:
         if isinstance(error, DivergedError):
             self._position = None  # what came after is no better: nothing to rescue
         goes_on = isinstance(error, RunError | OSError) and not isinstance(error, DivergedError | LostError)
-        if needed or not goes_on or self.config.checkpoint.on_error == "stop":
+        if needed or not goes_on or self.parts.config.checkpoint.on_error == "stop":
             raise error
         self._saved = None
         log.warning("%s; the run goes on without this checkpoint (checkpoint.on_error is warn)", error)
 
     def _up_to_date(self, *, groups: bool) -> bool:
         """Whether the checkpoint written last is of this step, and with ``groups`` has every group that has finished since."""
-        if self._saved != (self.progress.step, self.progress.pending):
+        if self._saved != (self.parts.progress.step, self.parts.progress.pending):
             return False
         if not groups or self._position is None:
             return True
@@ -235,15 +224,15 @@ class CheckpointKeeper:
 
     def _add_finished(self, position: dict[str, Any]) -> None:
         """Adds finished groups that are not yet in a batch. Where rewards may have a state, it would have counted them."""
-        if self.config.async_depth and self.scoring is None:
-            now, then = self.source.state_dict(), position["stream"]
+        if self.parts.config.async_depth and self.scoring is None:
+            now, then = self.parts.source.state_dict(), position["stream"]
             if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
-                position["finished"] = self.source.finished()
+                position["finished"] = self.parts.source.finished()
 
     def _work(self, write: Callable[[], Path]) -> Callable[[], None]:
         """Returns what writes a checkpoint, links to it and removes the oldest, but that with which a lost run begins again."""
-        step, best, begun = self.progress.step, self.progress.best_step, self.progress.begun
-        run_dir, keep = self.run_dir, self.config.checkpoint.keep
+        step, best, begun = self.parts.progress.step, self.parts.progress.best_step, self.parts.progress.begun
+        run_dir, keep = self.parts.run_dir, self.parts.config.checkpoint.keep
 
         def work() -> None:
             write()

@@ -6,30 +6,26 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError
 from rlhf_host.garbage import collected_s
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Generator, Runtime
+from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.metric_names import RowMetrics
-from rlhf_host.records.needs import Needs, Outcome
+from rlhf_host.records.needs import Outcome
 from rlhf_host.rollouts.collect import NoBatchError
 from rlhf_host.rollouts.experience import joined
 from rlhf_host.rollouts.gate import Gate
 from rlhf_host.rollouts.watch import watched
 from rlhf_host.runs.signs import Signs
 from rlhf_host.training.adjustments import adjustments
-from rlhf_host.training.events import EventLoop, Interrupted
+from rlhf_host.training.events import Interrupted
 from rlhf_host.training.keeper import CheckpointKeeper
-from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.measures import of_engine, of_sync
 from rlhf_host.training.memory import memory
 from rlhf_host.training.optimize import optimize
-from rlhf_host.training.progress import Progress
-from rlhf_host.training.source import Drawn, Source, timed
+from rlhf_host.training.parts import RunParts
+from rlhf_host.training.source import Drawn, timed
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +34,10 @@ log = logging.getLogger(__name__)
 class Loop:
     """The controller of a run, the same on every runtime."""
 
-    config: RunConfig
-    manager: PluginManager
-    needs: Needs
-    runtime: Runtime
-    source: Source
+    parts: RunParts
+    keeper: CheckpointKeeper
     evaluate: Callable[[int], tuple[dict[str, float], Sequence[Trajectory]]] | None
     """Metrics under ``eval/`` and rows of the held-out data, after a step."""
-    events: EventLoop
-    run_dir: Path
-    progress: Progress
-    ledger: Ledger
-    keeper: CheckpointKeeper
     planned: int
     """Steps of the whole run."""
     gate: Gate | None = None
@@ -62,29 +50,29 @@ class Loop:
     @property
     def steps(self) -> int:
         """Where training ends: as planned, or before it where saved rollouts do."""
-        return self.planned if self.source.steps is None else min(self.planned, self.source.steps)
+        return self.planned if self.parts.source.steps is None else min(self.planned, self.parts.source.steps)
 
     @property
     def last(self) -> bool:
-        return self.progress.step == self.steps
+        return self.parts.progress.step == self.steps
 
     @property
     def roles(self) -> list[str]:
         """Those that are trained."""
-        return [need.name for need in self.needs.roles if need.trainable]
+        return [need.name for need in self.parts.needs.roles if need.trainable]
 
     def run(self) -> Outcome:
         """Trains to the last step; an interrupt leaves a checkpoint of the last finished step."""
-        progress, keeper = self.progress, self.keeper
+        progress, keeper = self.parts.progress, self.keeper
         metrics: dict[str, float] = {}
         keeper.begin()
         try:
             if progress.pending is not None:
                 metrics = self._report(progress.pending, evaluate=not progress.step or self._evaluation_due())
-            elif progress.begun is None and self.evaluate is not None and self.config.eval.at_start:
+            elif progress.begun is None and self.evaluate is not None and self.parts.config.eval.at_start:
                 metrics = self._report({}, evaluate=True)
                 keeper.after_step(last=self.last)
-            while progress.step < self.steps and progress.stopped is None and not self.events.stop_requested:
+            while progress.step < self.steps and progress.stopped is None and not self.parts.events.stop_requested:
                 metrics = self._take_step(progress.step + 1)
                 progress.step += 1
                 metrics = self._report(metrics, evaluate=self._evaluation_due())
@@ -96,26 +84,34 @@ class Loop:
                 raise diverged from None
             raise
         unfinished = progress.pending is not None or (progress.stopped is None and progress.step < self.steps)
-        interrupted = self.events.stop_requested and unfinished
+        interrupted = self.parts.events.stop_requested and unfinished
         keeper.end(interrupted=interrupted)
         return Outcome(
-            "interrupted" if interrupted else "finished", progress.step, self.run_dir, metrics=metrics, reason=progress.stopped
+            "interrupted" if interrupted else "finished",
+            progress.step,
+            self.parts.run_dir,
+            metrics=metrics,
+            reason=progress.stopped,
         )
 
     def _take_step(self, number: int) -> dict[str, float]:
         """Trains on one batch and brings the weights to the engines; the metrics are complete but for evaluation."""
         started, collected = time.perf_counter(), collected_s()
-        trainer, engine, version = self.runtime.trainer, self.runtime.engine, self.progress.version
+        trainer, engine, version = self.parts.runtime.trainer, self.parts.runtime.engine, self.parts.progress.version
         computed, generated = trainer.compute_s, engine.busy_s if engine is not None else 0.0
         try:
-            drawn = self.source.draw(number, version)
+            drawn = self.parts.source.draw(number, version)
         except NoBatchError as error:
-            self.ledger.note_failed(number, version, error.draws)
+            self.parts.ledger.note_failed(number, version, error.draws)
             raise
         times, measured = dict(drawn.times), dict[str, float]()
-        if self.gate is not None and self.config.async_depth and any(target.in_place for target in self.runtime.targets):
+        if (
+            self.gate is not None
+            and self.parts.config.async_depth
+            and any(target.in_place for target in self.parts.runtime.targets)
+        ):
             with timed(times, "hold"):
-                self.events.run(self._hold(self.gate))  # the engine would sample from weights that an update changes
+                self.parts.events.run(self._hold(self.gate))  # the engine would sample from weights that an update changes
         self.keeper.forget()
         with timed(times, "train"):
             of_updates = optimize(
@@ -123,24 +119,24 @@ class Loop:
                 drawn.batch,
                 number,
                 sampled=drawn.sampled,
-                config=self.config,
+                config=self.parts.config,
                 roles=self.roles,
-                run_dir=self.run_dir,
+                run_dir=self.parts.run_dir,
             )
         if engine is not None:
             with timed(times, "sync"):
-                self.progress.version += 1
+                self.parts.progress.version += 1
                 self.sync()
-            measured = self.events.run(self._measure(engine), interruptible=False)
+            measured = self.parts.events.run(self._measure(engine), interruptible=False)
         with timed(times, "log"):
             if drawn.draws:
-                self.ledger.note(number, version, drawn.draws)
-            self.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
+                self.parts.ledger.note(number, version, drawn.draws)
+            self.parts.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
         elapsed = time.perf_counter() - started
         computed = trainer.compute_s - computed  # forward, backward, optimizer
         busy = engine.busy_s - generated if engine is not None else None
         own = _own_metrics(drawn, elapsed, computed, busy) | times
-        own |= {"version": float(self.progress.version), "time/gc": collected_s() - collected}
+        own |= {"version": float(self.parts.progress.version), "time/gc": collected_s() - collected}
         if self.keeper.waited_s:
             own["time/checkpoint"], self.keeper.waited_s = self.keeper.waited_s, 0.0
         for name, used in memory().items():
@@ -149,7 +145,7 @@ class Loop:
 
     def _report(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
         """Evaluates where due, then tells plugins and trackers; the step's row is complete here."""
-        progress = self.progress
+        progress = self.parts.progress
         progress.pending = metrics
         self.keeper.note()
         metrics = self._evaluate(metrics) if evaluate else metrics
@@ -158,61 +154,61 @@ class Loop:
             for sign in self.signs.look(metrics):
                 log.warning("step %d: %s", progress.step, sign)
             self._adjust(metrics)
-        if progress.stopped is not None and not evaluate and self.config.eval.at_end:
+        if progress.stopped is not None and not evaluate and self.parts.config.eval.at_end:
             metrics = self._evaluate(metrics)
             self.keeper.compare(metrics)
-        self.manager.report("log_metrics", step=progress.step, metrics=metrics)
+        self.parts.manager.report("log_metrics", step=progress.step, metrics=metrics)
         progress.pending = None
         self.keeper.note()
         return metrics
 
     def _evaluation_due(self) -> bool:
-        settings = self.config.eval
-        due = bool(settings.every) and self.progress.step % settings.every == 0
+        settings = self.parts.config.eval
+        due = bool(settings.every) and self.parts.progress.step % settings.every == 0
         return self.evaluate is not None and (due or (self.last and settings.at_end))
 
     def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
         if self.evaluate is None:
             return metrics
-        self.events.run(self.source.wait_until_over())
-        evaluated, trajectories = self.evaluate(self.progress.step)
-        self.manager.report("log_trajectories", step=self.progress.step, split="eval", trajectories=trajectories)
+        self.parts.events.run(self.parts.source.wait_until_over())
+        evaluated, trajectories = self.evaluate(self.parts.progress.step)
+        self.parts.manager.report("log_trajectories", step=self.parts.progress.step, split="eval", trajectories=trajectories)
         return metrics | evaluated
 
     def _adjust(self, metrics: dict[str, float]) -> None:
         """Does what plugins ask for after the step."""
-        answers = self.manager.each("step_finished", step=self.progress.step, metrics=metrics)
-        adjustable = {self.manager.by_key[key].alias: key for key in self.manager.names("adjust")}
-        asked = adjustments(answers, self.progress.step, self.roles, adjustable)
-        self.progress.stopped = self.progress.stopped or asked.stop
+        answers = self.parts.manager.each("step_finished", step=self.parts.progress.step, metrics=metrics)
+        adjustable = {self.parts.manager.by_key[key].alias: key for key in self.parts.manager.names("adjust")}
+        asked = adjustments(answers, self.parts.progress.step, self.roles, adjustable)
+        self.parts.progress.stopped = self.parts.progress.stopped or asked.stop
         for role, rate in asked.rates.items():
-            self.progress.rates[role] = rate
-            self.runtime.trainer.adjust(role, lr=rate)
+            self.parts.progress.rates[role] = rate
+            self.parts.runtime.trainer.adjust(role, lr=rate)
         for key, settings in asked.options.items():
-            self.manager.call(key, "adjust", settings=settings)
+            self.parts.manager.call(key, "adjust", settings=settings)
 
     def sync(self) -> None:
         """Brings the weights to the engines, if there are some."""
         if self.gate is not None:
-            self.events.run(self._publish(self.gate), interruptible=False)
+            self.parts.events.run(self._publish(self.gate), interruptible=False)
 
     async def _publish(self, gate: Gate) -> None:
         if self.in_flight:
             gate.close()  # an engine refuses while it loads
         else:
             await self._hold(gate)
-        await self.runtime.sync(self.progress.version)
+        await self.parts.runtime.sync(self.parts.progress.version)
         gate.release()
-        await self.source.published(self.progress.version)
+        await self.parts.source.published(self.parts.progress.version)
 
     async def _hold(self, gate: Gate) -> None:
         """Waits until no request is under way; new ones wait."""
-        await self.source.wait_until_over()
-        stall_s = self.config.rollout.stall_s
+        await self.parts.source.wait_until_over()
+        stall_s = self.parts.config.rollout.stall_s
         await watched(gate.hold(), lambda: gate.in_flight, lambda: f"new weights wait for {gate.in_flight} requests", stall_s)
 
     async def _measure(self, engine: Generator) -> dict[str, float]:
-        return await of_sync(self.runtime) | await of_engine(engine)
+        return await of_sync(self.parts.runtime) | await of_engine(engine)
 
 
 def _own_metrics(drawn: Drawn, elapsed: float, computed: float, busy: float | None) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.config.choices import merge_needs
+from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, sizes

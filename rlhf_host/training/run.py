@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from rlhf_host.config.choices import merge_needs
-from rlhf_host.config.defaults import RunTraits
+from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.run_dir import CONFIG, checkpoint_dirs, locked
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
@@ -28,6 +26,7 @@ from rlhf_host.training.keeper import CheckpointKeeper
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
 from rlhf_host.training.loop import Loop
+from rlhf_host.training.parts import RunParts
 from rlhf_host.training.precompute import precomputed, without
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
@@ -81,8 +80,7 @@ def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir:
     models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
     kept = precomputed(config, manager, needs, inputs)
     start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
-    started = assemble.start_runtime(config, start)
-    started.kept = kept
+    started = assemble.start_runtime(config, start, kept)
     with event_loop(config.debug) as events:
         try:
             write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
@@ -101,28 +99,24 @@ def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir:
 def _loop(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> Loop:
-    traits = RunTraits.of(config)
-    scoring = assemble.scoring_of(config, manager)
-    source = assemble.source_of(config, manager, started, inputs, events, traits, scoring)
-    progress, ledger = Progress(), Ledger(run_dir)
-    parts: dict[str, Any] = dict(
+    parts = RunParts(
         config=config,
         manager=manager,
         needs=started.needs,
         runtime=started.runtime,
-        source=source,
+        source=assemble.source_of(config, manager, started, inputs, events),
         events=events,
         run_dir=run_dir,
-        progress=progress,
-        ledger=ledger,
+        progress=Progress(),
+        ledger=Ledger(run_dir),
     )
     return Loop(
-        **parts,
-        keeper=CheckpointKeeper(**parts, scoring=scoring),
+        parts,
+        CheckpointKeeper(parts, started.scoring),
         evaluate=assemble.evaluate_of(config, manager, started, inputs, events),
         planned=inputs.steps(config),
         gate=started.gate,
-        in_flight=traits.in_flight(config),
+        in_flight=started.traits.in_flight(config),
     )
 
 
@@ -130,35 +124,35 @@ def _guarded(
     loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]
 ) -> Outcome:
     """Runs the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it."""
-    manager, events, progress = loop.manager, loop.events, loop.progress
+    parts, manager, events, progress = loop.parts, loop.parts.manager, loop.parts.events, loop.parts.progress
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
-    outcome = Outcome("failed", progress.step, loop.run_dir)
+    outcome = Outcome("failed", progress.step, parts.run_dir)
     try:
-        context = run_context(loop.config, started.tokenizer, started.handles, loop.run_dir, resume_step, loop.steps, notices)
-        note_begin(loop.run_dir, loop.steps, checkpoint.step if checkpoint else None)
+        context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, resume_step, loop.steps, notices)
+        note_begin(parts.run_dir, loop.steps, checkpoint.step if checkpoint else None)
         call_all(events, manager, "run_started", context=context)
         loop.sync()
         outcome = loop.run()
-        if outcome.status == "finished" and loop.config.checkpoint.final:
+        if outcome.status == "finished" and parts.config.checkpoint.final:
             phase("Writing the model")
-            save_model(loop.run_dir, partial(loop.runtime.save_role, "actor"))
+            save_model(parts.run_dir, partial(parts.runtime.save_role, "actor"))
     except BaseException as error:
         if is_lost(error):
             loop.keeper.close()
         elif isinstance(error, Exception):  # a second Ctrl-C waits for nothing
             loop.keeper.rescue()
-        if isinstance(error, UserError) and resume is None and loop.run_dir.is_dir():
-            remove_start(loop.run_dir)
-        told = explained(error, loop.run_dir, progress.step, checkpoint)
-        outcome = Outcome("failed", progress.step, loop.run_dir, error=message_of(told))
+        if isinstance(error, UserError) and resume is None and parts.run_dir.is_dir():
+            remove_start(parts.run_dir)
+        told = explained(error, parts.run_dir, progress.step, checkpoint)
+        outcome = Outcome("failed", progress.step, parts.run_dir, error=message_of(told))
         if isinstance(error, KeyboardInterrupt):
-            outcome = Outcome("interrupted", progress.step, loop.run_dir)
+            outcome = Outcome("interrupted", progress.step, parts.run_dir)
         if told is error:
             raise
         raise told from error
     finally:
         with suppress(OSError):  # as on a full disk, which another error says
-            note_end(loop.run_dir, outcome)
-        events.run(loop.source.close(), interruptible=False)
+            note_end(parts.run_dir, outcome)
+        events.run(parts.source.close(), interruptible=False)
         call_closing(events, manager, outcome)
     return outcome

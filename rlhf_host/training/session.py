@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from rlhf_host.config.choices import merge_needs
+from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.data.stream import TaskSet
 from rlhf_host.garbage import frozen
@@ -88,7 +88,7 @@ def session(
     """Starts a runtime, between the hooks ``run_started`` and ``run_finished``, and ends it with the block.
 
     Args:
-        config: complete, as ``rlhf_host.settings.complete`` makes it.
+        config: complete, as ``rlhf_host.settings.resolve`` makes it.
         manager: plugins that take part; default: none.
         needs: the roles to load; default: the actor, and frozen roles that plugins ask for.
         tokenizer: the actor's, where it is loaded already.

@@ -16,7 +16,28 @@ from rlhf_host.weight_sync.verify import PROBES, ROUGH_TOLERANCE, RUN_TOLERANCE,
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What engines are compared with, on a runtime that is up."""
+
+    logprobs: Callable[[Sequence[Trajectory]], Awaitable[list[list[float]]]]
+    """The actor's, at the temperature of the rollouts."""
+    context_length: int
+    exact: bool
+
+
 @dataclass(slots=True)
+class _Seen:
+    """What earlier syncs have met."""
+
+    connected: list[Any] | None = None
+    first: list[Any] | None = None
+    """The engines that were there from the beginning."""
+    proofs: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    """How often each engine was compared; with the engine, so that its number stays its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bring:
     """``await bring(targets, source, version)``, for every runtime the same.
 
@@ -28,15 +49,9 @@ class Bring:
     verify: str | int
     tokenizer: Any
     temperature: float
-    logprobs: Callable[[Sequence[Trajectory]], Awaitable[list[list[float]]]] | None = None
-    """The actor's, at ``temperature``; it and what follows are known once the runtime is up."""
-    context_length: int = 0
-    exact: bool = False
-    _connected: list[Any] | None = None
-    _first: list[Any] | None = None
-    """The engines that were there from the beginning."""
-    _proofs: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    """How often each engine was compared; with the engine, so that its number stays its own."""
+    probe: Callable[[], Probe]
+    """Asked after a sync, when the runtime is up."""
+    _seen: _Seen = field(default_factory=_Seen)
 
     async def __call__(self, targets: Sequence[SyncTarget], source: WeightSource, version: int) -> None:
         """Bring the weights of ``source`` to the engines as ``version``.
@@ -45,13 +60,13 @@ class Bring:
             RunError: the sync failed, or no engine has the trainer's weights.
         """
         engines = [target.engine for target in targets]
-        if engines != self._connected:
-            self._connected = None
+        if engines != self._seen.connected:
+            self._seen.connected = None
             await self._call("sync_connect", targets=targets)
-            self._connected = engines
+            self._seen.connected = engines
         await self._call("sync_weights", source=source, version=version)
-        if self._first is None:
-            self._first = engines
+        if self._seen.first is None:
+            self._seen.first = engines
         await self._prove(targets, version)
 
     async def _call(self, hook: str, **arguments: Any) -> None:
@@ -62,15 +77,15 @@ class Bring:
         failed: dict[str, RunError] = {}
         for target in targets:
             engine = target.engine
-            _, proofs = self._proofs.get(id(engine), (engine, 0))
+            _, proofs = self._seen.proofs.get(id(engine), (engine, 0))
             if proofs >= verified_syncs(self.verify, moved=not target.in_place) or engine.version != version:
                 continue
-            late = all(engine is not first for first in self._first or ())
-            prompt = probe_prompt(self.tokenizer, self.context_length)
-            settings = {"temperature": self.temperature, "tolerance": RUN_TOLERANCE if self.exact else ROUGH_TOLERANCE}
-            assert self.logprobs is not None
+            late = all(engine is not first for first in self._seen.first or ())
+            probe = self.probe()
+            prompt = probe_prompt(self.tokenizer, probe.context_length)
+            settings = {"temperature": self.temperature, "tolerance": RUN_TOLERANCE if probe.exact else ROUGH_TOLERANCE}
             try:
-                gap = await verify_sync([target] * (PROBES if late else 1), self.logprobs, version, prompt, **settings)
+                gap = await verify_sync([target] * (PROBES if late else 1), probe.logprobs, version, prompt, **settings)
             except LostError:
                 raise
             except RunError as error:
@@ -82,7 +97,7 @@ class Bring:
             if late and not proofs:
                 proof = "log-probabilities of a probe within %.1g of the trainer's"
                 log.warning(f"engine %s has the weights of version %d ({proof})", target.name, version, gap)
-            self._proofs[id(engine)] = engine, proofs + 1
+            self._seen.proofs[id(engine)] = engine, proofs + 1
         if targets and all(target.engine.version != version for target in targets):
             raise next(
                 iter(failed.values()), RunError(f"no engine says that it has the weights of version {version}: see the sync")

@@ -66,7 +66,7 @@ def test_a_runs_model_is_asked_as_in_training(rlhf, rlhf_here, small_run, tmp_pa
     assert f"{run}/checkpoints/step-000002/model: the run has not finished" in talk(run, []).stderr
     for words, message in (
         (["--checkpoint", "9"], "has no checkpoint of step 9; it has those of steps 1, 2"),
-        (["--preset", "rloo"], "is a run's model, and uses the run's own settings: leave --preset out"),
+        (["--config", "rloo"], "is a run's model, and uses the run's own settings: leave --config out"),
     ):
         result = rlhf_here("chat", run, *words)
         assert (result.exit_code, message in result.output) == (2, True), result.output

@@ -61,7 +61,7 @@ def test_plugin_names(offered):
     assert offered("rlhf train --with dynamic_filtering --with ti") == ["tis"]
     assert offered("rlhf train --eval.reward reward_") == ["reward_model"]
     assert offered("rlhf eval --disable rlo") == ["rloo"]
-    assert offered("rlhf train --preset cisp") == ["cispo", "file,cisp"]
+    assert offered("rlhf train --config cisp") == ["cispo", "file,cisp"]
     assert offered("rlhf plugins show rloo_") == []
     assert offered("rlhf plugins check math") == ["math_verifier"]
     assert "rlhf-plugin-grpo" in offered("rlhf plugins install rlhf-plugin-g")

@@ -1,4 +1,4 @@
-"""``--environment FILE.py``: tasks, rewards, tools and settings of one file, by one flag."""
+"""``--config FILE.py``, an environment: tasks, rewards, tools and settings of one file, by one flag."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def train(rlhf_here, tmp_path, monkeypatch):
 def test_the_new_environment_trains_and_evaluates(train, rlhf_here, tmp_path):
     made = rlhf_here("plugins", "new", "environment", "my-products")
     assert made.exit_code == 0, made.output
-    assert re.search(r"train --algo rloo --environment my_products\.py", made.output)
-    done = train("--environment", "my_products.py", "--trajectories.every", "1")
+    assert re.search(r"train --algo rloo --config my_products\.py", made.output)
+    done = train("--config", "my_products.py", "--trajectories.every", "1")
     assert done.exit_code == 0, done.output
     assert "continue training" in done.output
     assert "a model of your own" not in done.output, "names alone would be another run"
@@ -45,7 +45,7 @@ def test_the_new_environment_trains_and_evaluates(train, rlhf_here, tmp_path):
 def test_flags_override_its_parts(train, tmp_path):
     shutil.copy(template_folder() / "environment.py", tmp_path / "game.py")
     own = ("--reward.short.weight", "0", "--agent", "single_turn", "--data", "arithmetic")
-    shown = train("--environment", "game.py", *own, "--print-config")
+    shown = train("--config", "game.py", *own, "--print-config")
     assert shown.exit_code == 0, shown.output
     config = yaml.safe_load(shown.stdout)
     assert config["reward"]["short"]["weight"] == 0
@@ -57,9 +57,24 @@ def test_an_environment_in_a_package_goes_by_its_name(site):
     text = (template_folder() / "environment.py").read_text()
     modules = {"game_package/__init__.py": "", "game_package/game.py": text}
     site.install("rlhf-plugin-game", {"rlhf.presets": "game = game_package:game.py"}, modules)
-    done = site.rlhf("train", "--algo", "rloo", "--environment", "game", "--actor.model", "quickstart", "--print-config")
+    done = site.rlhf("train", "--algo", "rloo", "--config", "game", "--actor.model", "quickstart", "--print-config")
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["reward"]["right"]["path"].endswith("game_package/game.py")
+
+
+def test_the_earlier_words_give_the_same_settings_and_say_what_to_write(train, tmp_path):
+    shutil.copy(template_folder() / "environment.py", tmp_path / "game.py")
+    (tmp_path / "run.yaml").write_text("rollout: {temperature: 0.5}\n")
+    now = train("--config", "game.py", "--config", "grpo", "--config", "run.yaml", "--print-config")
+    old = train("--config", "run.yaml", "--preset", "grpo", "--environment", "game.py", "--print-config")
+    assert (now.exit_code, now.stderr, old.stdout) == (0, "", now.stdout)
+    line = "--environment and --preset are written --config now: --config game.py --config grpo --config run.yaml\n"
+    assert old.stderr == line
+    recipe = train("--recipe", "gsm8k_rloo", "--print-config")
+    assert recipe.stderr == "--recipe is written --config now: --config gsm8k_rloo\n"
+    assert recipe.stdout == train("--config", "gsm8k_rloo", "--print-config").stdout
+    for flag in ("--preset", "--recipe", "--environment", "--config"):
+        assert f"leave {flag} out" in train("--resume", "run", flag, "x").output
 
 
 @pytest.mark.parametrize(
@@ -83,7 +98,7 @@ def test_an_environment_in_a_package_goes_by_its_name(site):
 def test_a_file_that_is_no_environment_is_refused(text, message, train, tmp_path):
     (tmp_path / "odd.py").write_text(text + "\n")
     rest = ("--reward", "math_verifier") if "def tasks" in text else ("--data", "arithmetic")
-    done = train("--environment", "odd.py", *rest)
+    done = train("--config", "odd.py", *rest)
     assert done.exit_code == 2, done.output
     assert re.search(message, done.output), done.output
     assert "Traceback" not in done.output

@@ -18,8 +18,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import rlhf_host
-from rlhf_host.config.choices import complete
 from rlhf_host.config.load import load_config
+from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.models.loading import load_model
 from rlhf_host.runs.directory import RunDirectory
@@ -124,7 +124,7 @@ def test_the_card_says_what_the_run_directory_says(rlhf_here, runs, tmp_path):
     assert f"torch {torch.__version__}" in table["libraries"][0]
     settings = tmp_path / "run.yaml"
     settings.write_text(card.text.partition("```yaml\n")[2].partition("```")[0])
-    again, then = (complete(load_config(path)).model_dump() for path in (settings, run.path / "config.yaml"))
+    again, then = (resolve(load_config(path)).config.model_dump() for path in (settings, run.path / "config.yaml"))
     assert {**again, "run_dir": None, "name": None} == {**then, "run_dir": None, "name": None}
 
 

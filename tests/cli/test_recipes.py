@@ -1,4 +1,4 @@
-"""``rlhf train --recipe``: every recipe is whole, is checked with the flags for larger models, and takes two small steps."""
+"""``rlhf train --config``: every recipe is whole, is checked with the flags for larger models, and takes two small steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host.config.check import check
-from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.flags import parse
 from rlhf_host.config.load import read_config
 from rlhf_host.config.recipes import about, recipe_settings, recipes
+from rlhf_host.config.resolve import merge_needs, resolve
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("0.5B", "7B", "70B")
@@ -52,9 +52,9 @@ def folder(tmp_path_factory):
 
 def configured(name, flags=()):
     loaded = read_config(recipe_settings(name), parse(flags))
-    config = complete(loaded.config, loaded.origins)
-    with closing(build_plugins(config)) as manager:
-        return config, list(check(config, manager, merge_needs(manager)))
+    run = resolve(loaded.config, loaded.origins)
+    with closing(run.plugins()) as manager:
+        return run.config, list(check(run, manager, merge_needs(manager)))
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -112,7 +112,7 @@ def test_a_recipe_takes_two_small_steps_after_those_that_it_needs(script, folder
             continue
         longer = ["--data.max-prompt-tokens", "1024"] if "max_prompt_tokens:" in recipe.file.read_text() else []
         flags = [*recipe.more_when_short, *longer, "--kernels", "none"]
-        process = fork(["train", "--recipe", recipe.name, *flags], environment, folder)
+        process = fork(["train", "--config", recipe.name, *flags], environment, folder)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, f"{recipe.name}\n{out}\n{err}"
         rows = [json.loads(line) for line in (folder / f"runs/recipes/{recipe.name}/metrics.jsonl").read_text().splitlines()]
@@ -124,56 +124,54 @@ def test_a_recipe_takes_two_small_steps_after_those_that_it_needs(script, folder
 @pytest.mark.parametrize("name", OWN_TESTS)
 def test_a_recipe_with_servers_is_checked(name, rlhf_here, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    done = rlhf_here("train", "--recipe", name, "--dry-run")
+    done = rlhf_here("train", "--config", name, "--dry-run")
     assert done.exit_code == 0, done.output
     assert f"The run would be written to runs/recipes/{name}." in done.output
 
 
 def test_flags_override_and_the_file_runs_by_its_path_too(rlhf_here, monkeypatch):
     monkeypatch.chdir(ROOT)
-    recipe = rlhf_here("train", "--recipe", "gsm8k_rloo", "--rollout.n", "3", "--print-config").stdout
+    recipe = rlhf_here("train", "--config", "gsm8k_rloo", "--rollout.n", "3", "--print-config").stdout
     config = rlhf_here("train", "--config", "examples/recipes/gsm8k_rloo.yaml", "--rollout.n", "3", "--print-config").stdout
     assert "  n: 3\n" in recipe
     assert recipe == config.replace("examples/data", f"{ROOT}/examples/data")
 
 
-def test_an_unknown_name_and_two_files_are_refused(rlhf_here):
-    done = rlhf_here("train", "--recipe", "gsm8k_rlo")
+def test_an_unknown_name_is_refused(rlhf_here):
+    done = rlhf_here("train", "--config", "gsm8k_rlo")
     assert done.exit_code == 2
-    assert done.output.startswith("Error: --recipe gsm8k_rlo: no such recipe; did you mean 'gsm8k_rloo'")
-    assert done.output.rstrip().endswith(", ".join(recipes()))
-    done = rlhf_here("train", "--recipe", "sft", "--config", "run.yaml")
-    assert (done.exit_code, done.output) == (
-        2,
-        "Error: --recipe and --config both choose a file of settings: leave one out\n",
+    assert done.output.startswith(
+        "Error: --config gsm8k_rlo: no file, preset, recipe or environment is called so; did you mean 'gsm8k_rloo'"
     )
-    done = rlhf_here("train", "--recipe", "sft", "--resume", "run")
+    done = rlhf_here("train", "--config", "nowhere")
+    assert f"; recipes are {', '.join(recipes())}, and rlhf plugins" in done.output
+    done = rlhf_here("train", "--config", "sft", "--resume", "run")
     assert done.exit_code == 2
-    assert "leave --recipe out" in done.output
+    assert "leave --config out" in done.output
 
 
 def test_a_model_that_is_not_there_names_what_makes_it(rlhf_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = rlhf_here("train", "--recipe", "dpo_after_sft")
+    done = rlhf_here("train", "--config", "dpo_after_sft")
     assert (done.exit_code, done.output) == (
         2,
-        "Error: --recipe dpo_after_sft: there is no runs/recipes/sft/model; before it: rlhf train --recipe sft;"
+        "Error: --config dpo_after_sft: there is no runs/recipes/sft/model; before it: rlhf train --config sft;"
         " or give another model: --actor.model DIR\n",
     )
-    done = rlhf_here("train", "--recipe", "gsm8k_rloo")
+    done = rlhf_here("train", "--config", "gsm8k_rloo")
     assert (done.exit_code, done.output) == (
         2,
-        f"Error: --recipe gsm8k_rloo: there is no {MODEL}; before it: make smollm2; or give another model: --actor.model DIR\n",
+        f"Error: --config gsm8k_rloo: there is no {MODEL}; before it: make smollm2; or give another model: --actor.model DIR\n",
     )
     assert not any(tmp_path.iterdir())
 
 
 def test_names_are_completed_and_help_knows_the_options_of_its_plugins(site, rlhf_here):
-    line = ["rlhf", "train", "--recipe", "gsm8k_r"]
+    line = ["rlhf", "train", "--config", "gsm8k_rl"]
     done = site.rlhf(_RLHF_COMPLETE="bash_complete", COMP_WORDS=shlex.join(line), COMP_CWORD="3")
-    assert done.stdout == "plain,gsm8k_rloo\n"
-    text = rlhf_here("train", "--recipe", "code", "--help").output
-    assert "--recipe" in text
+    assert done.stdout == "plain,gsm8k_rloo\nfile,gsm8k_rl\n"
+    text = rlhf_here("train", "--config", "code", "--help").output
+    assert "--config" in text
     assert "Options of reward 'code_exec'" in text
 
 

@@ -68,28 +68,28 @@ train: {shared_prefix: "off"}
 
 def test_flags_override_the_file_and_the_file_overrides_presets():
     path = write("actor: {model: m}\ndata: d\nrollout: {n: 4, temperature: 0.5}\n")
-    config = load_config(path, ["--rollout.temperature", "0.7"], ["paper"])
+    config = load_config(["paper", path], ["--rollout.temperature", "0.7"])
     assert (config.rollout.n, config.rollout.temperature, config.algo.options["mode"]) == (4, 0.7, "slow")
 
 
 def test_a_preset_may_be_a_file_and_the_later_one_wins():
     Path("mine.yaml").write_text("rollout: {n: 3}\n")
-    assert load_config(presets=["paper", "mine.yaml"]).rollout.n == 3
-    assert load_config(presets=["mine.yaml", "paper"]).rollout.n == 16
+    assert load_config(["paper", "mine.yaml"]).rollout.n == 3
+    assert load_config(["mine.yaml", "paper"]).rollout.n == 16
 
 
 def test_another_algorithm_leaves_the_options_below_behind():
-    assert load_config(flags=["--algo", "toy"], presets=["paper"]).algo.options == {"clip_eps": 0.1, "mode": "slow"}
-    assert load_config(flags=["--algo", "picky"], presets=["paper"]).algo.options == {}
+    assert load_config("paper", ["--algo", "toy"]).algo.options == {"clip_eps": 0.1, "mode": "slow"}
+    assert load_config("paper", ["--algo", "picky"]).algo.options == {}
 
 
 def test_rewards_and_data_replace_those_below_and_extensions_add():
     path = write("data: d\nreward: {length: {timeout_s: 3}, judge: }\nwith: other\n")
-    config = load_config(path, ["--reward", "length", "--data", "e", "--with", "again=sift"], ["paper"])
+    config = load_config(["paper", path], ["--reward", "length", "--data", "e", "--with", "again=sift"])
     assert {alias: choice.options for alias, choice in config.reward.items()} == {"length": {"timeout_s": 3}}
     assert [source.path for source in config.data.sources] == ["e"]
     assert list(config.extensions) == ["sift", "other", "again"]
-    assert list(load_config(path, ["--with", "sift=none"], ["paper"]).extensions) == ["other"]
+    assert list(load_config(["paper", path], ["--with", "sift=none"]).extensions) == ["other"]
 
 
 def test_one_plugin_spelled_out_is_one_plugin():
@@ -191,9 +191,26 @@ def test_a_setting_that_is_gone_is_refused_where_it_was_set_and_passed_over_wher
     assert load_config(write("pipeline: {schedule: fixed, switch_tokens: null}")).pipeline.schedule == "fixed"
 
 
+def test_a_name_that_several_things_have_is_refused_with_what_to_write():
+    Path("paper").write_text("rollout: {n: 3}\n")
+    with pytest.raises(
+        UserError,
+        match=r"^--config paper: a preset and a file are called so: write --config preset:paper or --config \./paper$",
+    ):
+        load_config("paper")
+    assert [load_config(f"{place}paper").rollout.n for place in ("preset:", "./")] == [16, 3]
+    assert load_config("paper.yaml" if Path("paper").rename("paper.yaml") else "").rollout.n == 3
+    with pytest.raises(UserError, match=r"^--config recipe:paper: no such recipe; there are "):
+        load_config("recipe:paper")
+    with pytest.raises(UserError, match=r"^--config preset:papr: no preset named 'papr' is installed; did you mean 'paper'\?$"):
+        load_config("preset:papr")
+
+
 def test_unknown_presets_have_near_matches():
-    with pytest.raises(UserError, match=r"^--preset papr: no preset named 'papr' is installed; did you mean 'paper'\?$"):
-        load_config(presets=["papr"])
+    with pytest.raises(
+        UserError, match=r"^--config papr: no file, preset, recipe or environment is called so; did you mean 'paper'\?$"
+    ):
+        load_config(["papr"])
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlhf_host.config.check import check
-from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.flags import parse
 from rlhf_host.config.load import read_config
+from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.errors import UserError
 
 PROMPTS = ("--algo", "grpo", "--reward", "math_verifier", "--actor.model", "m", "--data", "a.jsonl")
@@ -16,10 +16,10 @@ ROWS = ("--algo", "sft", "--actor.model", "m", "--data", "a.jsonl")
 
 def checked(*flags: str):
     """The configuration as it runs, and the warnings."""
-    config = complete(read_config(flags=parse(flags)).config)
-    manager = build_plugins(config)
-    warnings = check(config, manager, merge_needs(manager))
-    return config, warnings
+    run = resolve(read_config(flags=parse(flags)).config)
+    manager = run.plugins()
+    warnings = check(run, manager, merge_needs(manager))
+    return run.config, warnings
 
 
 def refused(*flags: str) -> str:

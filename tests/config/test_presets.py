@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlhf_host.cli.main import main
-from rlhf_host.config import choices
+from rlhf_host.config import resolve as resolving
 from rlhf_host.config.load import load_config
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover, preset_file
@@ -47,14 +47,14 @@ def test_every_preset_of_the_catalogue_is_here():
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_dry_run_accepts_the_preset(name, flags):
     _, algo, loss, extensions = PAPERS[name]
-    result = train("--preset", name, *flags)
+    result = train("--config", name, *flags)
     assert result.exit_code == 0, result.output
     plugins = [line.partition(": ")[0] for line in result.stdout.splitlines()]
     assert f"algo:{algo}" in plugins
     assert [plugin for plugin in plugins if plugin.startswith("extension:") and plugin != "extension:kl"] == [
         f"extension:{extension}" for extension in extensions
     ]
-    config = load_config(presets=[name])
+    config = load_config(name)
     assert config.algo.options["loss"] == loss
     assert ("role reference" in plugins) == (config.extensions["kl"].options["coef"] > 0)
 
@@ -71,8 +71,8 @@ def test_the_preset_names_its_paper_and_what_it_leaves_out(name):
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_what_the_preset_says_is_what_its_plugins_get(name):
-    filled = choices.complete(load_config(presets=[name], flags=["--reward", "length"]))
-    given = load_config(presets=[name])
+    filled = resolving.resolve(load_config(name, ["--reward", "length"])).config
+    given = load_config(name)
     for written, complete in [
         (given.algo, filled.algo),
         *((given.extensions[a], filled.extensions[a]) for a in given.extensions),
@@ -82,22 +82,20 @@ def test_what_the_preset_says_is_what_its_plugins_get(name):
 
 
 def test_numbers_of_the_papers_arrive():
-    dapo = load_config(presets=["dapo"])
+    dapo = load_config("dapo")
     assert (dapo.rollout.n, dapo.train.batch_size, dapo.train.minibatches) == (16, 512, 16)
     assert dapo.train.batch_size * dapo.rollout.n // dapo.train.minibatches == 512, "samples per update"
     assert dapo.roles["actor"].warmup_steps == 20 * dapo.train.minibatches, "20 rollout steps"
     assert dapo.rollout.max_new_tokens == 16384 + dapo.extensions["overlong_penalty"].options["buffer"]
-    assert load_config(presets=["scalerl"]).train.batch_size * 16 == 768
-    assert load_config(presets=["grpo"]).train.batch_size * 64 == 1024
-    instruct = load_config(presets=["ppo_instructgpt"])
+    assert load_config("scalerl").train.batch_size * 16 == 768
+    assert load_config("grpo").train.batch_size * 64 == 1024
+    instruct = load_config("ppo_instructgpt")
     assert instruct.train.batch_size // instruct.train.minibatches == 64
     assert instruct.train.steps * instruct.train.batch_size == 256_000
 
 
 def test_settings_on_top_of_a_preset_win():
-    config = load_config(
-        presets=["dapo"], flags=["--rollout.n", "8", "--with", "overlong_penalty=none", "--algo.clip-eps-high", "0.3"]
-    )
+    config = load_config("dapo", ["--rollout.n", "8", "--with", "overlong_penalty=none", "--algo.clip-eps-high", "0.3"])
     assert (config.rollout.n, config.rollout.max_new_tokens, list(config.extensions)) == (8, 20480, ["dynamic_filtering", "kl"])
     assert config.algo.options["clip_eps_high"] == "0.3"
     assert config.algo.options["clip_eps"] == 0.2
@@ -105,8 +103,8 @@ def test_settings_on_top_of_a_preset_win():
 
 def test_a_preset_whose_plugin_is_missing_says_what_to_install(flags, monkeypatch):
     without = [info for info in discover() if info.distribution != "rlhf-plugin-dapo"]
-    monkeypatch.setattr(choices, "discover", lambda: without)
-    result = train("--preset", "scalerl", *flags)
+    monkeypatch.setattr(resolving, "discover", lambda: without)
+    result = train("--config", "scalerl", *flags)
     assert result.exit_code == 2
     message = "no extension named 'dynamic_filtering' is installed; pip install --find-links dist rlhf-plugin-dapo"
     assert result.stderr.splitlines()[-1].endswith(message)

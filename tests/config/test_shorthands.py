@@ -27,7 +27,7 @@ def chosen(config, key="with"):
 
 def refusal(*flags: str, file: str | None = None, presets=()) -> list[str]:
     with pytest.raises(UserError) as error:
-        load_config(file and write(file), flags, presets)
+        load_config([*presets, *([write(file)] if file else [])], flags)
     return str(error.value).splitlines()
 
 
@@ -67,7 +67,7 @@ def test_python_takes_it_too():
         {"extensions": {"kl": {"coef": 0.01}}},
         {"with": "kl", "kl.coef": 0.01},
     ):
-        assert chosen(read_config(settings=Arguments({}, settings).settings).config) == KL
+        assert chosen(read_config(Arguments({}, settings).settings).config) == KL
 
 
 def test_the_printed_form_is_the_canonical_one(rlhf):

@@ -92,7 +92,7 @@ def test_help_imports_neither_torch_nor_plugins_that_nobody_chose(made_up):
         "main(['train', *sys.argv[1:], '--help'], standalone_mode=False)\n"
         "print([name for name in ('torch', 'transformers', 'datasets', 'made_up.plugins') if name in sys.modules])"
     )
-    for flags, imported in (([], "[]"), (["--preset", "paper"], "['made_up.plugins']")):
+    for flags, imported in (([], "[]"), (["--config", "paper"], "['made_up.plugins']")):
         done = subprocess.run(
             [sys.executable, "-c", script, *flags],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(made_up), *sys.path])},
@@ -149,7 +149,7 @@ def test_keys_of_a_source_that_is_no_task_plugin_are_those_of_the_schema(rlhf):
 def test_a_file_sets_a_source_that_a_preset_names():
     Path("beneath.yaml").write_text("data: [sums, other.jsonl]\n")
     Path("run.yaml").write_text("data: {sums: {largest: 4, weight: 2}, shuffle: false}\n")
-    data = load_config("run.yaml", presets=["beneath.yaml"]).data
+    data = load_config(["beneath.yaml", "run.yaml"]).data
     assert [(source.path, source.weight, source.options) for source in data.sources] == [
         ("sums", 2, {"largest": 4}),
         ("other.jsonl", 1, {}),
@@ -305,7 +305,7 @@ REFUSALS = {
     ),
     "presets in a place of their own": (
         ["--config", "preset.yaml"],
-        "preset.yaml:1: preset: no such key; it is a flag alone: --preset",
+        "preset.yaml:1: preset: no such key; it is a flag alone: --config",
     ),
     "engines that are not there": (
         [*ONE, "--engine", "abacus"],
@@ -526,7 +526,7 @@ def test_a_dry_run_finds_missing_models_and_malformed_data(rlhf):
 def test_control_flags_have_near_matches_and_take_no_surplus(rlhf):
     assert "did you mean '--dry-run'" in rlhf.refused("train", *ONE, "--dryrun")[0]
     assert rlhf.refused("train", *ONE, "--dry-run", "now") == ["unexpected argument 'now': flags look like --rollout.n 8"]
-    assert rlhf.refused("train", "--config", "a", "--config", "b") == ["--config can be given once"]
+    assert rlhf.refused("train", "--resume", "a", "--resume", "b") == ["--resume can be given once"]
 
 
 @pytest.mark.parametrize(

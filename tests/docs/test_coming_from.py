@@ -16,8 +16,8 @@ from rlhf_host.cli.main import main
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.tree import MANY, SINGLE, Names
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.options import describe_options
-from rlhf_host.plugins.selection import find, load, options_model
+from rlhf_host.plugins.options import describe_options, options_model
+from rlhf_host.plugins.selection import find, load
 
 from .conftest import DOCS, ROOT, blocks
 

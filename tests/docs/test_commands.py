@@ -171,7 +171,7 @@ def check_train(flags):
                 kept.append(flag)
         flags = kept
     last = [] if {"--print-config", "--help"} & set(flags) else ["--dry-run"]
-    if last and "--algo" not in flags and "--config" not in flags and "--preset" not in flags and "--resume" not in flags:
+    if last and "--algo" not in flags and "--config" not in flags and "--resume" not in flags:
         last = ["--print-config"]
     if "--resume" in flags and "--train.steps" not in flags:
         last += ["--train.steps", "2"]  # the run at hand is finished

@@ -40,7 +40,7 @@ RUNS = {
     "tasks": ["--algo", "rloo", "--reward", "math_verifier", "--data", "products", "--data.products.largest", "5"],
     "tracker": ["--algo", "rloo", "--reward", "math_verifier", "--tracker", "csv"],
     "weight-sync": ["--algo", "rloo", "--reward", "math_verifier", "--sync", "fingerprint", "--algo.entropy-coef", "0.1"],
-    "preset": ["--preset", "lab", "--reward", "math_verifier"],
+    "preset": ["--config", "lab", "--reward", "math_verifier"],
     "kernels": ["--algo", "rloo", "--reward", "math_verifier", "--kernels", "torch_norms"],
 }
 

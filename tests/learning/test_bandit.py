@@ -14,7 +14,7 @@ from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host import LossTerm, Needs, RunError, hookimpl
 from rlhf_host import functional as F
-from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -107,7 +107,7 @@ def bandit(tmp_path_factory):
             checkpoint=CheckpointConfig(final=False),
             tracker={},
         )
-        own, digits = build_plugins(complete(config)).loaded, Digits()
+        own, digits = resolve(config).plugins().loaded, Digits()
         kinds = [("reward", digits), *(("extension", hook) for hook in hooks)]
         added = [Loaded(kind, type(hook).__name__, own[0].info, hook) for kind, hook in kinds]
         try:

@@ -71,7 +71,7 @@ def rlhf(site, tmp_path):
     return run
 
 
-QUICK = ("train", "--algo", "rloo", "--reward", "math_verifier", "--preset", "quickstart")
+QUICK = ("train", "--algo", "rloo", "--reward", "math_verifier", "--config", "quickstart")
 BOXED = ("--runtime", "boxed")
 SMALL = ("--train.batch-size", "8", "--eval.at-start", "false", "--eval.at-end", "false", "--checkpoint.every", "0")
 

@@ -20,6 +20,7 @@ from rlhf_host.plugins.selection import find
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 from tests.chat_models import save_chat_model
 from tests.data.conftest import byte_tokenizer
 from tests.data.test_codec import QWEN
@@ -185,7 +186,7 @@ def play(files):
             endpoints = Endpoints()
             manager = PluginManager([Loaded("agent", "verifiers", find("agent", "verifiers"), agent)])
             rollout = RolloutConfig(episode_retries=0, episode_timeout_s=100)
-            model = SampledModel(engine=ScriptedEngine(script), tokenizer=tokenizer)
+            model = SampledModel(engine=Gate(ScriptedEngine(script)), tokenizer=tokenizer)
             settings = EpisodeSettings(sampling=Sampling(max_new_tokens=200), max_tokens=max_tokens, rollout=rollout)
             episodes = Episodes(manager, model, settings, endpoints)
             try:

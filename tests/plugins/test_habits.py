@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from rlhf_host.cli.main import main
 from rlhf_host.commands import CommandGroup
 from rlhf_host.config.check import check
-from rlhf_host.config.choices import build_plugins, complete, merge_needs
 from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
+from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.errors import UserError
 from rlhf_host.plugins import habits
 from rlhf_host.plugins.discovery import discover
@@ -70,9 +70,9 @@ def accepted(*words: str) -> bool:
     own, flags = take(parse(words), ("config",))
     flags = [flag for number, flag in enumerate(flags) if flag.text not in {other.text for other in flags[number + 1 :]}]
     try:
-        config = complete(read_config(own.get("config", [None])[0], flags).config)
-        manager = build_plugins(config)
-        check(config, manager, merge_needs(manager))
+        run = resolve(read_config(own.get("config", []), flags).config)
+        manager = run.plugins()
+        check(run, manager, merge_needs(manager))
     except UserError:
         return False
     return True

@@ -200,14 +200,13 @@ def test_keys_may_be_written_with_hyphens_or_underscores():
         ),
         ({"steps": 1, "inner": {"capp": 1}}, "algo 'x' has no option 'capp' under 'inner'; did you mean 'cap'?"),
         ({"steps": 1, "clip-eps": 1, "clip_eps": 1}, "algo 'x': option 'clip_eps' is given twice, once as 'clip_eps'"),
-        ({}, "algo 'x': option 'steps' is required"),
+        ({}, "algo 'x' needs 'steps'"),
         ({"steps": 1, "clip_eps": "inf"}, "algo 'x': clip_eps: should be a finite number of 32 bits, not inf"),
         ({"steps": 1, "inner": {"cap": -1e39}}, "algo 'x': inner.cap: should be a finite number of 32 bits, not -1e+39"),
-        ({"steps": 1, "clip_eps": -1}, "algo 'x': clip_eps: Input should be greater than 0 (got -1)"),
+        ({"steps": 1, "clip_eps": -1}, "algo 'x': clip_eps: should be greater than 0, not -1"),
         (
             {"steps": "many", "mode": "c"},
-            "algo 'x': mode: Input should be 'a' or 'b' (got 'c'); "
-            "steps: Input should be a valid integer, unable to parse string as an integer (got 'many')",
+            "algo 'x': mode: should be 'a' or 'b', not 'c'; steps: should be a valid integer, not 'many'",
         ),
     ],
 )
@@ -220,7 +219,7 @@ def test_a_plugin_without_options_takes_none():
     class Plain:
         def __init__(self, options): ...
 
-    model = selection.options_model(Plain)
+    model = options.options_model(Plain)
     assert options.parse_options(model, {}, "algo 'x'").model_dump() == {}
     with refuses("algo 'x' has no option 'lr'; it takes no options"):
         options.parse_options(model, {"lr": 1}, "algo 'x'")

@@ -13,6 +13,7 @@ from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 
 
 def test_they_compare_add_and_slice_as_lists_do():
@@ -55,7 +56,7 @@ def test_an_answer_given_as_lists_takes_16_bytes_a_token_and_keeps_its_values():
     engine = ScriptedEngine(lambda ids, key: [5] * 1000, version=3)
     episodes = Episodes(
         PluginManager([]),
-        SampledModel(engine=engine, tokenizer=None),
+        SampledModel(engine=Gate(engine), tokenizer=None),
         EpisodeSettings(sampling=Sampling(1000), max_tokens=2000),
     )
     answer = asyncio.run(episodes.generate([1], Sampling(1000), (0, 0, 0)))

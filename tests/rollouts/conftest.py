@@ -13,6 +13,7 @@ from rlhf_host.records.episodes import Sampling
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def collect(tokenizer):
         settings = settings or RolloutConfig()
         episodes = Episodes(
             manager,
-            SampledModel(engine=engine, tokenizer=tokenizer, vocabulary=len(tokenizer)),
+            SampledModel(engine=Gate(engine), tokenizer=tokenizer, vocabulary=len(tokenizer)),
             EpisodeSettings(sampling=sampling, max_tokens=max_tokens, rollout=settings),
         )
         collector = Collector(episodes, n=n, seed=7, split=split)

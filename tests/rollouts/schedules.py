@@ -102,14 +102,15 @@ class Life:
         self.evaluation = self._collector("eval")
         # The loop's own way to bring weights.
         self.loop: Any = Loop.__new__(Loop)
-        self.loop.in_flight, self.loop.source, self.loop.progress = mode.in_flight, self.rollouts, Progress(version=version)
-        self.loop.config = RunConfig()
-        self.loop.runtime = SimpleNamespace(sync=self.engine.sync)
+        self.loop.in_flight, runtime = mode.in_flight, SimpleNamespace(sync=self.engine.sync)
+        self.loop.parts = SimpleNamespace(
+            config=RunConfig(), source=self.rollouts, progress=Progress(version=version), runtime=runtime
+        )
 
     def _collector(self, split: str) -> Collector:
         world = self.world
         settings = RolloutConfig(max_refills=world.refills, max_unjudged=1.0, step_timeout_s=60.0, episode_timeout_s=300.0)
-        model = SampledModel(engine=self.gate.client(), tokenizer=self.tokenizer)
+        model = SampledModel(engine=self.gate, tokenizer=self.tokenizer)
         shared = EpisodeSettings(
             sampling=Sampling(max_new_tokens=world.max_new),
             max_tokens=world.max_tokens,
@@ -117,7 +118,7 @@ class Life:
             rollout=settings,
         )
         episodes = Episodes(self.manager, model, shared)
-        return Collector(episodes, n=world.n, seed=7, split=split, scoring=self.scoring, gate=self.gate)
+        return Collector(episodes, n=world.n, seed=7, split=split, scoring=self.scoring)
 
     async def position(self) -> tuple[Any, Any]:
         """What a checkpoint of the last step has."""
@@ -133,7 +134,9 @@ class Life:
         collected = Collected()
         await self.evaluation.run([Draw(task, 0) for task in self.tasks[:3]], ScoreContext("eval", step), collected)
         rows = collected.trajectories_in_order()
-        assert {version for row in rows for one in row.actions for version in one.versions} <= {self.loop.progress.version}
+        assert {version for row in rows for one in row.actions for version in one.versions} <= {
+            self.loop.parts.progress.version
+        }
 
     async def step(self, number: int) -> list[Any]:
         """The step's draws, with the tokens and versions of those that are trained."""
@@ -141,7 +144,7 @@ class Life:
         collected = await self.rollouts.next_rollouts(ScoreContext(step=number))
         versions = [v for group in collected.groups for row in group.trajectories for one in row.actions for v in one.versions]
         age = self.rollouts.max_age
-        assert all(0 <= loop.progress.version - version <= age for version in versions), (
+        assert all(0 <= loop.parts.progress.version - version <= age for version in versions), (
             f"older than {age}: {sorted({*versions})}"
         )
         if world.mode.depth and world.mode.engine == "waves" and not world.mode.pool:
@@ -149,7 +152,7 @@ class Life:
         await asyncio.sleep(world.takes(world.unhurried * 4))
         if world.breaks == "training" and number == 2:
             raise Broken(ON_PURPOSE)
-        loop.progress.version += 1
+        loop.parts.progress.version += 1
         await loop._publish(self.gate)
         rows = {group.task.index: group.trajectories for group in collected.groups}
         tokens = {
@@ -161,7 +164,7 @@ class Life:
         await self.rollouts.close()
         await self.engine.close()
         assert not self.rollouts.collector.open
-        assert all(count == 0 for count in self.gate.expected.values()), f"still expected: {self.gate.expected}"
+        assert self.gate.expected == 0, f"still expected: {self.gate.expected}"
         self.manager.close()
 
 

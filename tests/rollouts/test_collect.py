@@ -30,6 +30,7 @@ from rlhf_host.rollouts.collect import Collected, Collector, Played
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
+from rlhf_host.rollouts.gate import Gate
 from rlhf_host.training.pending import read_pending, write_pending
 
 from .playing import Guess, Length, load
@@ -570,7 +571,7 @@ def test_cancelled_twice_it_still_closes_all_episodes(tokenizer):
         engine = ScriptedEngine(lambda ids, key: [5])
         episodes = Episodes(
             manager,
-            SampledModel(engine=engine, tokenizer=tokenizer),
+            SampledModel(engine=Gate(engine), tokenizer=tokenizer),
             EpisodeSettings(sampling=Sampling(8), max_tokens=64),
         )
         collector = Collector(episodes, n=2, seed=7, split="train")

@@ -12,6 +12,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Generation, Sampling
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 
 NAN = float("nan")
 
@@ -36,7 +37,7 @@ def test_what_an_engine_gets_wrong_is_told_with_its_name(answer, message):
 
     episodes = Episodes(
         PluginManager([]),
-        SampledModel(engine=Engine(), tokenizer=None, engine_name="engine acme"),
+        SampledModel(engine=Gate(Engine()), tokenizer=None, engine_name="engine acme"),
         EpisodeSettings(sampling=Sampling(3), max_tokens=8),
     )
     with pytest.raises(RunError, match=re.escape(f"engine acme failed in generate: {message}")):

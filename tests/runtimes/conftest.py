@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_host.config.choices import build_plugins, complete, merge_needs
+from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig, SyncChoice
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.training.assemble import runtime_start, start_runtime
@@ -32,7 +32,7 @@ class Started:
 
 
 def start(config: RunConfig) -> Started:
-    manager = build_plugins(config)
+    manager = resolve(config).plugins()
     tokenizer = load_tokenizer(config.roles["actor"])
     started = start_runtime(config, runtime_start(config, manager, merge_needs(manager), tokenizer, 100, {}))
     return Started(started.runtime, started.handles, asyncio.new_event_loop())
@@ -41,7 +41,7 @@ def start(config: RunConfig) -> Started:
 @pytest.fixture(scope="module")
 def config(tiny_model, prompts, tmp_path_factory) -> RunConfig:
     role = RoleConfig(model=str(tiny_model), lr=1e-3, adam_eps=1e-4)
-    return complete(
+    return resolve(
         RunConfig(
             roles={"actor": role, "critic": role},
             algo=PluginChoice(name="ppo"),
@@ -52,7 +52,7 @@ def config(tiny_model, prompts, tmp_path_factory) -> RunConfig:
             placement=["actor+rollout=2", "critic=1"],
             run_dir=str(tmp_path_factory.mktemp("run")),
         )
-    )
+    ).config
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_host import hookimpl
-from rlhf_host.config.choices import build_plugins, complete
+from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig
 from rlhf_host.errors import PluginError, UserError
 from rlhf_host.plugins.manager import PluginManager
@@ -21,7 +21,7 @@ from rlhf_host.runtimes.ray import Ray, passed_on
 
 @pytest.fixture
 def config(tiny_model, prompts):
-    return complete(
+    return resolve(
         RunConfig(
             roles={"actor": RoleConfig(model=str(tiny_model))},
             algo=PluginChoice(name="grpo", clip_eps=0.3),
@@ -29,11 +29,11 @@ def config(tiny_model, prompts):
             extensions={"tis": PluginChoice(name="tis"), "kl": PluginChoice(name="kl", coef=0.1, place="loss")},
             data=DataConfig(sources=[DataSource(path=str(prompts))]),
         )
-    )
+    ).config
 
 
 def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
-    manager = build_plugins(config)
+    manager = resolve(config).plugins()
     specs = manager.specs()
     assert [(spec.kind, spec.name) for spec in specs] == [("algo", "grpo"), ("extension", "tis"), ("extension", "kl")]
     made = PluginManager.from_specs(specs)
@@ -44,7 +44,7 @@ def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
 
 
 def test_another_version_over_there_is_an_error_that_names_both(config, reward_plugins, tmp_path, monkeypatch):
-    spec = build_plugins(config).specs()[0]
+    spec = resolve(config).plugins().specs()[0]
     with pytest.raises(PluginError) as error:
         PluginManager.from_specs([dataclasses.replace(spec, version="9.9")])
     assert str(error.value) == (
@@ -85,7 +85,7 @@ def test_a_plugin_that_is_a_python_object_cannot_travel(config):
             return []
 
     config.algo = PluginChoice(name="python:mine")
-    manager = build_plugins(config, objects={("algo", "mine"): Mine()})
+    manager = resolve(config, objects={("algo", "mine"): Mine()}).plugins()
     with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
         manager.specs()
 

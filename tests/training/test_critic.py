@@ -129,7 +129,7 @@ def test_a_source_without_a_model_is_met_at_the_door(train):
 
 
 def test_two_plugins_with_other_rates_are_told_so():
-    from rlhf_host.config.choices import _spec
+    from rlhf_host.config.resolve import _spec
 
     assert _spec(RoleNeed("critic", head="scalar", trainable=True, lr=2e-6)) == (
         "scalar head, trainable, from actor, learning rate 2e-06"

@@ -19,6 +19,7 @@ from rlhf_host.rollouts import collect
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 from rlhf_host.training.evaluate import Evaluation, summary
 from rlhf_host.training.saved_rows import read_steps
 
@@ -76,7 +77,7 @@ def test_how_far_it_is_can_be_seen(tokenizer, monkeypatch, capsys):
     engine = ScriptedEngine(lambda ids, key: [4, 5])
     episodes = Episodes(
         manager,
-        SampledModel(engine=engine, tokenizer=tokenizer),
+        SampledModel(engine=Gate(engine), tokenizer=tokenizer),
         EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=64, rollout=settings),
     )
     tasks = [Task("12", "12", index=i, source="made", prompt_ids=(3, 4)) for i in range(4)]

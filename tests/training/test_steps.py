@@ -22,6 +22,7 @@ from rlhf_host.training.actor_metrics import actor_metrics
 from rlhf_host.training.evaluate import pass_at_k
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.optimize import optimize
+from rlhf_host.training.parts import RunParts
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.rollout_source import add_outputs, staleness
@@ -171,15 +172,22 @@ def test_a_batch_begins_with_the_version_that_the_engines_have():
             return Drawn(make_batch([2, 2]), [], sampled=True)
 
     made = Loop.__new__(Loop)
-    made.config, made.source, made.progress, made.row_metrics = RunConfig(), Source(), Progress(version=4), RowMetrics()
-    made.gate, made.in_flight, made.needs, made.run_dir = None, False, Needs(), Path("never")
+    made.row_metrics, made.gate, made.in_flight = RowMetrics(), None, False
     made.keeper = SimpleNamespace(forget=lambda: None, waited_s=0.0)
-    made.runtime = SimpleNamespace(trainer=Trainer(), engine=SimpleNamespace(busy_s=0.0), targets=[])
-    made.manager = SimpleNamespace(report=lambda *_, **__: None)
-    made.events = SimpleNamespace(run=lambda work, interruptible: work.close() or {})
+    made.parts = RunParts(
+        config=RunConfig(),
+        manager=SimpleNamespace(report=lambda *_, **__: None),
+        needs=Needs(),
+        runtime=SimpleNamespace(trainer=Trainer(), engine=SimpleNamespace(busy_s=0.0), targets=[]),
+        source=Source(),
+        events=SimpleNamespace(run=lambda work, interruptible: work.close() or {}),
+        run_dir=Path("never"),
+        progress=Progress(version=4),
+        ledger=None,
+    )
     made._take_step(5)
     assert seen == [("drawn", 5, 4)]
-    assert made.progress.version == 5
+    assert made.parts.progress.version == 5
 
 
 def test_requests_that_hold_up_new_weights_for_ever_are_told_of_and_end_the_run():
@@ -195,7 +203,8 @@ def test_requests_that_hold_up_new_weights_for_ever_are_told_of_and_end_the_run(
 
     async def run():
         gate, made = Gate(Silent()), Loop.__new__(Loop)
-        made.config, made.source = RunConfig(rollout={"stall_s": 0.1}), SimpleNamespace(wait_until_over=wait_until_over)
+        source = SimpleNamespace(wait_until_over=wait_until_over)
+        made.parts = SimpleNamespace(config=RunConfig(rollout={"stall_s": 0.1}), source=source)
         asked = asyncio.create_task(gate.generate([1], None, (0, 0, 0)))
         await asyncio.sleep(0)
         with pytest.raises(RunError, match=r"nothing has moved .*: new weights wait for 1 requests"):

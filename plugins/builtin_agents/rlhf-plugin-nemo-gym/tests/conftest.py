@@ -22,6 +22,7 @@ from rlhf_host.plugins.selection import find
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 
 HERE = Path(__file__).parent
 TEMPLATE = (
@@ -108,7 +109,7 @@ def play(options):
             manager = PluginManager([Loaded("agent", "nemo_gym", find("agent", "nemo_gym"), agent)])
             episodes = Episodes(
                 manager,
-                SampledModel(engine=ScriptedEngine(script), tokenizer=tokenizer),
+                SampledModel(engine=Gate(ScriptedEngine(script)), tokenizer=tokenizer),
                 EpisodeSettings(
                     sampling=Sampling(max_new_tokens=max_new_tokens),
                     max_tokens=max_tokens,

@@ -23,6 +23,7 @@ from rlhf_host.plugins.selection import find
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
+from rlhf_host.rollouts.gate import Gate
 
 HERE = Path(__file__).parent
 TEMPLATE = (
@@ -56,7 +57,7 @@ def play(python):
             endpoints, engine = Endpoints(), ScriptedEngine(lambda ids, key: said)
             manager = PluginManager([Loaded("agent", "verifiers", find("agent", "verifiers"), agent)])
             rollout = RolloutConfig(episode_retries=retries, episode_timeout_s=50)
-            model = SampledModel(engine=engine, tokenizer=tokenizer)
+            model = SampledModel(engine=Gate(engine), tokenizer=tokenizer)
             settings = EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=max_tokens, rollout=rollout)
             episodes = Episodes(manager, model, settings, endpoints)
             tasks = [one if isinstance(one, Task) else task_of(one) for one in rows]

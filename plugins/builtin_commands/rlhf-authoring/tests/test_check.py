@@ -105,7 +105,7 @@ def test_options_reach_the_plugin_as_a_run_would_give_them(judged, site):
     ("option", "line"),
     [
         ("longst=3", "reward 'judge' from cli-judge 1.0 has no option 'longst'; did you mean 'longest'?"),
-        ("longest=x", "reward 'judge' from cli-judge 1.0: longest: Input should be a valid integer"),
+        ("longest=x", "reward 'judge' from cli-judge 1.0: longest: should be a valid integer, not 'x'"),
         ("longest", "--option longest: write KEY=VALUE"),
     ],
 )

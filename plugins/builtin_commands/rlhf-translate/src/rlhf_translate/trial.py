@@ -17,11 +17,10 @@ from rlhf_host.settings import (
     PluginChoice,
     RunConfig,
     Text,
-    build_plugins,
     check,
-    complete,
     merge_needs,
     read_config,
+    resolve,
 )
 
 _LIBRARY = re.compile(r"(\w+) '[^']*' needs \S+: pip install ")
@@ -59,8 +58,8 @@ def load(settings: Mapping[str, Any], places: Mapping[str, str]) -> Trial:
             inner = inner.setdefault(part, {})
         inner[last] = Located(_located(value), places[path])
     try:
-        loaded = read_config(settings=_sections(tree), quickstart=False)
-        return Trial(complete(loaded.config, loaded.origins))
+        loaded = read_config(_sections(tree), quickstart=False)
+        return Trial(resolve(loaded.config, loaded.origins).config)
     except UserError as error:
         errors: list[tuple[str | None, str]] = []
         for line in str(error).splitlines():
@@ -101,8 +100,9 @@ def refusals(trial: Trial, asked: Collection[str]) -> list[str]:
         return known
     config, left = _without_files(trial.config)
     try:
-        with closing(build_plugins(config)) as manager:
-            check(config, manager, merge_needs(manager))
+        run = resolve(config)
+        with closing(run.plugins()) as manager:
+            check(run, manager, merge_needs(manager))
     except UserError as error:
         chosen = () if "algo.name" not in asked else ("algo:",)  # a stand-in
         lines = [line for line in str(error).splitlines() if not (_is_asked(line, asked) or line.startswith(chosen))]

@@ -135,14 +135,14 @@ def _work(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _preset(name: str) -> Iterator[dict[str, Any]]:
-    from rlhf_host.settings import complete, read_config
+    from rlhf_host.settings import read_config, resolve
 
     rule = "Every setting exists and has a value that fits, those of its plugins included."
     yield {"checks": {"settings_are_valid": rule}}
     result, message = "passed", ""
     try:
-        loaded = read_config(presets=[name])
-        complete(loaded.config, loaded.origins)
+        loaded = read_config(f"preset:{name}")
+        resolve(loaded.config, loaded.origins)
     except UserError as error:
         result, message = "failed", str(error)
     yield asdict(Checked("settings_are_valid", result, message, rule))

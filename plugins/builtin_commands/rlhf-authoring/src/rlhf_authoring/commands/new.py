@@ -58,7 +58,7 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
     if kind == ENVIRONMENT:
         file = write_environment(name, output)
         algo = recommended("algo", "prompts")
-        train = rlhf("train", "--algo", algo, "--environment", file, "--actor.model", "DIR", "--dry-run")
+        train = rlhf("train", "--algo", algo, "--config", file, "--actor.model", "DIR", "--dry-run")
         click.echo(f"Wrote {file}, an environment that works. Next:\n  {train}")
         return
     texts = {"author": _one_line("--author", author)}

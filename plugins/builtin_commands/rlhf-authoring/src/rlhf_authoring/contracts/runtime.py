@@ -30,9 +30,8 @@ from rlhf_host.settings import (
     RolloutConfig,
     RunConfig,
     TrainConfig,
-    build_plugins,
-    complete,
     merge_needs,
+    resolve,
 )
 
 CLOSE = 1e-3
@@ -71,11 +70,11 @@ def _config(subject: Subject, run_dir: str | None = None) -> RunConfig:
         train=TrainConfig(steps=3, batch_size=4, threads=1),
         run_dir=run_dir,
     )
-    return complete(config)
+    return resolve(config).config
 
 
 def _manager(config: RunConfig, notes: _Notes) -> PluginManager:
-    return PluginManager([*build_plugins(config).loaded, *manager_of(reward=notes, tracker=notes).loaded])
+    return PluginManager([*resolve(config).plugins().loaded, *manager_of(reward=notes, tracker=notes).loaded])
 
 
 def _start(config: RunConfig) -> RuntimeStart:

@@ -18,7 +18,7 @@ from rlhf_authoring.contracts.subject import Broken, Subject, check
 from rlhf_authoring.engines import ScriptedEngine
 from rlhf_authoring.models import tiny_tokenizer
 from rlhf_host import Episode, Generation, Outcome, RunContext, SampleKey, Sampling, ScoreContext, Segment, Task, Trajectory
-from rlhf_host.internals import Episodes, EpisodeSettings, PluginManager, SampledModel, episode_seed
+from rlhf_host.internals import Episodes, EpisodeSettings, Gate, PluginManager, SampledModel, episode_seed
 from rlhf_host.rollouts import render_prompt
 from rlhf_host.settings import DataConfig, RunConfig
 
@@ -206,7 +206,7 @@ class Session:
     ) -> list[list[Trajectory]]:
         """The trajectories of each episode, played by the host's own code one after the other or all at once."""
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
-        model = SampledModel(engine=engine or self.engine(), tokenizer=tokenizer())
+        model = SampledModel(engine=Gate(engine or self.engine()), tokenizer=tokenizer())
         runner = Episodes(self.manager, model, EpisodeSettings(sampling=sampling, max_tokens=max_tokens, strict=True))
         chosen = self.episodes() if episodes is None else episodes
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP_GROUP = "Use a model"
 
-CONTROL = ("config", "preset", "checkpoint", "disable", "help")
+CONTROL = ("checkpoint",)
 
 START = {
     "checkpoint": CHECKPOINT,
@@ -29,9 +29,6 @@ START = {
     "data.system-prompt": "the system message",
     "rollout.temperature": "0: the likeliest answer (float, default 1)",
     "rollout.max-new-tokens": "longest answer (int, default 256)",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
 }
 
 ABOUT = """Talk to a model, or to the model of a run: a line is a message. An empty line begins anew, Ctrl-D ends. The

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,13 +11,13 @@ import click
 from rlhf_host import UserError
 from rlhf_host.commands import phase
 from rlhf_host.runs import run_of
-from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, complete, use_model
+from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, read_yaml, resolve, use_model
 
 HELP_GROUP = "Use a model"
 
 CHECKPOINT = "of a run: best, last or a step (default: the final model; of a run that has not finished, the newest)"
 
-CONTROL = ("config", "preset", "checkpoint", "host", "port", "name", "key-file", "disable", "help")
+CONTROL = ("checkpoint", "host", "port", "name", "key-file")
 
 START = {
     "checkpoint": CHECKPOINT,
@@ -26,9 +27,6 @@ START = {
     "key-file": "a file with the API key; default: a new key, which is printed",
     "actor.model": "the model, instead of MODEL: a directory, hub name or GGUF file",
     "rollout.max-new-tokens": "longest answer, whatever a request says (int, default 256)",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
 }
 
 SECTIONS = {"rollout": "Rollouts", "roles": "Models"}
@@ -81,12 +79,14 @@ def config_of(line: CommandLine, command: str) -> RunConfig:
     if checkpoint is not None and run is None:
         raise UserError(f"--checkpoint {checkpoint}: chooses one of a run: rlhf {command} RUN_DIR --checkpoint {checkpoint}")
     if run is None:
-        loaded = line.read(line.value("config"), quickstart=False)
+        loaded = line.read(quickstart=False)
     else:
         line.refuse_settings(f"{line.file} is a run's model, and uses the run's own settings")
-        loaded = line.read(str(run / "config.yaml"), quickstart=False, sections=OF_RUN)
+        settings = read_yaml(run / "config.yaml")
+        of_run = {key: value for key, value in settings.value.items() if key in OF_RUN}
+        loaded = line.read(replace(settings, value=of_run), quickstart=False)
         loaded.config.data.sources = []
-    config = complete(loaded.config, loaded.origins, "rollout")
+    config = resolve(loaded.config, loaded.origins, "rollout").config
     actor = config.roles["actor"]
     if line.file is not None and path.is_dir():
         use_model(actor, path, checkpoint)

@@ -10,7 +10,7 @@ from rlhf_server.commands.serve import CHECKPOINT, address_of, config_of
 
 HELP_GROUP = "Use a model"
 
-CONTROL = ("config", "preset", "checkpoint", "host", "port", "name", "key-file", "disable", "help")
+CONTROL = ("checkpoint", "host", "port", "name", "key-file")
 
 START = {
     "checkpoint": CHECKPOINT,
@@ -20,9 +20,6 @@ START = {
     "key-file": "a file with a key that clients must send; default: none",
     "actor.model": "the reward model, instead of MODEL: a directory or hub name",
     "rollout.max-tokens": "longer texts get no reward (int, default: the model's context)",
-    "config": "FILE.yaml: settings; flags override them",
-    "preset": "NAME or FILE.yaml: settings that the file and flags override; repeatable",
-    "disable": "NAME: ignore an installed plugin, as RLHF_DISABLE_PLUGINS does; repeatable",
 }
 
 ABOUT = """Serve a model with a scalar head, or that of a run that trained one. Trainers that speak OpenRLHF's remote reward

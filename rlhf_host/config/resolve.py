@@ -1,4 +1,4 @@
-"""What a configuration chooses: its plugins, found, their options validated and filled in, and what together they need."""
+"""One way from a configuration to its plugins: found, their options read and filled in, and what together they need."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic import BaseModel, ValidationError
 
 from rlhf_host.config.defaults import KINDS, WORDS, RunTraits, kernels_to_try, swap_for_debugging
 from rlhf_host.config.flags import Texts, coerce, last_counts
-from rlhf_host.config.load import Origins, fail, validation_lines, where
+from rlhf_host.config.problems import Origins, Path, Problems
 from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
-from rlhf_host.config.tree import DATA, MANY, SINGLE, Path
+from rlhf_host.config.tree import DATA, MANY, SINGLE
 from rlhf_host.errors import PluginError, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.hints import of_option, of_place
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.options import describe_options
-from rlhf_host.plugins.python_objects import PluginObjects, build_object, describe, look_up
-from rlhf_host.plugins.selection import build, find, is_object, load, options_model, parse_choice, read_options
+from rlhf_host.plugins.options import check_options, options_model
+from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up, make_object
+from rlhf_host.plugins.selection import find, is_object, load, make, parse_choice
 from rlhf_host.records.needs import Needs, RoleNeed
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,53 @@ def _single(config: RunConfig, key: str) -> list[Chosen]:
     return [Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.name)[0], choice, (key,))] if choice and choice.name else []
 
 
-def complete(
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plugin that was found: its class, or a Python object, and its options."""
+
+    chosen: Chosen
+    info: PluginInfo
+    plugin: Any
+    options: BaseModel
+
+    def build(self) -> object:
+        """Raises ``PluginError`` as ``selection.make`` and ``make_object`` do."""
+        if is_object(self.chosen.choice.name):
+            return make_object(self.info, self.plugin, self.options)
+        return make(self.info, self.plugin, self.options, self.chosen.alias)
+
+    def load(self) -> Loaded:
+        """As the plugin manager has it."""
+        choice = self.chosen.choice
+        weight = choice.weight if isinstance(choice, RewardChoice) else 1.0
+        return Loaded(self.chosen.kind, self.chosen.alias, self.info, self.build(), weight, choice.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration whose plugins are found."""
+
+    config: RunConfig
+    """Complete: with options and defaults of all plugins."""
+    choices: tuple[Choice, ...]
+    """In the manager's order."""
+    traits: RunTraits
+    use: Use
+
+    def plugins(self) -> PluginManager:
+        """The run's plugins, built from their options. Raises ``PluginError`` for one that cannot be built."""
+        threads, loaded = not self.config.debug, [choice.load() for choice in self.choices]
+        manager = PluginManager(loaded, threads=threads)
+        if self.use == "rollout":  # the others would ask for models that nothing here uses
+            idle = {item for item in loaded if item.kind == "extension" and not SAMPLING & set(manager.hooks(item.key))}
+            manager = PluginManager([item for item in loaded if item not in idle], threads=threads)
+        return manager
+
+
+def resolve(
     config: RunConfig, origins: Origins | None = None, use: Use = "train", objects: PluginObjects = NOTHING
-) -> RunConfig:
-    """The configuration with every chosen plugin found and its options validated and filled in.
+) -> Resolved:
+    """Find every chosen plugin, and read and fill in its options.
 
     With ``debug``, engines, backends and runtimes whose code runs elsewhere give way to the default ones. A sync that nobody
     chose follows from the traits of the three.
@@ -98,114 +141,118 @@ def complete(
     Raises:
         PluginError: one line per plugin that is missing or misconfigured, with the place it was chosen.
     """
-    config = config.model_copy(deep=True)
-    places = origins or {}
-    errors: list[str] = []
+    config, problems = config.model_copy(deep=True), Problems(origins)
     known = discover()
-    kinds = (*KINDS, "kernels") if config.kernels.name not in WORDS else KINDS
-    for item in (item for kind in kinds for item in _single(config, kind)):
-        _complete_one(item, known, objects, places, errors)
-    if config.kernels.name in WORDS and config.kernels.options:
-        key = where(("kernels", next(iter(config.kernels.options))), places)
-        errors.append(f"{key}: only kernels chosen by name (--kernels NAME) take options, not '{config.kernels.name}'")
-    if not errors:
-        try:
-            swapped = swap_for_debugging(config, known) if config.debug else []
-            for line in swapped:
-                log.warning(line)
-            fitting = RunTraits.of(config, known).sync
-            if swapped and config.sync.name != fitting:
-                config.sync = SyncChoice(name=fitting)
-            config.sync.name = config.sync.name or fitting
-            kernels_to_try(config.kernels, known)
-        except PluginError as error:
-            errors.append(str(error))
-    for item in chosen(config, use):
-        _complete_one(item, known, objects, places, errors)
-    tasks = {info.name for info in known if info.kind == "tasks"}
+    finder = _Finder(known, objects, problems)
+    parts = {kind: finder.choose(*_single(config, kind)) for kind in KINDS}
+    if config.kernels.name not in WORDS:
+        finder.choose(*_single(config, "kernels"))
+    elif config.kernels.options:
+        key = ("kernels", next(iter(config.kernels.options)))
+        problems.add(key, f"only kernels chosen by name (--kernels NAME) take options, not '{config.kernels.name}'")
+    traits = None
+    if not problems.lines:
+        with problems.at(""):
+            traits = _traits(config, parts, finder)
+    choices = finder.choose(*chosen(config, use))
+    _read_sources(config, finder)
+    problems.refuse(PluginError)
+    assert traits is not None
+    return Resolved(config, tuple(choices), traits, use)
+
+
+def _traits(config: RunConfig, parts: dict[str, list[Choice]], finder: _Finder) -> RunTraits:
+    """Of engine, backend and runtime, some swapped for debugging; chooses the sync that suits them."""
+    plugins = {kind: (choice.info, choice.build()) for kind, (choice,) in parts.items()}
+    swapped = swap_for_debugging(config, plugins) if config.debug else []
+    for line in swapped:
+        log.warning(line)
+    for kind in KINDS:
+        if getattr(config, kind).name != parts[kind][0].chosen.choice.name:
+            (choice,) = finder.choose(*_single(config, kind))
+            plugins[kind] = choice.info, choice.build()
+    traits = RunTraits.of_plugins(*plugins.values())
+    if swapped and config.sync.name != traits.sync:
+        config.sync = SyncChoice(name=traits.sync)
+    config.sync.name = config.sync.name or traits.sync
+    kernels_to_try(config.kernels, finder.known)
+    return traits
+
+
+def _read_sources(config: RunConfig, finder: _Finder) -> None:
+    """Options of task plugins; other data takes none."""
+    tasks = {info.name for info in finder.known if info.kind == "tasks"}
     for path, data in zip(DATA, (config.data, config.eval.data), strict=True):
         for number, source in enumerate(data.sources):
             place = (*path, "sources", number)
             if source.path.rpartition(":")[2] not in tasks:
-                unknown = {key: near_matches(key, DataSource.model_fields) for key in source.options}
-                errors += [f"{where((*place, key), places)}: no such key{near}" for key, near in unknown.items()]
+                for key in source.options:
+                    finder.problems.add((*place, key), f"no such key{near_matches(key, DataSource.model_fields)}")
             elif source.options:
-                info = find("tasks", source.path, known)
-                _fill(info, source.options, source.name or source.path, place, places, errors)
-    fail(errors, PluginError)
-    return config
+                with finder.problems.at(place):
+                    info = find("tasks", source.path, finder.known)
+                    finder.read(info, load(info), source.options, source.name or source.path, place)
 
 
-def _complete_one(item: Chosen, known: list[PluginInfo], objects: PluginObjects, places: Origins, errors: list[str]) -> None:
-    """Find the plugin and fill in its options; mistakes are appended to ``errors``."""
-    cls = None
-    try:
-        if is_object(item.choice.name):
-            plugin = look_up(objects, item.group, item.choice.name)
-            info, cls = describe(item.group, item.alias, plugin), plugin if isinstance(plugin, type) else object
-        else:
-            info = find(item.group, item.choice.name, known)
-    except PluginError as error:
-        errors.append(_at(item.path, places, str(error)))
-        return
-    _fill(info, item.choice.options, item.alias, item.path, places, errors, cls)
+class _Finder:
+    """Finds plugins and reads their options; mistakes are added to ``problems``."""
+
+    def __init__(self, known: list[PluginInfo], objects: PluginObjects, problems: Problems):
+        self.known, self.objects, self.problems = known, objects, problems
+
+    def choose(self, *items: Chosen) -> list[Choice]:
+        """Those of the plugins that can be used."""
+        choices = []
+        for item in items:
+            with self.problems.at(item.path):
+                name = item.choice.name
+                if is_object(name):
+                    plugin = look_up(self.objects, item.group, name)
+                    info = describe(item.group, item.alias, plugin)
+                else:
+                    info = find(item.group, name, self.known)
+                    plugin = load(info)
+                cls = plugin if isinstance(plugin, type) else object
+                parsed = self.read(info, cls, item.choice.options, item.alias, item.path)
+                if parsed is not None:
+                    choices.append(Choice(item, info, plugin, parsed))
+        return choices
+
+    def read(self, info: PluginInfo, cls: type, options: dict[str, Any], alias: str, path: Path) -> BaseModel | None:
+        """The options as the plugin's model; ``options`` get their types and defaults, in place."""
+        model, problems = options_model(cls, info.kind), self.problems
+
+        def hint(inside: tuple[str, ...], value: Any, near: str) -> str:
+            if inside == ("options",):
+                return "; write its options beside its name, without 'options:'"
+            place = problems.where((*path, *inside))
+            return of_place(place, value) or near or (of_option(place) if _samples(cls) else "")
+
+        values = coerce(model, dict(options))
+        for notice in _repeated(options, values, path, problems):
+            log.warning(notice)
+        parsed, misfits = check_options(model, values, hint)
+        for each in misfits:
+            whose = f"{info.kind} {alias!r}" if each.of_plugin else ""
+            problems.add((*path, *each.path), whose + each.text)
+        if parsed is not None:
+            filled = parsed.model_dump(mode="json")
+            options.clear()
+            options.update(filled if _same(model, filled, parsed) else values)
+        return parsed
 
 
-def _fill(
-    info: PluginInfo,
-    options: dict[str, Any],
-    alias: str,
-    path: Path,
-    origins: Origins,
-    errors: list[str],
-    cls: type | None = None,
-) -> None:
-    """Validate the plugin's options and fill in defaults, in place; mistakes are appended to ``errors``.
-
-    Args:
-        cls: the plugin's class, where it is at hand.
-    """
-    try:
-        cls = cls or load(info)
-        model = options_model(cls, info.kind)
-    except PluginError as error:
-        errors.append(_at(path, origins, str(error)))
-        return
-    fields = {option.name.partition(".")[0]: None for option in describe_options(model)}
-    unknown = [key for key in options if key not in fields and model.model_config.get("extra") != "allow"]
-    for key in unknown:
-        place = where((*path, key), origins)
-        hint = of_place(place, options[key]) or near_matches(key, fields) or (of_option(place) if _samples(cls) else "")
-        hint = hint or ("; it has " + ", ".join(fields) if fields else "; it takes no options")
-        hint = "; write its options beside its name, without 'options:'" if key == "options" else hint
-        errors.append(f"{place}: {info.kind} {info.name!r} has no option {key!r}{hint}")
-    values = coerce(model, {key: value for key, value in options.items() if key not in unknown})
-    for notice in _repeated(options, values, path, origins):
-        log.warning(notice)
-    try:
-        parsed = read_options(info, cls, values, alias)
-    except PluginError as error:
-        cause = error.__cause__
-        whose = f"{info.kind} {alias!r}"
-        lines = validation_lines(cause, origins, path, whose) if isinstance(cause, ValidationError) else []
-        errors += lines or [_at(path, origins, str(error))]
-        return
-    filled = parsed.model_dump(mode="json")
-    options.clear()
-    options.update(filled if _same(model, filled, parsed) else values)
-
-
-def _repeated(texts: Any, values: Any, path: Path, origins: Origins) -> Iterator[str]:
+def _repeated(texts: Any, values: Any, path: Path, problems: Problems) -> Iterator[str]:
     """Options that take one value, and were given several.
 
     Args:
         values: what ``coerce`` made of ``texts``.
     """
     if isinstance(texts, Texts) and not isinstance(values, list):
-        yield from last_counts(where(path, origins), texts)
+        yield from last_counts(problems.where(path), texts)
     elif isinstance(texts, dict) and isinstance(values, dict):
         for key in texts.keys() & values.keys():
-            yield from _repeated(texts[key], values[key], (*path, key), origins)
+            yield from _repeated(texts[key], values[key], (*path, key), problems)
 
 
 def _samples(cls: type) -> bool:
@@ -219,39 +266,12 @@ def _samples(cls: type) -> bool:
         return False
 
 
-def _at(path: Path, origins: Origins, message: str) -> str:
-    """The message, after the place where there is one to show."""
-    place = where(path, origins)
-    return message if place == ".".join(map(str, path)) else f"{place}: {message}"
-
-
 def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> bool:
     """Whether the options survive being written down (aliases and odd defaults of a plugin's own may not)."""
     try:
         return model.model_validate(filled) == parsed
     except ValidationError:
         return False
-
-
-def build_plugins(config: RunConfig, use: Use = "train", objects: PluginObjects = NOTHING) -> PluginManager:
-    """The run's plugins, built from their options. ``complete`` the configuration first, with the same arguments."""
-    known = discover()
-    loaded = []
-    for item in chosen(config, use):
-        if is_object(item.choice.name):
-            plugin_object = look_up(objects, item.group, item.choice.name)
-            info = describe(item.group, item.alias, plugin_object)
-            plugin = build_object(info, plugin_object, item.choice.options)
-        else:
-            info = find(item.group, item.choice.name, known)
-            plugin = build(info, item.choice.options, item.alias)
-        weight = item.choice.weight if isinstance(item.choice, RewardChoice) else 1.0
-        loaded.append(Loaded(item.kind, item.alias, info, plugin, weight, item.choice.options))
-    manager = PluginManager(loaded, threads=not config.debug)
-    if use == "rollout":  # the others would ask for models that nothing here uses
-        idle = {item for item in loaded if item.kind == "extension" and not SAMPLING & set(manager.hooks(item.key))}
-        manager = PluginManager([item for item in loaded if item not in idle], threads=not config.debug)
-    return manager
 
 
 # --- needs --------------------------------------------------------------------------------------

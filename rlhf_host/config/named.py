@@ -1,0 +1,72 @@
+"""What ``--config`` names: a file, or a preset, recipe or environment by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_host.config.environments import environment_layer
+from rlhf_host.config.recipes import recipe_settings, recipes
+from rlhf_host.config.yaml_file import Located, read_yaml
+from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.plugins.catalogue import offered
+from rlhf_host.plugins.discovery import discover, preset_file
+from rlhf_host.plugins.selection import find
+
+OLD = {"environment": "preset", "preset": "preset", "recipe": "recipe"}
+"""Flags of earlier versions → the kind that they named. The settings of the first are overridden by those of the next."""
+
+
+def settings_of(text: str) -> Located:
+    """The settings that ``NAME``, ``preset:NAME``, ``recipe:NAME`` or a file stands for.
+
+    Raises:
+        UserError: nothing is called so, or several are.
+    """
+    kind, name = meant(text)
+    if kind == "recipe":
+        return recipe_settings(name)
+    if kind == "file":
+        return environment_layer(Path(name).expanduser().absolute(), name) if name.endswith(".py") else read_yaml(name)
+    try:
+        info = find("preset", name)
+    except PluginError as error:
+        raise UserError(f"--config {text}: {error}") from error
+    if (file := preset_file(info)) is None:
+        raise UserError(f"--config {text}: {info.problem}")
+    return environment_layer(file, f"preset {name}") if file.suffix == ".py" else read_yaml(file, f"preset {name}")
+
+
+def meant(text: str) -> tuple[str, str]:
+    """``file``, ``preset`` or ``recipe``, and the name. An environment that a package names is found as a preset.
+
+    Raises:
+        UserError: nothing is called so, or several are.
+    """
+    kind, colon, name = text.partition(":")
+    if colon and kind in OLD:
+        return OLD[kind], name
+    if "/" in text or text.endswith((".yaml", ".yml", ".py")):
+        return "file", text
+    presets = [info for info in discover(disabled=True) if info.kind == "preset"]
+    is_preset = any(info.goes_by(text) for info in presets)
+    here = {"preset": is_preset, "recipe": text in recipes(), "file": Path(text).is_file()}
+    found = [kind for kind, is_here in here.items() if is_here]
+    if len(found) > 1:
+        ways = " or ".join(f"--config ./{text}" if kind == "file" else f"--config {kind}:{text}" for kind in found)
+        raise UserError(f"--config {text}: a {' and a '.join(found)} are called so: write {ways}")
+    if not found and text not in offered().get("preset", {}):
+        near = near_matches(text, [*(info.name for info in presets), *recipes()])
+        known = near or f"; recipes are {', '.join(recipes())}, and rlhf plugins --kind preset lists presets"
+        raise UserError(f"--config {text}: no file, preset, recipe or environment is called so{known}")
+    return (found or ["preset"])[0], text
+
+
+def of_old(flag: str, text: str) -> str:
+    """What to write behind ``--config`` for the value of an earlier flag."""
+    if text.endswith((".yaml", ".yml", ".py")):
+        return text
+    try:
+        same = meant(text)[0] == OLD[flag]
+    except UserError:
+        same = False
+    return text if same else f"{OLD[flag]}:{text}"
