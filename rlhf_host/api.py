@@ -1,4 +1,4 @@
-"""Runs from Python: ``rlhf_host.train`` and its sisters take what the command line takes, and Python objects besides.
+"""Runs from Python: ``rlhf_host.train`` and similar functions accept what the command line accepts, and Python objects too.
 
 Plugins may be names, classes or instances with hooks, and rewards plain functions; data may be rows in memory. Every other
 setting is a keyword, as a section, ``train={"steps": 10}``, or dotted, ``**{"train.steps": 10}``.
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 Plugin = Any
 """A name (``[ALIAS=]NAME``), a mapping of ``name`` and its options, or a class or instance with hooks; a reward may be a
-function too (``plugins.reward_functions.FunctionReward`` says what it is called with)."""
+function too (``plugins.reward_functions.FunctionReward`` lists its arguments).
+"""
 
 Plugins = Any
 """One plugin, a list of them, or a mapping of aliases to them."""
@@ -63,7 +64,7 @@ class Run:
 
     @property
     def files(self) -> RunDirectory:
-        """What its directory says: settings, curves, trajectories, what became of every draw."""
+        """Contents of its directory: settings, curves, trajectories, the outcome of every draw."""
         return RunDirectory(self.run_dir)
 
     @property
@@ -73,11 +74,13 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The directory of the trained model. Raises ``UserError`` where none was written (``checkpoint.final`` false)."""
+        """The directory of the trained model. Raises ``UserError`` if none was written (``checkpoint.final`` false)."""
         return run_model(self.run_dir).path
 
     def evaluate(self, **settings: Any) -> dict[str, float]:
-        """The trained model on ``eval.data``, else the training data, with the run's rewards; ``settings`` as of ``evaluate``."""
+        """Evaluates the trained model on ``eval.data``, else the training data, with the run's rewards; ``settings`` as for
+        ``evaluate``.
+        """
         return evaluate(checkpoint=self.run_dir, _asked=self._asked, **settings)
 
     def generate(
@@ -138,26 +141,27 @@ def train(
     force: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train, as ``rlhf train`` does, and wait for it. Works inside a running event loop, as notebooks have.
+    """Trains, as ``rlhf train`` does, and returns when the run has ended. Works inside a running event loop, as in notebooks.
 
     Args:
         algo: the algorithm.
-        rewards: what judges; they replace those of ``config``.
+        rewards: reward plugins or functions; they replace those of ``config``.
         model: the model to train: a directory, hub name or GGUF file.
-        data: what to train on. Columns as in files: ``data={"sources": PATH, "prompt_key": "q"}``, ``**{"data.prompt_key": "q"}``.
-        eval_data: what to evaluate on.
-        eval_rewards: what judges there; default: ``rewards``.
+        data: training data. Columns are named as in files: ``data={"sources": PATH, "prompt_key": "q"}``,
+            ``**{"data.prompt_key": "q"}``.
+        eval_data: evaluation data.
+        eval_rewards: rewards for evaluation; default: ``rewards``.
         extensions: filters, shaping, corrections.
-        agent: how an episode is played.
-        trackers: more than the default ones.
+        agent: plays the episodes.
+        trackers: trackers in addition to the default ones.
         config: what ``--config`` takes, or a list of that; all other arguments override it.
-        resume: the run directory to go on in; objects given to the run must be given again.
+        resume: the directory of the run to continue; pass the run's Python objects again.
         force: with ``resume``, let the algorithm, seed, order of the data or models change too.
-        **settings: all else that a configuration has, ``run_dir`` and ``debug`` among them.
+        **settings: all other settings, such as ``run_dir`` and ``debug``.
 
     Raises:
-        UserError: for settings or input that cannot be used.
-        RunError: when the run had to stop.
+        UserError: settings or input cannot be used.
+        RunError: the run had to stop.
     """
     plugins = {"algo": algo, "reward": rewards, "with": extensions, "agent": agent, "tracker": trackers}
     inputs = {"actor.model": model, "data": data, "eval.data": eval_data, "eval.reward": eval_rewards}
@@ -182,10 +186,10 @@ def train(
 
 
 def load_run(run_dir: str | Path) -> Run:
-    """The run in a directory, as ``train`` gave it. Python objects that were given to it are not known any more.
+    """Returns the run in a directory, as ``train`` returned it. Its Python objects are not restored.
 
     Raises:
-        UserError: ``run_dir`` is no run directory, or has plugins that are not installed.
+        UserError: ``run_dir`` is not a run directory, or has plugins that are not installed.
     """
     files = RunDirectory(run_dir)
     config = read_config(require_run(files.path), quickstart=False).config
@@ -207,21 +211,21 @@ def evaluate(
     _asked: Arguments | None = None,
     **settings: Any,
 ) -> dict[str, float]:
-    """Evaluate a model, as ``rlhf eval`` does; metrics under ``eval/``.
+    """Evaluates a model, as ``rlhf eval`` does; returns metrics under ``eval/``.
 
     Args:
         model: a model directory, hub name, GGUF file, checkpoint or run directory.
-        checkpoint: instead: a run directory or a checkpoint in it, with the run's settings.
-        rewards: what judges.
-        data: what to answer.
-        agent: how an episode is played.
+        checkpoint: instead of ``model``: a run directory or a checkpoint in it, with the run's settings.
+        rewards: reward plugins or functions.
+        data: tasks to answer.
+        agent: plays the episodes.
         output: a ``.jsonl`` file for all answers.
         config: what ``--config`` takes, or a list of that.
-        **settings: all else that a configuration has, such as ``eval={"n": 4}``.
+        **settings: all other settings, such as ``eval={"n": 4}``.
 
     Raises:
-        UserError: for settings or input that cannot be used.
-        RunError: when too many answers could not be judged.
+        UserError: settings or input cannot be used.
+        RunError: too many answers could not be judged.
     """
     judges = "reward" if checkpoint is None else "eval.reward"
     asked = Arguments({judges: rewards, "agent": agent, "actor.model": model, "eval.data": data}, settings, _asked)
@@ -249,23 +253,23 @@ def rollout(
     config: Settings | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
-    """Sample and score as the first steps of ``train`` would, without training, as ``rlhf rollout`` does.
+    """Samples and scores as the first steps of ``train`` would, without training, as ``rlhf rollout`` does.
 
     Args:
         model: the model to sample from.
-        data: what to answer.
-        rewards: what judges; without any the trajectories are unjudged, and ``replay`` can judge them.
+        data: tasks to answer.
+        rewards: reward plugins or functions; without any, trajectories are unjudged, and ``replay`` can judge them.
         extensions: filters of groups.
-        agent: how an episode is played.
+        agent: plays the episodes.
         steps: batches of ``train.batch_size`` prompts; default: 1.
-        rollouts: instead of steps: so many trajectories, rounded up to whole prompts.
+        rollouts: instead of ``steps``: number of trajectories, rounded up to whole prompts.
         output: a ``.jsonl`` file for them.
         config: what ``--config`` takes, or a list of that.
-        **settings: all else that a configuration has.
+        **settings: all other settings.
 
     Raises:
-        UserError: for settings or input that cannot be used.
-        RunError: when too many trajectories could not be judged.
+        UserError: settings or input cannot be used.
+        RunError: too many trajectories could not be judged.
     """
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
     asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
@@ -302,21 +306,21 @@ def replay(
     config: Settings | None = None,
     **settings: Any,
 ) -> Replay:
-    """Score saved trajectories again and compute their advantages again, as ``rlhf replay`` does.
+    """Scores saved trajectories and computes their advantages again, as ``rlhf replay`` does.
 
     Args:
-        saved: a file of ``rlhf rollout``, a run directory or its ``trajectories/``, or what ``rollout`` returned. Texts alone
-            will do without ``algo`` and without plugins that ask models.
+        saved: a file of ``rlhf rollout``, a run directory or its ``trajectories/``, or what ``rollout`` returned. Texts without
+            tokens are enough without ``algo`` and without plugins that ask models.
         algo: computes advantages.
-        rewards: judge anew; default: rewards stay as saved.
+        rewards: new rewards; default: rewards stay as saved.
         extensions: filters and changes of rewards.
-        model: only where a plugin asks for a role.
+        model: needed only if a plugin asks for a role.
         config: what ``--config`` takes, or a list of that.
-        **settings: all else that a configuration has.
+        **settings: all other settings.
 
     Raises:
-        UserError: for settings or input that cannot be used.
-        RunError: when a plugin gives something unusable.
+        UserError: settings or input cannot be used.
+        RunError: a plugin returns something unusable.
     """
     asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "actor.model": model}, settings)
     with _assemble(asked, "replay", config) as (run, manager):
@@ -345,20 +349,20 @@ def session(
     needs: Needs | None = None,
     **settings: Any,
 ) -> Iterator[Session]:
-    """Start a runtime with a model and ask it for samples, conversations or log-probabilities, by plain calls; ends with the block.
+    """Starts a runtime with a model, for samples, conversations or log-probabilities by plain calls; ends it with the block.
 
     Args:
         config: what ``--config`` takes, or a complete configuration as commands have it, which leaves no room for other arguments.
         model: the actor.
-        data: what ``collector`` and ``evaluation`` draw from.
-        rewards: what judges there.
+        data: tasks for ``collector`` and ``evaluation``.
+        rewards: rewards for these.
         extensions: filters of groups.
-        agent: how an episode is played.
+        agent: plays the episodes.
         needs: the roles to load; default: the actor, and frozen roles that plugins ask for.
-        **settings: all else that a configuration has.
+        **settings: all other settings.
 
     Raises:
-        UserError: for settings or a model that cannot be used.
+        UserError: settings or the model cannot be used.
     """
     from rlhf_host.training.session import session as run
 

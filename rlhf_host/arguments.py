@@ -1,4 +1,4 @@
-"""Arguments of ``rlhf_host.train`` and its sisters as a tree of settings, and the objects that its names mean."""
+"""Arguments of ``rlhf_host.train`` and similar functions as a tree of settings, with the Python objects that names refer to."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Arguments:
 
     Args:
         named: the parameters, by the key they set; ``None``: not given.
-        settings: all else, by key or dotted key.
-        known: an earlier run's, for the objects that its settings name.
+        settings: all other settings, by key or dotted key.
+        known: arguments of an earlier run, for the objects that its settings name.
     """
 
     def __init__(self, named: Mapping[str, Any], settings: Mapping[str, Any], known: Arguments | None = None):
@@ -69,7 +69,7 @@ class Arguments:
         return [self._choice(kind, choice) for choice in (value if isinstance(value, list | tuple) else [value])]
 
     def _choice(self, kind: str, value: Any, alias: str | None = None) -> Any:
-        """The choice in the form of a file, a name in place of an object."""
+        """Returns the choice in the form of a file, with a name in place of an object."""
         if isinstance(value, Mapping):
             return {**value, **({"name": self._choice(kind, value["name"], alias)} if "name" in value else {})}
         if value is None or isinstance(value, str):
@@ -83,7 +83,7 @@ class Arguments:
 
 
 def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> None:
-    """Add nested values to others. Raises ``UserError`` for one that is there already."""
+    """Adds nested values to others. Raises ``UserError`` for one that exists already."""
     for key, value in values.items():
         inner = tree.get(key, {})
         if isinstance(value, Mapping) and isinstance(inner, dict):
@@ -96,7 +96,7 @@ def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> Non
 
 
 def _located(value: Any, path: tuple[str, ...]) -> Located:
-    """Settings as a file's tree has them; their places are dotted names."""
+    """Returns settings as a file's tree has them; their places are dotted names."""
     where = ".".join(path)
     if isinstance(value, Mapping):
         return Located({str(key): _located(item, (*path, str(key))) for key, item in value.items()}, where)
@@ -106,7 +106,7 @@ def _located(value: Any, path: tuple[str, ...]) -> Located:
 
 
 def _name_of(kind: str, value: Any) -> str:
-    """A name that flags can spell."""
+    """Returns a name that flags can spell."""
     if not callable(value) and not has_hooks(value):
         raise UserError(f"{kind}: {type(value).__name__} is neither a plugin's name nor an object with hooks")
     name = getattr(value, "__name__", None) or type(value).__name__
@@ -114,7 +114,7 @@ def _name_of(kind: str, value: Any) -> str:
 
 
 def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
-    """Rows in memory, or ``None`` for what names a source or is a section of settings."""
+    """Returns rows in memory, or None for a value that names a source or is a section of settings."""
     if isinstance(value, str | Path):
         return None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Commands to suggest: such that they work when pasted where this one was typed."""
+"""Commands for messages, in a form that works when pasted into the user's shell."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 
 def rlhf(*arguments: object) -> str:
-    """``rlhf`` with these arguments, quoted; its path where the shell would not find it, as in an environment that is not
-    activated."""
+    """Returns ``rlhf`` with these arguments, quoted. Its path is included if the shell would not find it, as in an environment
+    that is not activated.
+    """
     own = Path(sysconfig.get_path("scripts"), "rlhf")
     found = shutil.which("rlhf") == str(own) or not own.exists()
     program = "rlhf" if found else os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)

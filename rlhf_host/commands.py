@@ -1,8 +1,8 @@
-"""Public names with which commands of ``rlhf`` are made, those of other distributions too. Imports no torch.
+"""Public names for writing commands of ``rlhf``, in any distribution. Imports no torch.
 
 A command is a ``click.Command`` that an entry point in the group ``rlhf.commands`` names. ``rlhf --help`` shows the first
-sentence of its docstring, under the text of ``HELP_GROUP`` in its module; neither is imported for that. ``NAME.OTHER`` is the
-command ``rlhf NAME OTHER``, where ``NAME`` is a ``CommandGroup``.
+sentence of its docstring, under the text of ``HELP_GROUP`` in its module; neither is imported for the help. ``NAME.OTHER`` is
+the command ``rlhf NAME OTHER``, where ``NAME`` is a ``CommandGroup``.
 """
 
 from __future__ import annotations

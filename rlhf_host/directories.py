@@ -1,4 +1,4 @@
-"""Files and directories that appear and disappear whole, whenever the process is killed."""
+"""Files and directories that appear and disappear as a whole, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from rlhf_host.scratch import Scratch, remove_tree
 log = logging.getLogger(__name__)
 
 NO_ROOM = [*map(os.strerror, (errno.ENOSPC, errno.EDQUOT)), "PytorchStreamWriter failed", "inline_container"]
-"""In messages of whatever wrote, also in other processes or languages. Torch's own do not say more."""
+"""Texts in errors of a full disk, also from other processes or languages. Torch's own errors do not tell more."""
 TOO_LARGE = os.strerror(errno.EFBIG)
 NO_RIGHTS = [*map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM))]
 
 
 def packaged(inside: str, in_clone: str) -> Path:
-    """What a wheel has in the package under the name ``inside``, and a clone of the repository under another."""
+    """Returns a directory that a wheel has in the package under the name ``inside``, and a clone of the repository under
+    another.
+    """
     package = Path(__file__).parent
     path = package / inside
     return path if path.exists() else package.parent / in_clone
 
 
 def cache_directory() -> Path:
-    """What can be made again: ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``."""
+    """Returns the directory for files that can be made again: ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``."""
     return Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
 
 
 def fill_cache(path: Path, fill: Callable[[Path], None], is_whole: Callable[[], bool]) -> None:
-    """Make the directory ``path`` of the cache, whole or not at all, whoever else does the same.
+    """Makes the directory ``path`` of the cache, completely or not at all, even if other processes do the same.
 
     Args:
         fill: writes the files.
-        is_whole: whether ``path``, where it is there already, can be used; it is replaced otherwise.
+        is_whole: returns True if an existing ``path`` can be used; otherwise it is replaced.
 
     Raises:
-        UserError: when it cannot be written.
+        UserError: it cannot be written.
     """
     root = path.parent
     try:
@@ -66,8 +68,9 @@ def fill_cache(path: Path, fill: Callable[[Path], None], is_whole: Callable[[], 
 
 
 def content_hash(files: Iterable[Path]) -> str:
-    """sha256 over the names of these files and the hashes of their content, in order of their paths. Each is read once in a process
-    while its size and date stay the same."""
+    """Returns the sha256 over the names of these files and the hashes of their content, in order of their paths. A file is read
+    once per process as long as its size and date stay the same.
+    """
     facts = [(file, (known := file.stat()).st_size, known.st_mtime_ns) for file in sorted(files)]
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(lambda fact: _file_hash(*fact), facts))
@@ -82,8 +85,9 @@ def _file_hash(path: Path, size: int, modified: int) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write aside, sync, rename: readers see the old file or the new one. Behind a link the file is replaced. An ``OSError``
-    names ``path``. Raises ``UserError`` where something else than a file is."""
+    """Writes a temporary file, syncs and renames it: readers see the old file or the new one. If ``path`` is a link, its target
+    is replaced. An ``OSError`` names ``path``. Raises ``UserError`` if ``path`` is something other than a file.
+    """
     path = path.resolve() if path.is_symlink() else path
     if not path.name or (path.exists() and not path.is_file()):
         raise UserError(f"{path} is no file: give the name of one to write")
@@ -100,22 +104,22 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """``new_directory`` that ``fill`` writes at once."""
+    """Creates ``new_directory`` and fills it with ``fill`` at once."""
     with new_directory(path) as aside:
         fill(aside)
 
 
 @contextlib.contextmanager
 def new_directory(path: Path, *, like: Path | None = None, room: str = "make room there") -> Iterator[Path]:
-    """A hidden sibling of ``path`` to fill. At the end it is synced to disk and renamed; an older ``path`` is replaced last. After
-    a failure it is removed.
+    """Creates a hidden sibling of ``path`` to fill. At the end it is synced to disk and renamed; an older ``path`` is replaced
+    last. After a failure it is removed.
 
     Args:
-        like: a directory that needed as much space, for messages.
-        room: what to do when there is no space.
+        like: a directory that needed about as much space, for messages.
+        room: advice if there is no space.
 
     Raises:
-        RunError: it cannot be written, as on a full disk, whoever notices.
+        RunError: it cannot be written, as on a full disk, whichever code finds out.
     """
     from safetensors import SafetensorError
 
@@ -149,7 +153,7 @@ def new_directory(path: Path, *, like: Path | None = None, room: str = "make roo
 
 
 def _space(aside: Path, like: Path | None) -> str:
-    """What the disk of a directory has, and what the directory needs as far as that is known."""
+    """Returns the free space on a directory's disk, and the space that the directory needs, as far as known."""
     free = shutil.disk_usage(next(parent for parent in aside.parents if parent.exists())).free
     needed = max(_size(aside), 0 if like is None else _size(like))
     return f"its disk has {_amount(free)} free, and it needs {_amount(needed)} or more"
@@ -172,8 +176,9 @@ def _remedy(message: str, room: str) -> str:
 
 
 class Lines:
-    """Appends to a file. Lines that cannot be written, as on a full disk, are kept and written with the next ones; the file never
-    has a part of one."""
+    """Appends lines to a file. Lines that cannot be written, as on a full disk, are kept and written with the next ones; the
+    file never contains a part of one.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -191,7 +196,7 @@ class Lines:
             self._told = True
 
     def flush(self) -> None:
-        """Raises ``OSError`` where lines cannot be written."""
+        """Writes the lines. Raises ``OSError`` if they cannot be written."""
         if self._waiting:
             with self.path.open("ab", buffering=0) as file:
                 size, left = os.fstat(file.fileno()).st_size, memoryview(self._waiting)
@@ -206,7 +211,7 @@ class Lines:
 
 
 def remove_directory(path: Path) -> None:
-    """Rename first, so that a killed removal never leaves half a directory under its name."""
+    """Renames and then removes a directory, so that a killed removal never leaves half of it under its name."""
     if path.exists() or path.is_symlink():
         removed = path.with_name(f".{path.name}.removed")
         _remove(removed)
@@ -215,7 +220,7 @@ def remove_directory(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Of a link, the link alone."""
+    """Removes a file or directory; of a link, only the link."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -223,7 +228,7 @@ def _remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a directory's entries, are on disk."""
+    """Waits until a file, or a directory's entries, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
-    """Bad input. The command line prints the message and leaves with exit code 2, without a traceback."""
+    """Bad input. The command line prints the message and exits with code 2, without a traceback."""
 
 
 class PluginError(UserError):
@@ -17,15 +17,15 @@ class PluginError(UserError):
 
 
 class RunError(Exception):
-    """A run had to stop for a reason of its own (rewards failing, non-finite loss): exit code 1, no traceback."""
+    """The run had to stop for a reason inside it (rewards failing, non-finite loss): exit code 1, no traceback."""
 
 
 class DivergedError(RunError):
-    """The weights are of no use any more."""
+    """The weights became unusable."""
 
 
 class LostError(RunError):
-    """A process or machine of the run is gone, and what it held with it: the run can go on from its last checkpoint."""
+    """A process or machine of the run is gone, with its data: the run can go on from its last checkpoint."""
 
 
 def in_one_line(error: BaseException) -> str:
@@ -34,9 +34,9 @@ def in_one_line(error: BaseException) -> str:
 
 
 def asks_to_stop(error: BaseException) -> bool:
-    """Tell whether it is meant for whoever runs the code: an interrupt, or the end of a task or generator.
+    """Returns True if the exception is meant for whoever runs the code: an interrupt, or the end of a task or generator.
 
-    All else that a plugin raises is its failure: ``sys.exit``, and an exception of its own that is no ``Exception``.
+    Everything else that a plugin raises is its failure, including ``sys.exit`` and its own classes outside of ``Exception``.
     """
     from asyncio import CancelledError  # most that import this module need no event loop
 
@@ -44,14 +44,14 @@ def asks_to_stop(error: BaseException) -> bool:
 
 
 def first_line(error: object) -> str:
-    """Return the first line of an error that says something."""
+    """Return the first line of an error that has content."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def blaming(plugin: str, what: str) -> Iterator[None]:
-    """What a plugin raises in ``what`` becomes a ``RunError`` with its name; the project's own errors pass."""
+    """Turns what a plugin raises in ``what`` into a ``RunError`` with its name; the project's own errors pass unchanged."""
     try:
         yield
     except (UserError, RunError):
@@ -67,8 +67,9 @@ _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def visible(text: str) -> str:
-    r"""The text on one line with every control, direction and other invisible character escaped (``\n``, ``\x1b``): neither a
-    model nor a file must be able to move the cursor of whoever reads it."""
+    r"""Returns the text on one line with every control, direction and other invisible character escaped (`` ``, ``\x1b``):
+    neither a model nor a file must be able to move the reader's cursor.
+    """
     return "".join(_escape(char) if unicodedata.category(char) in _INVISIBLE else char for char in text)
 
 
@@ -78,11 +79,11 @@ def _escape(char: str) -> str:
 
 
 def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:
-    """``; did you mean 'a' or 'b'?``, or nothing."""
+    """Returns ``; did you mean 'a' or 'b'?``, or an empty text."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?" if close else ""
 
 
 def a(noun: str) -> str:
-    """The noun behind its article."""
+    """Returns the noun after its article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

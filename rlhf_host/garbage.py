@@ -1,7 +1,7 @@
-"""Python's garbage collector, kept off what a process has loaded.
+"""Python's garbage collector, kept away from objects that stay loaded.
 
-A full collection looks at every object there is. Where torch and transformers are loaded it takes a third of a second and finds
-nothing, every few seconds.
+A full collection visits every object. With torch and transformers loaded it takes a third of a second, every few seconds, and
+finds nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any
 
 
 def freeze() -> None:
-    """Leave what is alive now out of all later collections: for a process that is the run's own, once it has started."""
+    """Excludes all living objects from later collections: for a process that only runs this run, once it has started."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """``freeze`` for the body alone: the process may be a notebook's, whose models must be collected when they are dropped. In a
-    process where something is frozen already, nothing changes."""
+    """Does the same as ``freeze``, only inside the block: the process may be a notebook's, whose models must be collected when
+    they are dropped. If something is frozen already, nothing changes.
+    """
     if gc.get_freeze_count():
         yield
         return

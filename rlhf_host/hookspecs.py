@@ -30,10 +30,10 @@ Calls: TypeAlias = Literal["one", "each", "all", "chained", "summed", "and", "mu
 
 
 class Items:
-    """A list, or another iterable that has an order: of these types, or of what is checked where it is used.
+    """A list, or another ordered iterable: of these types, or of items that are checked when they are used.
 
     Args:
-        named: how messages call them.
+        named: name of the items in messages.
     """
 
     def __init__(self, named: str, *types: type):
@@ -45,26 +45,28 @@ class Items:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookRule:
-    """How the host calls a hook: of whom, where, and on which thread."""
+    """Rule by which the host calls a hook: for which plugins, where, and on which thread."""
 
     calls: Calls
     """``one``: at most one plugin implements it. ``each``: every result is used on its own. ``all``: all plugins are called. The
     others say how results are combined, in the order of selection."""
     where: Literal["controller", "worker"] = "controller"
     per: Literal["run", "agent"] = "run"
-    """What ``one`` refers to."""
+    """Thing that ``one`` refers to."""
     threaded: bool = False
     """Implementations that are not coroutines run in a thread pool, so they may block."""
     awaited: bool = False
-    """It may be a coroutine, or give another awaitable; so may threaded ones."""
+    """True if it may be a coroutine, or return another awaitable; threaded ones may too."""
     ahead: bool = False
-    """With ``async_depth`` it is called for later batches, beside the steps; so plugins with a state are refused there."""
+    """True if, with ``async_depth``, it is called for later batches beside the steps; so plugins with a state are refused
+    there.
+    """
     gives: tuple[type | str | Items | None, ...] = ()
-    """What an answer may be: types, ``None``, items, and tensors over the hook's batch, by shape. Empty: anything."""
+    """Allowed answers: types, ``None``, items, and tensors over the hook's batch, by shape. Empty: anything."""
 
     @property
     def reads(self) -> bool:
-        """An answer that comes one by one must be read to be checked."""
+        """True if an answer that comes one by one must be read to be checked."""
         return any(isinstance(kind, Items) and kind.types for kind in self.gives)
 
     def __call__(self, function: _Function) -> _Function:
@@ -83,13 +85,14 @@ RULES: dict[str, HookRule] = {}
 
 @hookspec(calls="each", gives=(Needs, None))
 def needs() -> Needs:
-    """What the plugin needs. Depends only on its options; called before any model or file is touched."""
+    """Return the plugin's needs. They depend only on its options; called before any model or file is touched."""
 
 
 @hookspec(calls="all")
 def check_run(config: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` for a run that the plugin cannot take part in, as far as settings and tokenizers say. Called before data
-    is read and models are loaded, also by ``--dry-run``. A role's tokenizer is loaded when it is asked for."""
+    """Raise ``UserError`` for a run that the plugin cannot take part in, as far as settings and tokenizers tell. Called before
+    data is read and models are loaded, also by ``--dry-run``. A role's tokenizer is loaded on first use.
+    """
 
 
 @hookspec(calls="all", awaited=True)
@@ -136,8 +139,9 @@ def draw_tasks(tasks: Sequence[Task], count: int, step: int) -> Sequence[int | T
 
 @hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Step,))
 def agent_reset(episode: Episode) -> Step | Awaitable[Step]:
-    """Start an episode. ``observation=None`` means the task's own prompt. An answer after ``rollout.step_timeout_s`` is too late:
-    the episode has failed; so it is for ``agent_step`` and ``agent_close``."""
+    """Start an episode. ``observation=None`` means the task's own prompt. An answer after ``rollout.step_timeout_s`` is too
+    late, and the episode has failed. This is also true for ``agent_step`` and ``agent_close``.
+    """
 
 
 @hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Step,))
@@ -147,13 +151,15 @@ def agent_step(episode: Episode, action: Action) -> Step | Awaitable[Step]:
 
 @hookspec(calls="one", per="agent", threaded=True, ahead=True)
 def agent_close(episode: Episode) -> Awaitable[None] | None:
-    """Release the episode's resources. Always called, also after a failure and after ``agent_run``; after a deadline or an
-    interrupt perhaps while a late call still runs in its thread."""
+    """Release the episode's resources. Always called, also after a failure and after ``agent_run``. After a deadline or an
+    interrupt, a late call may still be running in its thread.
+    """
 
 
 @hookspec(calls="one", per="agent", threaded=True, ahead=True, gives=(Items("trajectories"),))
 def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory]]:
-    """Run one episode. For agents that run their own loop, instead of reset and step. It has ``rollout.episode_timeout_s``.
+    """Run one episode. For agents that run their own loop, instead of reset and step. Its deadline is
+    ``rollout.episode_timeout_s``.
 
     Every sampled token may be an action in only one of the rows. A row may name the row from which it branched.
     """
@@ -173,7 +179,7 @@ def score(
 def keep_group(group: Group) -> bool | Drop:
     """Return ``True``, or ``Drop(reason)`` to drop the group. The host then draws another, up to a limit.
 
-    A group is asked about when it is over; if the plugin has ``state_dict``, in the order of the draws.
+    Called when a group is finished; if the plugin has ``state_dict``, in the order of the draws.
     """
 
 
@@ -189,8 +195,9 @@ def shape_rewards(experience: Experience) -> Tensor:
 
 @hookspec(calls="and", gives=("[B, T] bool", None))
 def loss_masks(experience: Experience) -> Tensor:
-    """Return ``[B, T]`` bool: the tokens that stay in the loss and its denominator. Where ``needs`` have a ``min_group_size``, rows
-    of smaller groups are left out by the host."""
+    """Return ``[B, T]`` bool: the tokens that stay in the loss and its denominator. If ``needs`` have a ``min_group_size``, the
+    host leaves out rows of smaller groups.
+    """
 
 
 # --- the learning signal ------------------------------------------------------------------------
@@ -217,13 +224,13 @@ def importance_weights(
     versions: Tensor,
     version: int,
 ) -> Tensor:
-    """Return detached weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked ``corrected``.
-    The weights of a row may depend on this row only.
+    """Return detached weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked
+    ``corrected``. The weights of a row may depend on this row only.
 
     ``old_logprobs`` is the trainer's log π_old and ``logprobs`` is that of this forward pass (equal with one update per batch).
-    Detach what you return. ``versions`` ``[B, T]`` are the versions that sampled the tokens; the step began with ``version``. Where
-    ``mask`` (the action tokens) is false, tensors may hold anything. Terms of shape ``[B]`` take only weights ``[B]``. Weights
-    that no term takes are an error.
+    Detach what you return. ``versions`` ``[B, T]`` are the versions that sampled the tokens; the step began with ``version``.
+    Where ``mask`` (the action tokens) is false, tensors may have any values. Terms of shape ``[B]`` take only weights ``[B]``.
+    Weights that no term uses are an error.
     """
 
 
@@ -231,10 +238,11 @@ def importance_weights(
 def make_rows(groups: Sequence[Group]) -> Sequence[Trajectory]:
     """Return the rows to train on: each belongs to one of the groups.
 
-    Of a data set, the groups are its units. A row may stay out of the loss (``loss_masks``); then only ``batch_statistics`` sees
-    it. In a run that samples, the groups are those that were kept, and ``Trajectory.reward`` is the one that advantages would be
-    computed from. The rows take the place of ``compute_advantages``: ``batch.advantages`` is ``None``, and a batch may be smaller
-    than what was sampled. Rows to compare get a common ``episode_id`` and ``columns``: change copies (``dataclasses.replace``).
+    For a data set, the groups are its units. A row may be left out of the loss (``loss_masks``); then only ``batch_statistics``
+    sees it. In a run that samples, the groups are those that were kept, and ``Trajectory.reward`` is the one that advantages
+    would be computed from. The rows take the place of ``compute_advantages``: ``batch.advantages`` is ``None``, and a batch may
+    be smaller than what was sampled. Rows to compare get a common ``episode_id`` and ``columns``: change copies
+    (``dataclasses.replace``).
     """
 
 
@@ -246,8 +254,9 @@ def batch_statistics(role: str, outputs: Outputs, batch: Batch) -> Iterable[Metr
 
 @hookspec(calls="each", where="worker", gives=(Items("LossTerm or Metric", LossTerm, Metric), None))
 def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
-    """Return unreduced loss terms and metrics of a micro-batch. Called for the roles that the plugin's ``needs`` have as trainable;
-    for the actor where they have none."""
+    """Return unreduced loss terms and metrics of a micro-batch. Called for the trainable roles of the plugin's ``needs``; for
+    the actor if there are none.
+    """
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -297,7 +306,7 @@ def log_trajectories(step: int, split: str, trajectories: Sequence[Trajectory]) 
 def state_dict() -> Mapping[str, Any]:
     """Return the state to save in a checkpoint: plain values, lists, dicts and tensors.
 
-    Called before the first step, and before and after ``step_finished``: whatever fails later, the step before can be saved.
+    Called before the first step, and before and after ``step_finished``: whatever fails later, the previous step can be saved.
     """
 
 

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for."""
+"""Public names of a package that are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is being done while there is nothing else to see: a line each on standard error, so that results can be piped."""
+"""Progress of slow work, one line each on standard error, so that results can be piped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def phase(text: str) -> None:
 
 @contextmanager
 def slow_phase(text: str) -> Iterator[None]:
-    """The line, where what is inside takes long."""
+    """Shows the line if the work inside takes long."""
     timer = threading.Timer(LONG_S, phase, [text])
     timer.daemon = True
     timer.start()
@@ -30,7 +30,9 @@ def slow_phase(text: str) -> Iterator[None]:
 
 
 def counted(items: Iterable[T], line: str, size: Callable[[T], int]) -> Iterator[T]:
-    """The items, with a line on standard error that goes when they end; ``{task.completed}`` in it is the sum of their sizes."""
+    """Yields the items, with a line on standard error that disappears when they end; ``{task.completed}`` in it is the sum of
+    their sizes.
+    """
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 

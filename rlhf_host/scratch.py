@@ -1,4 +1,4 @@
-"""Temporary directories that go with their process, however that ends."""
+"""Temporary directories that are removed with their process, however it ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from types import TracebackType
 
 YOUNG_S = 60.0
-"""A directory may be so old and not be locked yet."""
+"""Age in seconds below which a directory without a lock may be a new one."""
 
 
 class Scratch:
-    """A new directory ``prefix…`` in ``root``, that this process holds a lock on.
+    """A new directory ``prefix…`` in ``root``, locked by this process.
 
-    What killed processes left there under this prefix goes: their locks went with them. (Process numbers would not tell:
-    containers may share the place and not the numbers.)
+    Directories that killed processes left there under this prefix are removed: their locks are gone. (Process numbers would not
+    tell: containers may share the directory but not the numbers.)
     """
 
     def __init__(self, prefix: str, root: str | Path):
@@ -33,7 +33,7 @@ class Scratch:
         self._lock = lock(self.path)
 
     def close(self) -> None:
-        """Remove it; any number of times."""
+        """Removes it. May be called any number of times."""
         remove_tree(self.path)
         if self._lock is not None:
             os.close(self._lock)
@@ -47,7 +47,7 @@ class Scratch:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all that is in it, however deep; what cannot be removed stays."""
+    """Removes a folder and everything in it, however deep; what cannot be removed stays."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # a call per level
@@ -56,7 +56,7 @@ def remove_tree(path: Path) -> None:
 
 
 def lock(directory: Path) -> int | None:
-    """The open directory, locked; ``None`` where another process has the lock."""
+    """Returns the open directory, locked; None if another process has the lock."""
     opened = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

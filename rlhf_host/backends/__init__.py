@@ -1,1 +1,1 @@
-"""Backends do optimizer steps."""
+"""Backends, which make optimizer steps."""

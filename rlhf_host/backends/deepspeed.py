@@ -97,7 +97,7 @@ class DeepSpeed:
                 self.refuse(devices.get(name), 1 if name in devices else None, adapts=adapts, quantized=quantized)
 
     def refuse(self, device: str | None, ranks: int | None, *, adapts: bool, quantized: bool) -> None:
-        """Raises ``UserError`` for a role that cannot be trained so. ``None``: it is not known."""
+        """Raises ``UserError`` for a role that cannot be trained this way. None: unknown."""
         options = self.options
         if ranks is not None and ranks % options.zero_hpz_partition_size:
             raise UserError(

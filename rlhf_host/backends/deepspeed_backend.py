@@ -32,9 +32,9 @@ from rlhf_host.records.torch_files import OTHER, more_than_data
 class DeepSpeedBackend:
     """One role's DeepSpeed engine.
 
-    DeepSpeed averages gradients over ranks, and losses are shares of the whole batch's: each loss is multiplied by the number of
-    ranks, so that the average is the sum. The model is given whole, the same on every rank, and under stage 3 is in pieces
-    afterwards. torch's default process group has to be that of ``start.ranks``.
+    DeepSpeed averages gradients over ranks, and losses are shares of the whole batch's: each loss is multiplied by the number
+    of ranks, so that the average is the sum. At the start, every rank has the same whole model; stage 3 then splits it into
+    pieces. torch's default process group must be that of ``start.ranks``.
     """
 
     def __init__(self, plugin: DeepSpeed, start: BackendStart):
@@ -83,7 +83,7 @@ class DeepSpeedBackend:
         self.engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
 
     def step(self) -> StepResult:
-        """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
+        """Clips, then makes a step, unless a gradient is not finite: then weights and schedule do not change."""
         rate = learning_rate(self.role, self.updates, self.total_updates, self.lr)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -102,7 +102,7 @@ class DeepSpeedBackend:
         return StepResult(norm, rate, applied=applied)
 
     def discard(self) -> None:
-        """As DeepSpeed does itself after an overflow, but without touching the loss scale."""
+        """Drops gradients as DeepSpeed does after an overflow, but without touching the loss scale."""
         optimizer = self.engine.optimizer
         if self.options.zero_stage == 0:
             self.engine.zero_grad()
@@ -122,17 +122,17 @@ class DeepSpeedBackend:
         return self.options.model_dump(include={"zero_stage", "precision", "autotp_size"}) | {"ranks": self.ranks.size}
 
     def save(self, directory: Path) -> None:
-        """DeepSpeed's own checkpoint, a file per rank, written at once: training waits for its writer."""
+        """Writes DeepSpeed's own checkpoint, a file per rank, at once: training waits for its writer."""
         state = {"updates": self.updates, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
         self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
         if self._first:
             (directory / SHAPE).write_text(json.dumps(self._shape))
 
     def load(self, directory: Path) -> None:
-        """Raises ``UserError`` when another backend or precision wrote the checkpoint, or when it holds more than data.
+        """Loads a checkpoint. Raises ``UserError`` if another backend or precision wrote it, or if it holds more than data.
 
-        Another number of ranks is fine, and so is stage 1 for 2 and 2 for 1, but nothing else where AutoTP splits layers: the
-        checkpoint goes through DeepSpeed's universal form then, once more on the disk.
+        Another number of ranks is accepted, and stage 1 for 2 or 2 for 1: the checkpoint is then converted to DeepSpeed's
+        universal form, which takes its size once more on the disk. If AutoTP splits layers, nothing may differ.
         """
         saved = read_shape(directory)
         for name in self._fixed(saved):
@@ -164,7 +164,7 @@ class DeepSpeedBackend:
         self.updates = int(state["updates"])
 
     def _fixed(self, saved: dict[str, Any]) -> list[str]:
-        """What of a checkpoint's shape must be this run's."""
+        """Returns the properties of a checkpoint that must be this run's."""
         if self.options.autotp_size > 1:
             return list(self._shape)
         alike = {saved.get("zero_stage"), self.options.zero_stage} <= {1, 2}
@@ -185,7 +185,7 @@ class DeepSpeedBackend:
         if problem == "":
             raise more_than_data(directory)
         if problem is not None:
-            raise RunError(f"{directory} cannot be made fit for {self.ranks.size} ranks: {problem}")
+            raise RunError(f"{directory} cannot be converted for {self.ranks.size} ranks: {problem}")
         self.engine._config.load_universal_checkpoint = True
         try:
             loaded = self.engine.load_checkpoint(str(converted), tag=TAG)
@@ -211,7 +211,7 @@ class DeepSpeedBackend:
         return copy_model(self.model, directory, whole) if self._first else None  # type: ignore[arg-type]
 
     def weights(self, bucket_bytes: int) -> Buckets:
-        """All weights in buckets; where they are in pieces, a bucket's worth is whole at a time."""
+        """Yields all weights in buckets; if they are in pieces, one bucket is whole at a time."""
         if self.options.autotp_size > 1:
             return in_buckets(_joined(self.model), bucket_bytes)
         if self.options.zero_stage == 3:
@@ -219,7 +219,7 @@ class DeepSpeedBackend:
         return in_buckets(named_weights(self.model), bucket_bytes)
 
     def _fetched(self, bucket_bytes: int) -> Buckets:
-        """Stage 3: only rank 0 keeps what all of them fetch."""
+        """Fetches weights under stage 3; only rank 0 keeps what all ranks fetch."""
         names: dict[Any, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
@@ -238,7 +238,7 @@ class DeepSpeedBackend:
             yield buffers if self._first else []
 
     def _whole(self, parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
-        """Inside, these are whole on every rank."""
+        """Makes these weights whole on every rank, inside the block."""
         if self.options.zero_stage < 3:
             return contextlib.nullcontext()
         import deepspeed
@@ -248,11 +248,11 @@ class DeepSpeedBackend:
 
     @property
     def _first(self) -> bool:
-        """Whether this process writes for all; with AutoTP there are several of rank 0."""
+        """True if this process writes for all; with AutoTP several processes have rank 0."""
         return dist.get_rank() == 0
 
     def offload(self) -> None:
-        """Move weights and optimizer state to CPU memory until ``reload``, but for what is there already."""
+        """Moves weights and optimizer state to CPU memory until ``reload``, except those that are there already."""
         if self._stays:
             return
         include = None
@@ -276,7 +276,7 @@ class DeepSpeedBackend:
 
     @property
     def _by_hand(self) -> bool:
-        """At stage 3 DeepSpeed moves optimizer state only of its own Adam."""
+        """True if the optimizer state must be moved by hand: at stage 3 DeepSpeed moves only that of its own Adam."""
         return self.options.zero_stage == 3 and self.options.optimizer == "torch" and self.options.offload_optimizer == "none"
 
     def _move_optimizer(self, device: torch.device) -> None:
@@ -288,7 +288,7 @@ class DeepSpeedBackend:
 
 
 class _Passes(nn.Module):
-    """What DeepSpeed takes for the model: a pass is whatever function it is called with."""
+    """Model for DeepSpeed: its pass is the function it is called with."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -300,17 +300,17 @@ class _Passes(nn.Module):
 
 
 class _Head(nn.Module):
-    """Where the head's weights are used; they are its external parameters."""
+    """Module where the head's weights are used; they are its external parameters."""
 
     def forward(self, compute: Callable[[Tensor], Tensor], places: Tensor) -> Tensor:
         return compute(places)
 
 
 def _inside(module: nn.Module, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-    """``compute(*inputs)`` as the module's forward pass.
+    """Runs ``compute(*inputs)`` as the module's forward pass.
 
-    The tensors it gives leave the module as one: stage 3 fetches weights for the backward pass of every output by which a
-    gradient comes in, and ranks whose losses use different outputs would fetch at different times.
+    Its tensors leave the module as one. Stage 3 fetches weights for the backward pass of every output that gets a gradient, and
+    ranks whose losses use different outputs would fetch at different times.
     """
     results: Tensors = {}
 
@@ -326,7 +326,7 @@ def _inside(module: nn.Module, compute: Callable[..., Tensors], *inputs: Tensor)
 
 
 def _units(model: nn.Module, parameters: Iterable[Any]) -> list[list[Any]]:
-    """The parameters, those that are merged with each other together."""
+    """Returns the parameters; those that are merged with each other come together."""
     layers = adapter_layers(model) if has_adapters(model) else []
     owners = {parameter: layer for _, layer in layers for parameter in layer.parameters()}
     units: dict[Any, list[Any]] = {}
@@ -341,7 +341,7 @@ def _buffers(model: nn.Module) -> Bucket:
 
 
 def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model that AutoTP has split, one module's at a time."""
+    """Yields the weights of a model that AutoTP has split, one module's at a time."""
     from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
     for prefix, module in model.named_modules():

@@ -30,7 +30,7 @@ def read_shape(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def data_only() -> Iterator[None]:
-    """DeepSpeed loads checkpoints in the way that lets them run code; meanwhile PyTorch overrules it."""
+    """Overrules DeepSpeed, which loads checkpoints in a way that lets them run code, inside the block."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -46,7 +46,7 @@ def data_only() -> Iterator[None]:
 
 
 def convert(source: Path, target: Path) -> None:
-    """DeepSpeed's universal checkpoint: a file per parameter, for any number of ranks. Stage 3 has a form of its own."""
+    """Converts to DeepSpeed's universal checkpoint: a file per parameter, for any number of ranks. Stage 3 has its own form."""
     from deepspeed.checkpoint.ds_to_universal import main
 
     arguments = {"input_folder": str(source), "output_folder": str(target), "strict": True}

@@ -17,7 +17,7 @@ from rlhf_host.protocols import Ranks
 
 
 def configuration(options: DeepSpeed.Options, role: RoleConfig) -> dict[str, Any]:
-    """DeepSpeed's configuration. One row per micro-batch stands for all: batches are counted and weighed by the host."""
+    """Returns DeepSpeed's configuration. It names one row per micro-batch for all: the host counts and weights batches."""
     zero = {"stage": options.zero_stage} | options.model_dump(include={"reduce_bucket_size", "allgather_bucket_size"})
     if options.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -56,7 +56,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_parts(options: DeepSpeed.Options, ranks: Ranks) -> None:
-    """Raises ``UserError`` where AutoTP would split a model over other processes than there are."""
+    """Raises ``UserError`` if AutoTP would split a model over other processes than there are."""
     if options.autotp_size != ranks.parts:
         raise UserError(
             f"autotp_size {options.autotp_size} splits a model over so many processes, but here one has all of it: use"
@@ -65,7 +65,7 @@ def refuse_parts(options: DeepSpeed.Options, ranks: Ranks) -> None:
 
 
 def enter_group(ranks: Ranks, device: torch.device) -> None:
-    """torch's default group and the environment, as DeepSpeed wants to find them."""
+    """Prepares torch's default group and the environment as DeepSpeed expects them."""
     processes = ranks.size * ranks.parts
     if not dist.is_initialized():
         if processes > 1:

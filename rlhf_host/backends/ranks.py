@@ -1,4 +1,4 @@
-"""Ranks: the processes that train one group of roles together, and which rows each of them has."""
+"""Ranks: the processes that train one group of roles together, and the rows of each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from rlhf_host.backends.weights import pieces
 
 BUCKET_BYTES = 2**26
-"""Gradients are summed in flat pieces of about this size."""
+"""Approximate size of the flat pieces in which gradients are summed."""
 
 
 class TorchRanks:
-    """One process alone unless ``join``ed; every method is collective: all processes call it, in the same order.
+    """One process alone unless ``join`` was called. Every method is collective: all processes call it, in the same order.
 
-    A data-parallel rank has rows of its own. Mostly it is one process; where ``parts`` neighbouring processes hold one copy of the
-    model between them (tensor parallelism), they are one rank, and all of them work on its rows.
+    A data-parallel rank has its own rows. Mostly it is one process. If ``parts`` neighbouring processes together hold one copy
+    of the model (tensor parallelism), they are one rank, and all of them work on its rows.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None, *, part: int = 0, parts: int = 1):
@@ -39,7 +39,7 @@ class TorchRanks:
         backend: str = "gloo",
         timeout_s: float = 1800.0,
     ) -> TorchRanks:
-        """Meet the others at ``address:port``, where process 0 listens. The group is torch's default one."""
+        """Connects to the others at ``address:port``, where process 0 listens. The group is torch's default one."""
         if processes == 1:
             return cls()
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -50,7 +50,7 @@ class TorchRanks:
         return cls(process // parts, processes // parts, dist.group.WORLD, part=process % parts, parts=parts)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in rank order."""
+        """Returns every process's value, in rank order."""
         if self.processes == 1:
             return [value]
         values: list[Any] = [None] * self.processes
@@ -58,7 +58,7 @@ class TorchRanks:
         return values
 
     def sum_(self, tensors: list[Tensor]) -> None:
-        """Replace each tensor by its sum over processes."""
+        """Replaces each tensor by its sum over processes."""
         if self.processes == 1:
             return
         for bucket in pieces(tensors, lambda tensor: tensor.nbytes, BUCKET_BYTES):

@@ -20,7 +20,9 @@ from rlhf_host.records.torch_files import OTHER, load_data
 
 
 def learning_rate(role: RoleConfig, update: int, total_updates: int, peak: float) -> float:
-    """The rate of update ``update`` (from 0): linear warm-up to ``peak``, then the schedule down to ``min_lr_ratio·peak``."""
+    """Returns the rate of update ``update`` (from 0): linear warm-up to ``peak``, then the schedule down to
+    ``min_lr_ratio·peak``.
+    """
     if update < role.warmup_steps:
         return peak * (update + 1) / role.warmup_steps
     if role.schedule == "constant":
@@ -32,7 +34,7 @@ def learning_rate(role: RoleConfig, update: int, total_updates: int, peak: float
 
 
 def decayed_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups. Norms and biases are vectors: decaying them is never meant."""
+    """Returns optimizer groups. Norms and biases are vectors and are never decayed."""
     decayed = [p for p in parameters if p.dim() > 1]
     plain = [p for p in parameters if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -40,13 +42,13 @@ def decayed_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """Of all gradients together, before clipping."""
+    """Returns the norm of all gradients together, before clipping."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
 
 
 class TorchBackend:
-    """``start.model`` has trainable parameters in fp32: bf16 weights would swallow small updates."""
+    """Backend for ``start.model``, whose trainable parameters are fp32: bf16 weights would lose small updates."""
 
     exact = True
 
@@ -67,7 +69,7 @@ class TorchBackend:
         loss.backward()
 
     def step(self) -> StepResult:
-        """Clip, then step, unless a gradient is not finite: then the weights and the schedule stay where they are."""
+        """Clips, then makes a step, unless a gradient is not finite: then weights and schedule do not change."""
         rate = learning_rate(self.role, self.updates, self.total_updates, self.lr)
         self._sum_gradients()
         norm_tensor = gradient_norm(self.parameters)
@@ -129,7 +131,7 @@ class TorchBackend:
         return in_buckets(named_weights(self.model), bucket_bytes)
 
     def offload(self) -> None:
-        """Nothing is moved."""
+        """Does nothing: everything stays on the device."""
 
     def reload(self) -> None:
-        """Undo ``offload``."""
+        """Reverses ``offload``."""

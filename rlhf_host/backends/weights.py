@@ -1,4 +1,4 @@
-"""A model's weights on their way elsewhere: named as in its state dict, in buckets."""
+"""A model's weights for other processes: named as in its state dict, in buckets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 
 def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Parameters and persistent buffers by every name they have: a tied head is named too, or an engine keeps its old one.
+    """Yields parameters and persistent buffers under every name they have. A tied head is named too, because an engine would
+    keep its old one otherwise.
 
-    Adapters are merged into them and 4 bits widened, one by one as they are asked for; the model does not change.
+    Adapters are merged and 4-bit weights widened one by one, on demand; the model does not change.
     """
     names = set(model.state_dict())
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -26,17 +27,17 @@ def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 
 def adapter_buckets(model: nn.Module, bucket_bytes: int) -> Iterator[Bucket]:
-    """The trained adapter alone, for engines that have the base."""
+    """Yields the trained adapter alone, for engines that have the base."""
     return in_buckets(engine_weights(model), bucket_bytes)
 
 
 def in_buckets(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Bucket]:
-    """Pieces of about ``bucket_bytes``, each of one tensor at least."""
+    """Yields pieces of about ``bucket_bytes``, each with at least one tensor."""
     return pieces(weights, lambda weight: weight[1].nbytes, bucket_bytes)
 
 
 def pieces(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """The items in lists of sizes up to ``limit``; one that is larger has a list of its own."""
+    """Yields the items in lists of sizes up to ``limit``; a larger item has its own list."""
     piece: list[T] = []
     total = 0
     for item in items:

@@ -1,1 +1,1 @@
-"""Tasks: where they come from, how prompts are rendered, in which order they are drawn."""
+"""Tasks: their sources, the rendering of prompts, and the order in which they are drawn."""

@@ -36,9 +36,10 @@ class ArithmeticTasks:
 
 
 def split_problems(digits: int, operations: str, held_out: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """``(prompt, label)`` pairs for training and those held out, disjoint, each in a shuffled order that is always the same.
+    """Returns ``(prompt, label)`` pairs for training and held-out pairs, disjoint, each in a shuffled order that is always the
+    same.
 
-    Raises ``UserError`` when fewer problems are left for training than are held out.
+    Raises ``UserError`` if fewer problems are left for training than are held out.
     """
     numbers = range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
     problems = [
@@ -51,7 +52,7 @@ def split_problems(digits: int, operations: str, held_out: int) -> tuple[list[tu
 
 
 def character_tokenizer() -> Any:
-    """A ``PreTrainedTokenizerFast`` with one token per character, ``<pad>``, ``<eos>``, and no chat template."""
+    """Returns a ``PreTrainedTokenizerFast`` with one token per character, ``<pad>``, ``<eos>``, and no chat template."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 

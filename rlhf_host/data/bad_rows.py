@@ -1,4 +1,4 @@
-"""What is wrong with rows: said with the place, or counted; and how their values are looked up."""
+"""Problems of rows, reported with their place or counted; and lookup of values in rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from rlhf_host.errors import UserError, near_matches
 
 LONGEST_TEXT = 1_000_000
-"""Characters of a message: a tokenizer takes seconds and hundreds of megabytes for as many."""
+"""Maximum characters of a text in a message. A tokenizer takes seconds and hundreds of megabytes for longer ones."""
 
 
 class Malformed(Exception):
-    """What is wrong with a row, or with the ``whole`` source; the place is added where it is known."""
+    """A problem of a row, or of the ``whole`` source; the place is added by the caller that knows it."""
 
     def __init__(self, problem: str, whole: bool = False):
         super().__init__(problem)
@@ -24,7 +24,7 @@ class Malformed(Exception):
 
 @dataclass(slots=True)
 class BadRows:
-    """The rows that were left out, or the error that the first of them is."""
+    """Collection of rows that were left out, or the error for the first of them."""
 
     where: Callable[[int], str]
     stops: bool
@@ -36,7 +36,7 @@ class BadRows:
         return self.reasons.total()
 
     def add(self, index: int, fault: Malformed) -> None:
-        """Count a row. Raises ``UserError`` with its place where bad rows stop, or where the whole source is at fault."""
+        """Counts a row. Raises ``UserError`` with its place if bad rows end the run, or if the whole source is at fault."""
         place = f"{self.where(index)}: {fault}"
         if self.stops or fault.whole:
             raise UserError(place if fault.whole else f"{place} (data.on_bad_row skip leaves such rows out)") from None
@@ -49,7 +49,9 @@ MISSING = object()
 
 
 def look_up(row: Mapping[str, Any], key: str) -> Any:
-    """The column, or what dots lead to inside one: ``reward_model.ground_truth``. ``MISSING``: there is none."""
+    """Returns the column, or the value that a dotted path leads to: ``reward_model.ground_truth``. Returns ``MISSING`` if there
+    is none.
+    """
     if key in row:
         return row[key]
     head, dot, rest = key.partition(".")

@@ -1,4 +1,4 @@
-"""Prompts as tokens: chat templates and own templates."""
+"""Prompts as tokens: chat templates and templates of the user's own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlhf_host.records.episodes import Message
 def render_prompt(
     prompt: str | Sequence[Message], tokenizer: Any, system_prompt: str | None = None, template: str | None = None
 ) -> list[int]:
-    """One prompt's token ids, ready for the model to go on from. See ``render_prompts``."""
+    """Returns one prompt's token ids, ready for the model to continue. See ``render_prompts``."""
     return render_prompts([prompt], tokenizer, system_prompt, template)[0]
 
 
 def render_prompts(
     prompts: Sequence[str | Sequence[Message]], tokenizer: Any, system_prompt: str | None = None, template: str | None = None
 ) -> list[list[int]]:
-    """Token ids of each prompt. See ``Prompts``."""
+    """Returns the token ids of each prompt. See ``Prompts``."""
     rendering = Prompts(tokenizer, system_prompt, template)
     return encode_prompts([rendering.text(prompt) for prompt in prompts], tokenizer, chat=rendering.chat)
 
@@ -32,9 +32,9 @@ def render_prompts(
 class Prompts:
     """Renders prompts for one tokenizer.
 
-    A ``template`` of ``None`` means the tokenizer's chat template where it has one, else plain text; ``none`` means plain text;
-    anything else is a text in which ``{prompt}`` is replaced (other braces stay as they are). A system prompt becomes the
-    first message, or the first paragraph of plain text; a prompt that brings its own system message keeps that one.
+    A ``template`` of ``None`` means the tokenizer's chat template if it has one, else plain text; ``none`` means plain text;
+    anything else is a text in which ``{prompt}`` is replaced (other braces stay as they are). A system prompt becomes the first
+    message, or the first paragraph of plain text; a prompt with its own system message keeps that one.
 
     A chat template writes the beginning-of-sequence token itself, so its text is tokenised without special tokens: otherwise
     there would be two of them. Plain text gets what the tokenizer adds, except an end-of-sequence token.
@@ -50,14 +50,14 @@ class Prompts:
         self.rendered = Rendered(self.writer)
 
     def text(self, prompt: str | Sequence[Message], beside: RowContext = NOTHING, *, as_it_is: bool = False) -> str:
-        """A prompt as the text that ``encode_prompts`` takes.
+        """Returns a prompt as the text that ``encode_prompts`` takes.
 
-        Raises ``UserError`` for a conversation without a chat template, for what the template refuses or leaves out, and for what
-        is rendered already.
+        Raises ``UserError`` for a conversation without a chat template, for messages that the template refuses or leaves out,
+        and for prompts that are already rendered.
 
         Args:
             beside: the row's own system message, tools and values for the template.
-            as_it_is: the prompt writes its turns itself, so a chat template is not used.
+            as_it_is: the prompt contains its turns already, so no chat template is used.
         """
         system = beside.system or self._system_prompt
         texts = [prompt] if isinstance(prompt, str) else [text_of(message.get("content")) for message in prompt]
@@ -83,13 +83,13 @@ class Prompts:
 
 
 def encode_prompts(texts: Sequence[str], tokenizer: Any, *, chat: bool) -> list[list[int]]:
-    """Token ids of rendered prompts; ``chat`` says that a chat template wrote them."""
+    """Returns the token ids of rendered prompts; ``chat`` is True if a chat template wrote them."""
     encoded = encode(texts, tokenizer, special=not chat)
     return encoded if chat else [trim(text, ids, tokenizer) for text, ids in zip(texts, encoded, strict=True)]
 
 
 def trim(text: str, ids: list[int], tokenizer: Any) -> list[int]:
-    """The tokens of a prompt without the end, and the second beginning, that the tokenizer added."""
+    """Returns the tokens of a prompt without the end, and the second beginning, that the tokenizer added."""
     if ids and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
         ids = ids[:-1]
     if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
@@ -98,7 +98,7 @@ def trim(text: str, ids: list[int], tokenizer: Any) -> list[int]:
 
 
 def conversation(prompt: str | Sequence[Message], system_prompt: str | None) -> list[Message]:
-    """A text as a user's message; the system prompt first, unless the messages bring their own."""
+    """Returns a text as a user's message, after the system prompt, unless the messages have their own."""
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system_prompt and messages[0]["role"] != "system":
         return [{"role": "system", "content": system_prompt}, *messages]
@@ -123,7 +123,7 @@ def _plain(prompt: str | Sequence[Message], system_prompt: str | None, template:
 
 
 def encode(texts: Sequence[str], tokenizer: Any, *, special: bool) -> list[list[int]]:
-    """Token ids of each text; ``special``: with the tokens that the tokenizer adds by itself."""
+    """Returns the token ids of each text; ``special``: with the tokens that the tokenizer adds by itself."""
     if not texts:
         return []
     try:

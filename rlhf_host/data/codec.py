@@ -1,8 +1,8 @@
 """Chat messages as tokens, and sampled tokens as messages.
 
-A conversation is rendered by the chat template once, where it begins. What follows an answer is found by the *marker delta*: the
-template renders a conversation with a marker in place of the answer, and only the text behind the marker is tokenised. So sampled
-tokens are never decoded and tokenised again, and it does not matter what a template does to earlier turns.
+The chat template renders a conversation once, at its beginning. The tokens after an answer are found by the *marker delta*: the
+template renders a conversation with a marker in place of the answer, and only the text after the marker is tokenised. So
+sampled tokens are never decoded and tokenised again, and it does not matter what a template does to earlier turns.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rlhf_host.records.messages import Reply, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class _Junction:
-    """Where an answer ends and new text begins: a special token's text and id, and all text from there on."""
+    """Place where an answer ends and new text begins: a special token's text and id, and all text from there on."""
 
     stop: str
     stop_id: int
     text: str
     closes: bool
-    """The token ends the answer; otherwise it already opens the next turn."""
+    """True if the token ends the answer; otherwise it opens the next turn."""
     header: int
     """Length of the template's own text before the first new content."""
 
 
 class ChatCodec:
-    """Messages to tokens and back, for one tokenizer and its chat template, or for plain text.
+    """Converts messages to tokens and back, for one tokenizer and its chat template, or for plain text.
 
     Args:
-        template: as ``data.template``: ``None``: the tokenizer's chat template, if it has one.
-        system_prompt: for conversations without one.
+        template: as ``data.template``; None: the tokenizer's chat template, if it has one.
+        system_prompt: used for conversations without one.
         tool_format: how the model writes tool calls: ``auto``, ``none``, or a name of ``tool_formats.FORMATS``.
         stop_ids: tokens that end an answer, beside the tokenizer's end of sequence and the chat template's own.
 
@@ -61,7 +61,7 @@ class ChatCodec:
         self.chat = uses_chat_template(tokenizer, template)
         known = ("auto", "none", *tool_formats.FORMATS)
         if tool_format not in known:
-            raise UserError(f"rollout.tool_format {tool_format!r} is none of {', '.join(known)}")
+            raise UserError(f"rollout.tool_format {tool_format!r} is not one of {', '.join(known)}")
         self._own = getattr(tokenizer, "response_template", None) if tool_format == "auto" else None
         self.tool_format = tool_format
         if tool_format == "auto":
@@ -78,8 +78,9 @@ class ChatCodec:
     # --- messages to tokens ---------------------------------------------------------------------
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """The tokens of a conversation that begins here, ready for an answer. Raises ``EpisodeFailed`` for what the chat template
-        refuses or leaves out."""
+        """Returns the tokens of a new conversation, ready for an answer. Raises ``EpisodeFailed`` for messages that the chat
+        template refuses or leaves out.
+        """
         if not self.chat:
             said = [{**message, "content": text_of(message.get("content"))} for message in messages]
             if any("tool_calls" in message or message["role"] == "tool" for message in said) or tools:
@@ -92,18 +93,18 @@ class ChatCodec:
         return encode([text], self.tokenizer, special=False)[0]
 
     def delta(self, last: Message, new: Sequence[Message], sampled: Sequence[int], *, tools: Tools | None = None) -> list[int]:
-        """The tokens to append after an answer, so that the policy can give the next one.
+        """Returns the tokens to append after an answer, so that the policy can give the next one.
 
-        They are what the chat template writes after an assistant's message: the rest of its turn's ending, ``new``, and the opening
-        of the next assistant turn. Where the answer ended by itself, its last token stands in place of the template's ending.
-        Without a chat template they are the texts of ``new`` alone.
+        These tokens are what the chat template writes after an assistant's message: the rest of its turn's ending, ``new``, and
+        the opening of the next assistant turn. If the answer ended by itself, its last token replaces the template's ending.
+        Without a chat template they are only the texts of ``new``.
 
         Args:
             last: the answer as a message, ``tool_calls`` included.
-            new: what was said since; no assistant's messages.
+            new: messages since the answer; none of the assistant's.
             sampled: the answer's tokens.
 
-        Raises ``EpisodeFailed`` for what the chat template refuses or leaves out, naming it.
+        Raises ``EpisodeFailed`` for messages that the chat template refuses or leaves out, naming them.
         """
         for message in new:
             text = text_of(message.get("content"))
@@ -131,7 +132,7 @@ class ChatCodec:
         return ids if keeps else ids[1:]
 
     def rewrites(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools | None = None) -> bool:
-        """Whether the chat template writes ``messages``, which end with an answer, otherwise once ``new`` follow."""
+        """Returns True if the chat template writes ``messages``, which end with an answer, differently once ``new`` follow."""
         if not self.chat:
             return False
         shape = json.dumps([[_shape(message) for message in part] for part in (messages, new)] + [bool(tools)])
@@ -154,8 +155,9 @@ class ChatCodec:
         tools: Tools | None = None,
         finish_reason: FinishReason = "stop",
     ) -> Reply:
-        """An answer as a message: content, reasoning and, where there are ``tools``, calls. What cannot be read, such as calls that
-        are no JSON, stays text in ``content``, and ``problems`` says so."""
+        """Returns an answer as a message: content, reasoning and, if there are ``tools``, calls. Parts that cannot be read,
+        such as calls that are not JSON, stay text in ``content`` and are listed in ``problems``.
+        """
         ids = list(sampled)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
@@ -201,11 +203,11 @@ class ChatCodec:
 
     @property
     def reads_calls(self) -> bool:
-        """Whether ``parse`` can find calls."""
+        """True if ``parse`` can find calls."""
         return bool(self._own) or self.tool_format != "none"
 
     def check(self, tools: Tools | None = None) -> None:
-        """Raise ``UserError`` for a chat template in which no conversation of several turns, or none with ``tools``, can go on."""
+        """Raises ``UserError`` for a chat template in which conversations of several turns, or with ``tools``, cannot go on."""
         if not self.chat:
             return
         said: Message = {"role": "assistant", "content": "a"}
@@ -258,7 +260,7 @@ class ChatCodec:
         return _Junction(stop, first[1], text[first[0] :], own is not None and own[1] == first[1], header - first[0])
 
     def _ending(self, last: Message, tools: Tools | None) -> str:
-        """What the template writes after an answer of this shape when nothing follows."""
+        """Returns what the template writes after an answer of this shape if nothing follows."""
         shape = json.dumps([_shape(last), bool(tools)])
         if shape not in self._endings:
             written = self._told(lambda: self._write(self._opened(last), False, tools))
@@ -269,7 +271,9 @@ class ChatCodec:
         return self._endings[shape]
 
     def _behind(self, written: str) -> str:
-        """What follows the answer's mark; a special token that quotes the mark, as in Gemma's calls, belongs to it."""
+        """Returns the text after the answer's mark. A special token that quotes the mark, as in Gemma's calls, belongs to the
+        mark.
+        """
         before, mark, behind = written.rpartition(self._mark + "-a")
         if not mark:
             raise EpisodeFailed(
@@ -280,7 +284,7 @@ class ChatCodec:
         return behind.removeprefix(quote) if quote and before.endswith(quote) else behind
 
     def _opened(self, last: Message) -> list[Message]:
-        """A conversation that ends with the answer, whose last words are a mark."""
+        """Returns a conversation that ends with the answer, whose last words are a mark."""
         mark = self._mark + "-a"
         answer: Message = {"role": "assistant", "content": mark}
         if calls := last.get("tool_calls"):
@@ -293,7 +297,7 @@ class ChatCodec:
         return [{"role": "user", "content": "x"}, answer]
 
     def _hold(self, new: Sequence[Message], text: str) -> None:
-        """Raises ``EpisodeFailed`` where the text of a message is not in what the template wrote, in order."""
+        """Raises ``EpisodeFailed`` if the text of a message is missing in the template's output, or out of order."""
         place = 0
         for message in new:
             words = text_of(message.get("content")).strip()
@@ -310,7 +314,7 @@ class ChatCodec:
 
     @property
     def _opening(self) -> str:
-        """What the template writes before an answer."""
+        """Text that the template writes before an answer."""
         if self._begins is None:
             messages: list[Message] = [{"role": "user", "content": self._mark}]
             before = self._told(lambda: self._write(messages, False, None)) if self.chat else ""
@@ -319,7 +323,7 @@ class ChatCodec:
         return self._begins
 
     def _first_special(self, text: str) -> tuple[int, int, int] | None:
-        """Place, id and length of the first special token in a text."""
+        """Returns place, id and length of the first special token in a text."""
         if self._specials is None:
             added = getattr(self.tokenizer, "added_tokens_decoder", {})
             self._specials = {token.content: number for number, token in added.items() if token.special}
@@ -342,7 +346,7 @@ class ChatCodec:
 
     @staticmethod
     def _told(work: Any) -> Any:
-        """What a template refuses fails one episode, not the run."""
+        """Turns the template's refusal into a failure of one episode, not of the run."""
         try:
             return work()
         except UserError as error:
@@ -350,7 +354,7 @@ class ChatCodec:
 
 
 def text_of(content: Any) -> str:
-    """A message's content as one text. Raises ``EpisodeFailed`` for what is no text."""
+    """Returns a message's content as one text. Raises ``EpisodeFailed`` for content that is not text."""
     try:
         return contents.text_of(content)
     except UserError as error:
@@ -368,7 +372,7 @@ def _template_text(tokenizer: Any) -> str:
 
 
 def _shape(message: Message) -> list[Any]:
-    """All of a message on which the form of what a template writes depends."""
+    """Returns everything in a message that affects the form of the template's output."""
     calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
     return [message.get("role"), bool(text_of(message.get("content"))), bool(reasoning_of(message)), calls]
 
@@ -385,7 +389,9 @@ def _as_list(calls: Any) -> list[Any]:
 
 
 def _call(call: Mapping[str, Any]) -> ToolCall:
-    """Raises ``ValueError`` for a call without a name, with arguments that are no object, or that other programs cannot read."""
+    """Returns the call. Raises ``ValueError`` for a call without a name, with arguments that are not an object, or that other
+    programs cannot read.
+    """
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments")
     if isinstance(arguments, str):

@@ -1,4 +1,4 @@
-"""Prompts that say which reward the answer got, so that a model learns to answer as well as it is asked to."""
+"""Prompts that tell the reward of the answer, so that a model learns to answer as well as it is asked to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIELDS = {"prompt", "reward"}
 
 
 def check_condition(condition: str | None) -> None:
-    """Raises ``UserError`` unless it is a format with the fields ``prompt`` and ``reward``, or none."""
+    """Raises ``UserError`` unless it is a format with the fields ``prompt`` and ``reward``, or None."""
     if condition is None:
         return
     example = "such as '{prompt} <rm_score>: {reward:.2f} '"
@@ -28,7 +28,7 @@ def check_condition(condition: str | None) -> None:
 
 
 def conditioned(prompt: Any, condition: str, reward: float) -> Any:
-    """The prompt, or the last message of a conversation, in the format. Raises ``Malformed`` where that is no text."""
+    """Returns the prompt, or the last message of a conversation, in the format. Raises ``Malformed`` if that is not a text."""
     if isinstance(prompt, str):
         return condition.format(prompt=prompt, reward=reward)
     *before, last = prompt

@@ -11,7 +11,9 @@ _TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
 def text_of(content: Any) -> str:
-    """A message's content as one text: parts are joined, ``None`` is empty. Raises ``UserError`` for what is no text."""
+    """Returns a message's content as one text: parts are joined, ``None`` is empty. Raises ``UserError`` for content that is
+    not text.
+    """
     if content is None:
         return ""
     if isinstance(content, str):

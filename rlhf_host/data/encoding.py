@@ -1,4 +1,4 @@
-"""Marked texts as rows of tokens: spans of characters become spans of tokens, and no token is on both sides of an edge."""
+"""Marked texts as rows of tokens: spans of characters become spans of tokens, and no token crosses an edge of a span."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ _WORD = re.compile(r"(?<=\S) (?=\w)")
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A text's tokens, and where they begin."""
+    """Tokens of a text, and the characters where they begin."""
 
     ids: list[int]
     encoding: Any
     length: int
-    """Of the text."""
+    """Characters of the text."""
 
     def token_at(self, place: int) -> int | None:
-        """The number of the token that begins at a character, where the one before ends there."""
+        """Returns the number of the token that begins at a character, if the token before ends there."""
         number: int | None = len(self.ids) if place == self.length else self.encoding.char_to_token(place)
         return number if number and self.encoding.token_to_chars(number - 1)[1] == place else None
 
 
 class Encoder:
-    """From marked texts to rows.
+    """Encoder of marked texts as rows.
 
     The prompt's tokens are those that the model gets when it is prompted, whatever follows. Prompt and completion are then
-    tokenised as one text, of which the completion's tokens are taken. Of a long prompt only the last words are tokenised again,
-    if their tokens are the same without what precedes them. Where the edge of a span would be inside a token, or
-    the text before a later answer would end with another token than it does in a prompt, the completion is tokenised in
-    pieces instead.
+    tokenised as one text, from which the completion's tokens are taken. Only the last words of a long prompt are tokenised
+    again, if their tokens do not depend on earlier text. The completion is tokenised in pieces if the edge of a span would be
+    inside a token, or if the text before a later answer would end with another token than it does in a prompt.
 
     Args:
         separator: the text put after each step, whose last token has the step's label.
@@ -55,13 +54,13 @@ class Encoder:
         self._separator = encode([separator], tokenizer, special=False)[0]
         self._last: dict[str, int | None] = {}
         self._before: list[int] = []
-        """The tokens of a newline, where a text that begins without one is given a space (SentencePiece)."""
+        """Tokens of a newline, if the tokenizer puts a space before a text that begins without one (SentencePiece)."""
         newline, alone, after = encode(["\n", "a", "\na"], tokenizer, special=False)
         if newline and after[: len(newline)] == newline and after[len(newline) :] != alone:
             self._before = newline
 
     def encode(self, texts: Sequence[MarkedText]) -> list[Row | Malformed]:
-        """A row for each text, or what is wrong with it."""
+        """Returns a row for each text, or what is wrong with it."""
         faults = [_half_characters(text) for text in texts]
         whole = [text for text, fault in zip(texts, faults, strict=True) if fault is None]
         prompts = self._prompts(whole)
@@ -69,7 +68,7 @@ class Encoder:
         return [next(rows) if fault is None else fault for fault in faults]
 
     def _prompts(self, texts: Sequence[MarkedText]) -> Mapping[tuple[str, bool], _Encoded]:
-        """Every prompt."""
+        """Encodes every prompt."""
         known: dict[tuple[str, bool], _Encoded] = {}
         for chat in (False, True):
             prompts = list(dict.fromkeys(text.prompt for text in texts if text.chat == chat and text.prompt))
@@ -107,7 +106,7 @@ class Encoder:
         return [_Encoded(ids, encoding, len(text)) for text, ids, encoding in each]
 
     def _with_completions(self, texts: Sequence[MarkedText], prompts: Sequence[_Encoded]) -> list[tuple[int, _Encoded]]:
-        """For each text how much of its prompt was left out, and the rest with its completion."""
+        """Returns for each text how much of its prompt was left out, and the rest with its completion."""
         begins = [_last_words(text.prompt) for text in texts]
         parts = self._encoded([text.prompt[begin:] + text.rest for text, begin in zip(texts, begins, strict=True)], False)
         again = [number for number, begin in enumerate(begins) if begin and not _goes_on(prompts[number], begin, parts[number])]
@@ -127,7 +126,7 @@ class Encoder:
         return Row(Numbers("i", prompt), Numbers("i", ids), tuple(spans), text.columns)
 
     def _document(self, ids: list[int], text: MarkedText) -> Row | Malformed:
-        """A text without a prompt: the first token is the prompt, because nothing is there to predict it."""
+        """Encodes a text without a prompt: the first token is the prompt, because nothing comes before it to predict it."""
         if text.end is not None and ids and ids[-1] != text.end:
             ids = [*ids, text.end]
         if len(ids) < 2:
@@ -148,7 +147,7 @@ class Encoder:
         return Row(Numbers("i", prompt), Numbers("i", ids), spans, text.columns, {"step": Numbers("f", labels)})
 
     def _whole(self, text: MarkedText, part: tuple[int, _Encoded]) -> tuple[list[int], list[tuple[int, int]]] | None:
-        """The completion's tokens and spans from those of the whole text, or ``None`` where an edge is inside a token."""
+        """Returns the completion's tokens and spans from those of the whole text, or None if an edge is inside a token."""
         left_out, encoded = part
         cut, ids, token_at = len(text.prompt) - left_out, encoded.ids, encoded.token_at
         first = token_at(cut)
@@ -164,7 +163,7 @@ class Encoder:
         return ids[first:], spans
 
     def _ends_alike(self, text: MarkedText, place: int, token: int) -> bool:
-        """Whether the text before a later answer ends with this token also when nothing follows, as in a prompt."""
+        """Returns True if the text before a later answer ends with this token even if nothing follows, as in a prompt."""
         before = text.rest[max(0, place - _TAIL) : place]
         if before not in self._last:
             self._last[before] = (encode([before], self._tokenizer, special=False)[0] or [None])[-1]  # type: ignore[list-item]
@@ -183,7 +182,7 @@ class Encoder:
         return ids, spans
 
     def _middle(self, pieces: Sequence[str]) -> list[list[int]]:
-        """The tokens of texts that something precedes."""
+        """Returns the tokens of texts that follow other text."""
         alone = encode(pieces, self._tokenizer, special=False)
         if not self._before:
             return alone
@@ -193,15 +192,16 @@ class Encoder:
 
 
 def _last_words(prompt: str) -> int:
-    """Where the last words of a long prompt begin; 0: it is short."""
+    """Returns where the last words of a long prompt begin; 0: it is short."""
     found = _WORD.search(prompt, max(0, len(prompt) - 2 * _OVERLAP), max(0, len(prompt) - _OVERLAP))
     return 0 if found is None else found.start()
 
 
 def _goes_on(prompt: _Encoded, begin: int, part: _Encoded) -> bool:
-    """Whether the tokens of ``part``, which begins there, are those of the prompt, up to the last words before its end.
+    """Returns True if the tokens of ``part``, which begins there, are those of the prompt, up to the last words before its end.
 
-    Tokenizers split texts into words from left to right, so from there on nothing depends on what was before."""
+    Tokenizers split texts into words from left to right, so tokens from there on do not depend on earlier text.
+    """
     first = prompt.token_at(begin)
     same = part.encoding.char_to_token(prompt.length - begin - _TAIL)
     return bool(first and same) and part.ids[:same] == prompt.ids[first : first + same]

@@ -26,7 +26,7 @@ ALPACA_INPUT = (
     "Write a response that appropriately completes the request."
 )
 _SWITCHES = ("on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high")
-"""Values of a column that says whether, or how much, was thought."""
+"""Values of a column that tells if, or how much, the model reasoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +34,35 @@ class Example:
     """A prompt and its completions: one, or the chosen and the rejected one. A ``Message`` list is a conversation."""
 
     prompt: Text
-    """An empty list: the completion is the whole conversation. An empty text: the completion is the whole text."""
+    """Prompt. An empty list: the completion is the whole conversation. An empty text: the completion is the whole text."""
     completions: tuple[Text, ...]
     columns: tuple[Mapping[str, float], ...] = ({},)
-    """Of each completion."""
+    """Columns of each completion."""
     steps: tuple[tuple[str, float], ...] = ()
     """Texts and labels of the completion's steps."""
     own_turns: bool = False
-    """The texts write their turns themselves, so no chat template is used."""
+    """True if the texts contain their turns already, so no chat template is used."""
     tokens: tuple[Row, ...] = ()
-    """What the row has in tokens; then nothing else matters."""
+    """Tokens in the row; if present, nothing else matters."""
     beside: RowContext = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What readers must know beside the row."""
+    """Facts that readers need beside the row."""
 
     prompt_key: str | None = None
     label_key: str | None = None
     split_at: str | None = None
     condition: str | None = None
     chat: bool = True
-    """Whether conversations go through a chat template."""
+    """True if conversations go through a chat template."""
     vocabulary: int | None = None
     """Number of token ids."""
     hh_chat: bool = False
-    """Transcripts become conversations."""
+    """True if transcripts become conversations."""
     ignore: Sequence[str] = ()
-    """Columns and keys of messages that are left unread."""
+    """Columns and keys of messages that are not read."""
 
 
 Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]
@@ -95,7 +95,7 @@ def read_text(row: Mapping[str, Any], reading: Reading) -> Example:
     key = reading.prompt_key or "text"
     if (role := next((name for name in ("role", "from", "speaker") if isinstance(row.get(name), str)), None)) is not None:
         raise Malformed(
-            f"{role!r} says who speaks, and a text is spoken by nobody: make conversations of the rows, or leave it unread"
+            f"{role!r} names a speaker, but the row has a text and no messages: make conversations of the rows, or leave it unread"
             f" (data.ignore {role})"
         )
     return Example("", (text_of(get(row, key, "text"), key),))
@@ -176,7 +176,7 @@ def read_hh(row: Mapping[str, Any], reading: Reading) -> Example:
 
 
 def _as_chat(pair: Example) -> Example:
-    """A pair of transcripts as a conversation and its two answers."""
+    """Returns a pair of transcripts as a conversation and its two answers."""
     assert isinstance(pair.prompt, str)
     parts = re.split(r"\n\n(Human|Assistant):", pair.prompt.removesuffix("\n\nAssistant:"))[1:]
     turns = [(speaker, text.strip()) for speaker, text in zip(parts[::2], parts[1::2], strict=True)]
@@ -264,7 +264,9 @@ def _question(messages: list[Message], key: str) -> list[Message]:
 
 
 def _joined(prompt: Text, answers: tuple[Text, ...], key: str) -> tuple[Text, tuple[Text, ...]]:
-    """A prompt and its answers without the messages that answers repeat from the prompt's end, or of which the prompt is one."""
+    """Returns a prompt and its answers, without messages that answers repeat from the end of the prompt, or that contain the
+    prompt.
+    """
     if (
         isinstance(prompt, str)
         and is_transcript(prompt)
@@ -290,7 +292,7 @@ def _joined(prompt: Text, answers: tuple[Text, ...], key: str) -> tuple[Text, tu
 
 
 def _common_messages(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-    """The prompt that two conversations share; at least the last answer of each is left."""
+    """Returns the prompt that two conversations share; at least the last answer of each is left."""
     most = min(len(chosen), len(rejected)) - 1
     shared = next((number for number in range(most) if chosen[number] != rejected[number]), most)
     if not shared:
@@ -308,7 +310,7 @@ def _cut(text: Any, at: str, key: str) -> tuple[str, str]:
 
 
 def _listed(value: Any) -> Any:
-    """A list that a table has as text."""
+    """Returns a list that a table holds as text."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
             return json.loads(value)
@@ -316,7 +318,7 @@ def _listed(value: Any) -> Any:
 
 
 def turns_of(history: Any) -> list[tuple[str, str]]:
-    """Earlier questions and answers, of Alpaca's column ``history``."""
+    """Returns earlier questions and answers, from Alpaca's column ``history``."""
     history = _listed(history)
     if not history:
         return []

@@ -1,4 +1,4 @@
-"""The formats of data with answers: by which columns each is recognised, and which reader it has."""
+"""The formats of data with answers: the columns by which each is recognised, and its reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlhf_host.errors import UserError, near_matches
 
 PAIRS = ("preference", "unpaired")
 QUESTIONS = ("question", "instruction", "input", "query", "problem")
-"""Columns that other projects have for the prompts of pairs."""
+"""Columns that other projects use for the prompts of pairs."""
 
 Row = Mapping[str, Any]
 
@@ -41,16 +41,16 @@ Row = Mapping[str, Any]
 class Format:
     name: str
     columns: str
-    """By what people recognise it."""
+    """Columns by which people recognise it."""
     kinds: tuple[str, ...]
-    """Of ``Needs.data``. A pair serves where single judgements are wanted."""
+    """Kinds of ``Needs.data``. A pair can be used if single judgements are needed."""
     recognises: Callable[[Row], bool]
     reader: Read
     own: tuple[str, ...] = ()
     """Columns beside the conversation that the reader reads itself."""
 
     def read(self, row: Row, reading: Reading) -> Example:
-        """A row as an example, with what its other columns say. Raises ``Malformed`` for what cannot be honoured."""
+        """Reads a row as an example, with its other columns. Raises ``Malformed`` for content that cannot be honoured."""
         if reading.ignore:
             row = {name: value for name, value in row.items() if name not in reading.ignore}
         example = self.reader(row, reading)
@@ -65,7 +65,7 @@ class Format:
         if example.own_turns or example.prompt == "":
             names = ", ".join(name for name in row if name in BESIDE and name not in self.own and row[name] is not None)
             raise Malformed(
-                f"the texts of the format {self.name} are taken as they are, so nothing can be done with {names}: write that into"
+                f"the texts of the format {self.name} are taken as they are, so they cannot use {names}: write that into"
                 " the texts, or leave it unread (data.ignore)"
             )
         return replace(example, beside=beside)
@@ -184,7 +184,7 @@ def is_sharegpt(value: Any) -> bool:
 
 
 def _talk_in(row: Row) -> tuple[str, str] | None:
-    """A column with a conversation, and the format that reads it."""
+    """Returns a column with a conversation, and the format that reads it."""
     for name, value in row.items():
         if (is_sharegpt(value) or _is_role_list(value)) and _speaker(value[-1]) not in ("user", "human", "system"):
             return name, "sharegpt" if is_sharegpt(value) else "messages"
@@ -200,7 +200,7 @@ def _is_role_list(value: Any) -> bool:
 
 
 def _with_lists(row: Row) -> Row:
-    """The row with conversations in place of texts that are some."""
+    """Returns the row with conversations in place of texts that contain some."""
     found = {}
     for name in ("messages", "conversations", "prompt", "completion", "chosen", "rejected"):
         with contextlib.suppress(Malformed):  # that row will say so itself
@@ -209,12 +209,12 @@ def _with_lists(row: Row) -> Row:
 
 
 def likely_kind(rows: Sequence[Row], wanted: str | None, *, split_at: bool = False) -> str | None:
-    """What kind of data, of ``Needs.data``, the rows most likely are; ``None`` where no format fits them.
+    """Returns the most likely kind of the rows, of ``Needs.data``; None if no format fits them.
 
     Args:
         rows: the first ones.
         wanted: ``data.format``.
-        split_at: whether ``data.split_at`` says where answers begin.
+        split_at: True if ``data.split_at`` tells where answers begin.
     """
     rows = list(map(_with_lists, rows))
     if split_at and any(map(_is_text_pair, rows)):
@@ -228,19 +228,19 @@ def likely_kind(rows: Sequence[Row], wanted: str | None, *, split_at: bool = Fal
 def detect(
     rows: Sequence[Row], kind: str, wanted: str | None, *, where: str, split_at: bool = False, needed_by: str = "the algorithm"
 ) -> tuple[Format, str]:
-    """The format of a source and, for people, why.
+    """Returns the format of a source and, for people, the reason.
 
-    A format that was asked for is taken. Else it is the only one that the columns of the first rows fit and that has what
-    ``kind`` wants.
+    A requested format is used. Otherwise it is the only one that fits the columns of the first rows and has the data that
+    ``kind`` needs.
 
-    Raises ``UserError`` for no format or several, with those that come nearest.
+    Raises ``UserError`` for no format or several, with the nearest ones.
 
     Args:
         rows: the first ones.
         kind: one of ``Needs.data``.
         wanted: ``data.format``.
         where: the source's name, for messages.
-        split_at: whether ``data.split_at`` says where answers begin.
+        split_at: True if ``data.split_at`` tells where answers begin.
     """
     accepted = [each for each in FORMATS if kind in each.kinds]
     rows = list(map(_with_lists, rows))

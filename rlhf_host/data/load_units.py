@@ -1,4 +1,4 @@
-"""From data settings to units: rows that have answers, read, rendered, tokenised and bounded in length."""
+"""Loading of units from data settings: rows with answers are read, rendered, tokenised and bounded in length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.records.numbers import Numbers
 
 MOST_BAD = 0.1
-"""Share of bad rows above which a source is refused even where they are skipped."""
+"""Share of bad rows above which a source is refused even if they are skipped."""
 _FIRST = 20  # rows that settle the format
 _BATCH = 256  # a tokenizer's encodings take many times the memory of their ids
 
@@ -50,17 +50,17 @@ def load_units(
     stop_ids: Sequence[int] = (),
     separator: str = "\n",
 ) -> UnitSet:
-    """The units of all sources, in file order.
+    """Returns the units of all sources, in file order.
 
     ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight. Rows longer than
-    ``data.max_tokens`` or ``max_tokens``, whichever is smaller, are cut or left out as ``data.long_rows`` says.
+    ``data.max_tokens`` or ``max_tokens``, whichever is smaller, are cut or left out according to ``data.long_rows``.
 
     Raises ``UserError`` for data that cannot be found or read, is of another kind, or has a bad row, with its file and line.
 
     Args:
         kind: one of ``Needs.data`` except ``prompts``.
         max_tokens: the model's context.
-        needed_by: who wants this kind of data, for messages.
+        needed_by: plugin that needs this kind of data, for messages.
         stop_ids: further stop tokens of the model.
         separator: the text put after each step of a ``stepwise`` completion.
     """
@@ -88,7 +88,9 @@ def load_units(
 
 
 def marker_of(data: DataConfig, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Marker:
-    """What says which tokens of these data are trained. Raises ``UserError`` where the tokenizer lacks what the settings want."""
+    """Returns the marker that tells which tokens of these data are trained. Raises ``UserError`` if the tokenizer lacks
+    something that the settings need.
+    """
     marker = Marker(
         for_chat(tokenizer, data),
         system_prompt=data.system_prompt,
@@ -134,12 +136,12 @@ class _Loaded:
     units: Sequence[Unit]
     digest: str
     lines: list[str]
-    """For people."""
+    """Lines for people."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What became of a source's rows."""
+    """Numbers of a source's rows, by outcome."""
 
     read: int = 0
     left_out: int = 0
@@ -149,15 +151,15 @@ class _Counts:
     chat: bool = False
     units: int = 0
     prompts: tuple[int, int] = (0, 0)
-    """The shortest and the longest, in tokens."""
+    """Tokens of the shortest and the longest prompt."""
     first: Row | None = None
-    """The first that was not cut, if there is one."""
+    """First unit that was not cut, if there is one."""
     first_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """From sources to the units of one split."""
+    """Loads the units of one split from its sources."""
 
     data: DataConfig
     kind: str
@@ -166,12 +168,12 @@ class _Loader:
     marker: Marker
     encoder: Encoder
     longest: int | None
-    """Of prompt and completion, in tokens."""
+    """Maximum tokens of prompt and completion."""
     rows: PythonRows
     needed_by: str
 
     def load(self, source: DataSource, name: str) -> _Loaded:
-        """A source's units, from the cache where they were kept."""
+        """Returns a source's units, from the cache if they are there."""
         rows = open_source(source, name, self.split, self.rows)
         if isinstance(rows, PluginInfo):
             raise UserError(f"{rows} gives prompts, and {self.needed_by} needs {self.kind} data: give a file or a hub name")
@@ -182,7 +184,7 @@ class _Loader:
         return self._read(source, rows, key)
 
     def _settings(self, source: DataSource) -> dict[str, Any]:
-        """All but content and tokenizer that decides about the units."""
+        """Returns everything that the units depend on, except content and tokenizer."""
         data = self.data.model_dump(mode="json", exclude={"sources", "shuffle"})
         longest, kind, separator = self.longest, self.kind, self.encoder.separator
         own = source.model_dump(mode="json", exclude={"name", "weight"})
@@ -235,7 +237,7 @@ class _Loader:
     def _examples(
         self, rows: Iterator[tuple[int, Any]], how: Format, source: DataSource, bad: BadRows, counts: _Counts
     ) -> Iterator[_Marked]:
-        """Of each good row its number, and the texts of its units or its tokens."""
+        """Yields the number of each good row, and the texts of its units or its tokens."""
         reading = Reading(
             prompt_key=source.prompt_key or self.data.prompt_key,
             label_key=source.label_key or self.data.label_key,
@@ -261,7 +263,9 @@ class _Loader:
                 yield index, units, ()
 
     def _ahead(self, examples: Iterator[_Marked], bad: BadRows, counts: _Counts) -> Iterator[list[Unit]]:
-        """Units, a batch at a time. A thread tokenises while this one reads and writes: tokenizers let others run meanwhile."""
+        """Yields units, a batch at a time. One thread tokenises while this one reads and writes: tokenizers let other threads
+        run meanwhile.
+        """
         waiting: deque[Future[list[Unit]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             try:
@@ -277,7 +281,7 @@ class _Loader:
                 yield each.result()
 
     def _parts(self, example: Example) -> list[Example]:
-        """A pair as two single judgements, where these are wanted."""
+        """Returns a pair as two single judgements, if these are needed."""
         if self.kind != "unpaired" or len(example.completions) == 1:
             return [example]
         judged = zip(example.completions, ({"label": 1.0}, {"label": 0.0}), strict=True)
@@ -308,7 +312,7 @@ class _Loader:
         return made
 
     def _fitting(self, rows: tuple[Row, ...], counts: _Counts) -> Unit | None:
-        """The unit, cut if that is wanted; ``None`` where it is too long."""
+        """Returns the unit, cut if the settings say so; None if it is too long."""
         limit = self.longest
         if limit is None or all(len(row.prompt_ids) + len(row.completion_ids) <= limit for row in rows):
             return Unit(rows)
@@ -343,7 +347,7 @@ class _Loader:
 
 
 def _cut(row: Row, length: int) -> Row:
-    """The row with the first ``length`` tokens of its completion. Nothing is put where it was cut."""
+    """Returns the row with the first ``length`` tokens of its completion. Nothing is added where it was cut."""
     length = max(length, 0)
     if len(row.completion_ids) <= length:
         return row

@@ -1,4 +1,4 @@
-"""Conversations of rows as chat messages: who speaks, what is trained, what was thought and called."""
+"""Conversations of rows as chat messages: speakers, trained turns, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ OTHER_NAMES = {
 }
 """Names of roles in other projects."""
 CALLS = ("function_call", "tool_call")
-"""Those whose contents are calls as JSON."""
+"""Roles whose contents are calls as JSON."""
 UNTRAINED = "untrained"
 """The key, set to True, of an assistant's message that is not trained."""
 TRAINED_BY = (
     "train", "trained", "trainable", "is_trainable", "training", "train_on", "train_on_turn", "learn", "supervised",
     "loss", "loss_mask", "step_loss_mask", "token_loss_mask", "loss_weight", "loss_scale", "weight",
 )  # fmt: skip
-"""Keys of messages by which other projects say, with true or 1, that a message is trained."""
+"""Keys of messages with which other projects mark a message as trained, with true or 1."""
 UNTRAINED_BY = ("mask", "masked", "is_masked", "ignore", "ignore_loss", "no_loss", UNTRAINED)
-"""Keys by which they say that it is not."""
+"""Keys with which they mark it as not trained."""
 THOUGHTS = (*REASONING, "thought", "thoughts", "reasoning_text")
 REFUSED = {
     **dict.fromkeys(("image", "images", "image_url", "video", "videos", "audio", "audios"), "only texts are read"),
     **dict.fromkeys(("train_detail", "training_detail"), "parts of a message are not marked here: cut it into messages"),
     **dict.fromkeys(("reasoning_details", "thinking_blocks"), "write the thoughts as a text under 'reasoning_content'"),
     **dict.fromkeys(
-        ("prefix", "partial"), "an answer that the model is to go on with is no answer: end the conversation before it"
+        ("prefix", "partial"), "a message for the model to continue is not an answer: end the conversation before it"
     ),
     "refusal": "write it as the content",
     **dict.fromkeys(("tools", "functions"), "give them in a column of the row"),
 }
-"""Keys of messages that are not honoured, and what to do."""
+"""Keys of messages that are not honoured, and what to do instead."""
 ARGUMENTS = ("arguments", "parameters", "input", "args")
 """Names of a call's arguments, the usual one first."""
 OPEN_ENDED = ("eot", "end_turn")
-"""Keys of messages that say, with false, that the turn does not end."""
+"""Keys of messages whose value false means that the turn does not end."""
 _MARKS = frozenset((*TRAINED_BY, *UNTRAINED_BY))
 _TRUTH = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
 _UNUSUAL = _MARKS | {*THOUGHTS, *REFUSED, *OPEN_ENDED, "function_call", "tool_calls"}
@@ -63,9 +63,10 @@ _MESSAGES = re.compile(r"""\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
 
 
 def as_list(value: Any) -> Any:
-    """A conversation, or one message, that a table has as text, in JSON or as Python writes it; anything else as it is.
+    """Returns a conversation, or one message, from the text that a table holds (JSON or a Python literal); anything else
+    unchanged.
 
-    Raises ``Malformed`` for such a text that is neither.
+    Raises ``Malformed`` for a text that is neither.
     """
     if not isinstance(value, str) or not _MAPPINGS.match(value):
         return value
@@ -81,14 +82,14 @@ def as_list(value: Any) -> Any:
 
 
 def messages_of(value: Any, key: str, ignore: Collection[str] = (), roles: Collection[str] | None = ROLES) -> list[Message]:
-    """Messages with ``role`` and ``content``, or ``from`` and ``value``; what is not trained is marked as ``UNTRAINED``.
+    """Returns messages with ``role`` and ``content``, or ``from`` and ``value``; untrained ones are marked as ``UNTRAINED``.
 
     Args:
-        key: where they are, for what is said of them.
-        ignore: keys that are left unread.
-        roles: those that are known; ``None``: any.
+        key: their column, for messages.
+        ignore: keys that are not read.
+        roles: the known roles; None: any.
 
-    Raises ``Malformed`` for what is no conversation, and for keys whose meaning cannot be honoured.
+    Raises ``Malformed`` for a value that is not a conversation, and for keys whose meaning cannot be honoured.
     """
     value = as_list(value)
     if not isinstance(value, list):
@@ -117,7 +118,7 @@ def _any_message(message: Any, number: int, key: str, ignore: Collection[str], r
 
 
 def sharegpt_message(message: Any, key: str, ignore: Collection[str] = ()) -> Message:
-    """A message of ``from`` and ``value``. Raises ``Malformed`` for another."""
+    """Converts a message of ``from`` and ``value``. Raises ``Malformed`` for any other."""
     if not isinstance(message, Mapping) or not isinstance(message.get("from"), str):
         raise Malformed(f'{key!r} must be {{"from": ..., "value": ...}}')
     sender = message["from"]
@@ -171,7 +172,7 @@ def _refuse_keys(message: Mapping[str, Any], which: str) -> None:
 
 
 def _marked(message: Message, which: str) -> Message:
-    """The message without the marks of other projects, and with the host's own where it is not trained."""
+    """Returns the message without the marks of other projects, and with the host's own if it is not trained."""
     marks = {name: message.pop(name) for name in (*TRAINED_BY, *UNTRAINED_BY) if name in message}
     said: dict[str, bool] = {}
     for name, value in marks.items():
@@ -190,7 +191,7 @@ def _marked(message: Message, which: str) -> Message:
 
 
 def _thoughts_of(message: Message, which: str) -> str | None:
-    """The reasoning, taken from under its names; none where the content has it too."""
+    """Returns the reasoning, from any of its names; none if the content has it too."""
     found = {name: message.pop(name) for name in THOUGHTS if name in message}
     for name, value in found.items():
         if not isinstance(value, str):
@@ -203,7 +204,7 @@ def _thoughts_of(message: Message, which: str) -> str | None:
 
 
 def _calls_of(message: Message, which: str) -> list[dict[str, Any]] | None:
-    """The calls of tools, with arguments as mappings. The older ``function_call`` is one."""
+    """Returns the calls of tools, with arguments as mappings. The older ``function_call`` is one call."""
     calls, one = message.pop("tool_calls", None), message.pop("function_call", None)
     if one and calls:
         raise Malformed(f"{which} has both 'tool_calls' and 'function_call': give one of them")
@@ -242,7 +243,7 @@ def _call(call: Any, which: str) -> dict[str, Any]:
 
 
 def _with_arguments(function: Mapping[str, Any], which: str) -> Mapping[str, Any]:
-    """A call whose arguments are called that."""
+    """Returns a call whose arguments have the usual name."""
     found = [name for name in ARGUMENTS if function.get(name) is not None]
     if len(found) > 1:
         raise Malformed(f"{which}: the call of {function['name']!r} has both {found[0]!r} and {found[1]!r}: give one of them")
@@ -252,7 +253,7 @@ def _with_arguments(function: Mapping[str, Any], which: str) -> Mapping[str, Any
 
 
 def _written_calls(value: Any, key: str) -> list[dict[str, Any]]:
-    """The calls of a message from ``function_call``, which are JSON."""
+    """Returns the calls of a message from ``function_call``, which are JSON."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
         calls = calls if isinstance(calls, list) else [calls]

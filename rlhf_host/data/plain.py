@@ -1,4 +1,4 @@
-"""Values of rows as JSON would have them."""
+"""Values of rows in the types of JSON."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 _OF_JSON = (str, int, float, bool, type(None))
 _LONGEST = 4300
-"""Digits of a number that Python reads from a text."""
+"""Maximum digits of a number that Python reads from a text."""
 
 
 def plain_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows with texts, numbers, lists and mappings in place of decimals, dates and arrays.
+    """Yields rows with texts, numbers, lists and mappings in place of decimals, dates and arrays.
 
-    A table of Arrow, such as a dataset, gives every mapping in a column the same keys, and fills them with nulls: these are taken
-    out. The null of a whole column stays, because the row has that column; so do those of values that are kept as JSON.
+    A table of Arrow, such as a dataset, gives every mapping in a column the same keys, and fills them with nulls: these are
+    removed. The null of a whole column stays, because the row has that column; nulls of values that are kept as JSON stay too.
     """
     table = hasattr(rows, "column_names")
     forms = (getattr(rows, "features", None) or {}) if table else {}
@@ -28,7 +28,7 @@ def plain_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def plain(value: Any, form: Any = None) -> Any:
-    """One value of a row, see ``plain_rows``; what JSON has no form for stays as it is.
+    """Converts one value of a row, see ``plain_rows``; a value that JSON has no form for stays unchanged.
 
     Args:
         form: the feature of a dataset, or True for some mapping of a table; ``None``: nulls stay.
@@ -60,7 +60,7 @@ def plain(value: Any, form: Any = None) -> Any:
 
 
 def _number(value: Decimal) -> int | float | str:
-    """The number, or its digits where no number of JSON is as exact."""
+    """Returns the number, or its digits if no JSON number is as exact."""
     if not value.is_finite() or abs(value.adjusted()) > _LONGEST:
         return str(value)
     if value == value.to_integral_value():

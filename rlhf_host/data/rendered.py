@@ -1,4 +1,4 @@
-"""Texts that a chat template has rendered already: they have its openings of turns, or end as its turns do."""
+"""Texts that a chat template has rendered already: they contain its openings of turns, or end as its turns do."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TAGS_AT_END = re.compile(r"(?:(?:<[^<>\n]{1,40}>|\[[^\[\]\n]{1,40}\])\s*)+$")
 
 
 class Rendered:
-    """Looks for the marks of one tokenizer's chat template in texts."""
+    """Finds the marks of one tokenizer's chat template in texts."""
 
     def __init__(self, writer: TemplateWriter):
         self._writer = writer
 
     def refuse(self, text: str, what: str) -> None:
-        """Raise ``UserError`` for a text that has an opening of a turn: it would be rendered twice."""
+        """Raises ``UserError`` for a text with an opening of a turn: it would be rendered twice."""
         if (opening := self.opening_in(text)) is not None:
             raise UserError(
                 f"{what} is rendered already: it has {opening!r}, which the chat template writes; set data.template to none, which"
@@ -49,7 +49,7 @@ class Rendered:
                 )
 
     def opening_in(self, text: str) -> str | None:
-        """The first of the template's openings that the text has."""
+        """Returns the first of the template's openings in the text."""
         for opening in self._openings:
             if opening in text:
                 return opening
@@ -60,7 +60,9 @@ class Rendered:
         return tuple(self._learn())
 
     def _learn(self) -> Iterator[str]:
-        """What stands before the contents of users and assistants. Mere words, as in ``user:``, may be part of any text."""
+        """Learns the text before the contents of users and assistants. Mere words, such as ``user:``, are ignored: any text may
+        contain them.
+        """
         write, mark = self._writer.write, self._writer.mark
         first, second, third = (f"{name}{mark}" for name in "abc")
         asked: list[Message] = [{"role": "user", "content": first}]
@@ -78,7 +80,9 @@ class Rendered:
                 yield opening
 
     def _without(self, text: str, ending: str) -> str:
-        """The text without the special tokens, and what is between them, with which it begins as the ending does."""
+        """Returns the text without the special tokens at its start, and the text between them, if the ending begins with the
+        same.
+        """
         names = sorted(special_tokens(self._writer.tokenizer), key=len, reverse=True)
         cut = re.compile("(" + "|".join(map(re.escape, names)) + ")" if names else r"(?!)")
         pieces, others = cut.split(text), cut.split(ending)
@@ -87,7 +91,7 @@ class Rendered:
 
 
 def is_transcript(text: str) -> bool:
-    """Tell whether it goes from ``Human:`` to ``Assistant:``, as prompts of Anthropic's data do."""
+    """Returns True if the text goes from ``Human:`` to ``Assistant:``, like prompts in Anthropic's data."""
     return _TRANSCRIPT.fullmatch(text) is not None
 
 
@@ -97,9 +101,9 @@ def special_tokens(tokenizer: Any) -> set[str]:
 
 
 def without_end(text: str, ends: tuple[str, ...]) -> tuple[str, str]:
-    """A text without the end of its turn and the space behind that, and this end; empty: it brings none.
+    """Returns a text without the end of its turn and the space after it, and this end; empty: it has none.
 
-    Raises ``UserError`` for an end that is another model's.
+    Raises ``UserError`` for the end of another model.
     """
     kept, end = text, ""
     while (stripped := kept.rstrip()).endswith(ends):
@@ -114,15 +118,15 @@ def without_end(text: str, ends: tuple[str, ...]) -> tuple[str, str]:
 
 
 def last_tag(prompt: str) -> str:
-    """The tag with which a prompt ends; empty: it ends with none."""
+    """Returns the tag with which a prompt ends; empty: it ends with none."""
     tags = _TAGS_AT_END.search(prompt[-_OPENING:])
     return re.split(r"(?=[<\[])", tags[0].rstrip())[-1] if tags else ""
 
 
 def without_opening(prompt: str, answer: str) -> str:
-    """An answer without the tags with which it begins and its prompt ends, such as ``<think>``.
+    """Returns an answer without the tags at its start that its prompt ends with, such as ``<think>``.
 
-    Raises ``UserError`` for an answer that opens what its prompt has closed.
+    Raises ``UserError`` for an answer that opens a tag that its prompt has closed.
     """
     begun, tags = answer.lstrip(), _TAGS_AT_END.search(prompt[-_OPENING:])
     if tags is None or begun[:1] not in ("<", "["):

@@ -1,4 +1,6 @@
-"""What a row says beside its conversation: a system message, tools, what the chat template is told; and what cannot be honoured."""
+"""Values of a row beside its conversation: a system message, tools and values for the chat template; and columns that cannot be
+honoured.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ SYSTEM = ("system", "system_prompt", "system_message", "system_msg", "system_ins
 TOOLS = ("tools", "functions")
 TEMPLATE_KWARGS = ("chat_template_kwargs", "apply_chat_template_kwargs", "template_kwargs")
 TOLD: Mapping[str, type] = {"enable_thinking": bool, "reasoning_effort": str}
-"""Columns that are given to the chat template under their own names → what they must be."""
+"""Columns that are passed to the chat template under their own names → their required type."""
 TEMPLATE = "chat_template"
 PICTURES = (
     "image", "images", "video", "videos", "audio", "audios", "pixel_values", "multi_modal_data", "multi_modal_inputs",
@@ -29,18 +31,18 @@ WEIGHTS: Mapping[str, Any] = {
     **dict.fromkeys(("last_turn_only", "train_on_last_turn", "train_on_last_turn_only"), False),
     **dict.fromkeys(("mask_prompt", "assistant_only_loss", "completion_only_loss", "train_on_completions_only"), True),
 }
-"""Columns that say what of a whole row is trained → the only value that is honoured, which is what happens without them."""
+"""Columns that tell which part of a whole row is trained → the only accepted value, which is the behaviour without them."""
 MASK = "mask"
-"""In some projects the speaker whose turns are not trained."""
+"""In some projects, the speaker whose turns are not trained."""
 PEOPLE = ("human", "user")
 TRAINING = frozenset((*WEIGHTS, MASK, *TRAINED_BY, *UNTRAINED_BY, *TOKENS_TRAINED_BY, *TOKENS_UNTRAINED_BY, "masks"))
-"""With the marks of messages and tokens, of which a row may have a list."""
+"""The same, with marks of messages and tokens; a row may have a list of these."""
 BESIDE = frozenset((*SYSTEM, *TOOLS, *TEMPLATE_KWARGS, *TOLD, TEMPLATE, *PICTURES, HISTORY))
 
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What is said beside a conversation."""
+    """Values beside a conversation."""
 
     system: str | None = None
     tools: Sequence[Any] | None = None
@@ -54,10 +56,10 @@ NOTHING = RowContext()
 
 
 def context_of(row: Mapping[str, Any], read: Collection[str] = ()) -> RowContext:
-    """What the row's columns say.
+    """Returns the values of the row's columns.
 
     Args:
-        read: columns that are left out here: somebody else reads them, or ``data.ignore`` names them.
+        read: columns that are left out here, because other code reads them or ``data.ignore`` names them.
 
     Raises ``Malformed`` for columns that cannot be honoured.
     """
@@ -74,7 +76,7 @@ def context_of(row: Mapping[str, Any], read: Collection[str] = ()) -> RowContext
 
 
 def refuse_weights(row: Mapping[str, Any]) -> None:
-    """Raise ``Malformed`` for a column that says of the whole row what is trained, and says something else than what happens."""
+    """Raises ``Malformed`` for a column that tells which part of the row is trained, if it differs from the actual behaviour."""
     if TRAINING.isdisjoint(row):
         return
     for name in filter(TRAINING.__contains__, row):
@@ -94,7 +96,7 @@ def refuse_weights(row: Mapping[str, Any]) -> None:
 
 
 def _plainly(value: Any) -> Any:
-    """A value of a table that has only texts."""
+    """Converts a value of a table that holds only texts."""
     return (
         {"1": 1, "1.0": 1, "true": True, "false": False, "0": 0}.get(value.lower(), value) if isinstance(value, str) else value
     )
@@ -105,7 +107,7 @@ def _speaker(value: Any) -> str:
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
-    """The conversation with the row's system message. Raises ``Malformed`` where it has another one already."""
+    """Returns the conversation with the row's system message. Raises ``Malformed`` if it has another one already."""
     if system is None:
         return list(messages)
     own = [message for message in messages if message["role"] == "system"]
@@ -126,7 +128,7 @@ def _empty(value: Any) -> bool:
 
 
 def system_of(row: Mapping[str, Any]) -> str | None:
-    """The row's own system message. Raises ``Malformed`` where there are two, or one that is no text."""
+    """Returns the row's own system message. Raises ``Malformed`` if there are two, or one that is not text."""
     texts = {}
     for name in SYSTEM:
         value = row.get(name) or ""
@@ -141,7 +143,7 @@ def system_of(row: Mapping[str, Any]) -> str | None:
 
 
 def _tools(row: Mapping[str, Any]) -> list[Any] | None:
-    """The row's tools, which many files have as JSON in a text."""
+    """Returns the row's tools, which many files hold as JSON in a text."""
     found = {name: tools for name in TOOLS if (tools := _json(row.get(name), name))}
     if len(found) > 1:
         raise Malformed(f"{' and '.join(map(repr, found))} are both there: leave one of them unread (data.ignore)")
@@ -153,7 +155,7 @@ def _tools(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
-    """One tool without the nulls of its outer parts, in the wrapper that many files leave out."""
+    """Returns one tool without the nulls of its outer parts, in the wrapper that many files leave out."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
@@ -186,5 +188,5 @@ def _template_kwargs(row: Mapping[str, Any]) -> Mapping[str, Any]:
             raise Malformed(f"{name!r} must be a mapping, not {kind_of(value)} (data.ignore {name} leaves it unread)")
         for key, each in value.items():
             if told.setdefault(key, each) != each:
-                raise Malformed(f"the row says in two ways what {key!r} is for the chat template (data.ignore {name})")
+                raise Malformed(f"the row has two values of {key!r} for the chat template (data.ignore {name})")
     return told

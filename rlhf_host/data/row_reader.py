@@ -1,4 +1,4 @@
-"""Rows as tasks: which columns have prompt, label and agent, and what is wrong with a row."""
+"""Rows as tasks: finds the columns with prompt, label and agent, and the problems of a row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OFFLINE: dict[tuple[str, ...], str] = {
 
 
 class RowReader:
-    """Rows as tasks; which columns matter is settled at the first row that has them."""
+    """Reads rows as tasks. The columns to read are chosen at the first row that has them."""
 
     def __init__(self, data: DataConfig, source: DataSource, name: str, rows: Rows):
         self.rows, self.name = rows, name
@@ -34,13 +34,13 @@ class RowReader:
         self.label_key = source.label_key or data.label_key
         self.agent_key = data.agent_key
         self.context_key: str | None = None
-        """The column with more of the prompt, such as Alpaca's ``input``."""
+        """Column with more of the prompt, such as Alpaca's ``input``."""
         self.ignore = data.ignore
         self.bad = BadRows(rows.where, stops=data.on_bad_row == "stop")
 
     @property
     def skipped(self) -> str:
-        """What was left out, for the report."""
+        """Summary of what was left out, for the report."""
         return (
             f"; left out {len(self.bad)} bad row{'s' * (len(self.bad) != 1)}, the first at {self.bad.first}"
             if len(self.bad)
@@ -49,16 +49,16 @@ class RowReader:
 
     @property
     def columns(self) -> str:
-        """Which columns were read, once the first row is."""
+        """Columns that were read, once the first row is."""
         return f"prompt {self.prompt_key!r}, " + (f"label {self.label_key!r}" if self.label_key else "no label")
 
     def columns_of(self, task: Task) -> str:
-        """All columns of a task's row."""
+        """Returns all columns of a task's row."""
         used = (self.prompt_key, self.context_key, self.label_key, self.agent_key)
         return ", ".join([*filter(None, used), *task.metadata])
 
     def read(self, limit: int | None) -> list[Task]:
-        """The first ``limit`` tasks."""
+        """Returns the first ``limit`` tasks."""
         tasks: list[Task] = []
         settled = False
         for index, row in enumerate(self.rows.rows):
@@ -86,7 +86,7 @@ class RowReader:
                 self.context_key = "input"
 
     def _settle_label(self, row: Mapping[str, Any], index: int, before: list[Task]) -> None:
-        """The first row with a known label column settles it, and the tasks read before it are bad rows."""
+        """Chooses the label column at the first row that has a known one. Tasks read before it become bad rows."""
         known = (key for key in LABEL_KEYS if look_up(row, key) is not MISSING)
         self.label_key = next((key for key in known if key not in (self.prompt_key, self.context_key)), None)
         if self.label_key is not None:
@@ -132,10 +132,11 @@ class RowReader:
 
 
 def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False) -> Task:
-    """The task with what its metadata say beside the prompt. Raises ``Malformed`` for what cannot be honoured.
+    """Returns the task with the values of its metadata that belong to the prompt. Raises ``Malformed`` for values that cannot
+    be honoured.
 
     Args:
-        history: whether earlier turns are understood, in the form of Alpaca.
+        history: True if earlier turns in Alpaca's form are read.
     """
     beside = context_of(task.metadata, {*ignore, HISTORY} if history else ignore)
     prompt = task.prompt
@@ -148,7 +149,7 @@ def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = Fa
 
 
 def prompt_of(prompt: Any, key: str, ignore: Collection[str] = ()) -> str | list[Message]:
-    """A text, or messages of any roles that end with what is to be answered. Raises ``Malformed`` for anything else."""
+    """Returns a text, or messages of any roles that end with the one to answer. Raises ``Malformed`` for anything else."""
     prompt = as_list(prompt)
     if prompt is None:
         raise Malformed(f"{key!r} is null; give the row a prompt or take it out")

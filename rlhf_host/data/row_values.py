@@ -1,4 +1,4 @@
-"""What values of rows must be: texts, answers, labels, numbers."""
+"""Checks of values in rows: texts, answers, labels, numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(value: Any, key: str) -> str:
 
 
 def answer_of(value: Any, key: str, ignore: Collection[str] = ()) -> Text:
-    """A text, or messages that end with the assistant's."""
+    """Returns a text, or messages that end with the assistant's."""
     value = as_list(value)
     if isinstance(value, Mapping):
         value = [value]

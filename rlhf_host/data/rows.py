@@ -1,4 +1,4 @@
-"""Rows of files, dataset directories and hub datasets, each with the place it came from."""
+"""Rows of files, dataset directories and hub datasets, each with its place of origin."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows to be read once, in order; ``where(i)`` is the place of the row read as number ``i``, for messages."""
+    """Rows that can be read once, in order; ``where(i)`` is the place of row number ``i``, for messages."""
 
     rows: Iterable[Row]
     where: Callable[[int], str]
     note: str = ""
-    """What was chosen without being asked for (a subset, a split)."""
+    """Choices made without being asked for (a subset, a split)."""
     fingerprint: str | None = None
-    """Of a dataset of the hub: what its content is known by."""
+    """Fingerprint of a hub dataset's content."""
 
 
 def looks_like_a_file(path: str) -> bool:
-    """Whether a path that does not exist was meant as a file or directory rather than a name."""
+    """Returns True if a path that does not exist was meant as a file or directory rather than a name."""
     return path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1 or file_format(Path(path)) != ""
 
 
 def file_format(path: Path) -> str:
-    """The suffix that says how to read a file, a compression suffix set aside; empty when it is none of ``SUFFIXES``."""
+    """Returns the suffix that tells how to read a file, without a compression suffix; empty if it is none of ``SUFFIXES``."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -63,7 +63,7 @@ def file_format(path: Path) -> str:
 
 
 def read_path(path: Path, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
-    """Rows of a file or a directory. Raises ``UserError`` for formats that are not known and directories without data."""
+    """Returns the rows of a file or a directory. Raises ``UserError`` for unknown formats and directories without data."""
     if path.is_dir():
         return _read_directory(path, subset, split, default_splits)
     if not path.is_file():
@@ -74,7 +74,9 @@ def read_path(path: Path, subset: str | None, split: str | None, default_splits:
 
 
 def read_hub(name: str, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
-    """Rows of a hub dataset, downloaded once into the cache of ``datasets``. Raises ``UserError`` when it cannot be had."""
+    """Returns the rows of a hub dataset, downloaded once into the cache of ``datasets``. Raises ``UserError`` if it cannot be
+    loaded.
+    """
     try:
         builder, note = _builder(name, subset)
         builder.download_and_prepare()
@@ -117,7 +119,7 @@ def _read_lines(path: Path) -> Rows:
 
 
 def _objects(texts: Iterable[str], path: Path, lines: list[int]) -> Iterator[Row]:
-    """One JSON object a line; the numbers of their lines are appended to ``lines``."""
+    """Yields one JSON object per line; appends the numbers of their lines to ``lines``."""
     # Parsed here: the reader of ``datasets`` gives no line for a bad row, makes timestamps of dates and floats of large integers.
     for number, line in enumerate(texts, start=1):
         if line.strip():
@@ -136,7 +138,7 @@ def _parse(text: str, path: Path, line: int) -> Row:
 
 @contextmanager
 def _json_errors(path: Path, line: int, before: int) -> Iterator[None]:
-    """``line``: where the object begins; ``before``: lines of the file before the text that is read."""
+    """Reports JSON errors. ``line``: where the object begins; ``before``: lines of the file before the text that is read."""
     try:
         yield
     except json.JSONDecodeError as error:
@@ -166,12 +168,12 @@ def _read_json(path: Path) -> Rows:
 
 
 def _elements(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
-    """The objects of a JSON list, each with the line it begins on."""
+    """Yields the objects of a JSON list, each with the line it begins on."""
     decoder = json.JSONDecoder()
     here, line = 0, 1
 
     def advance(position: int) -> str:
-        """Go to what follows the spaces at ``position``; its first character."""
+        """Goes past the spaces at ``position``; returns the first character after them."""
         nonlocal here, line
         end = next((i for i in range(position, len(text)) if text[i] not in " \t\n\r"), len(text))
         line += text.count("\n", here, end)
@@ -201,7 +203,7 @@ def _elements(text: str, path: Path, lines: list[int]) -> Iterator[Row]:
 
 def _read_table(path: Path, separator: str) -> Rows:
     def records() -> Iterator[tuple[int, list[str]]]:
-        """Line and fields of each record, the header first; only for the header and for messages."""
+        """Yields line and fields of each record, the header first; only for the header and for messages."""
         reader = csv.reader((line + "\n" for line in _text_lines(path)), delimiter=separator)
         before = 0
         for fields in reader:
@@ -264,15 +266,15 @@ def _read_directory(path: Path, subset: str | None, split: str | None, default_s
 
 
 def _not_read(path: Path, parts: list[Path]) -> str:
-    """The files of other formats: ``datasets`` reads those of one."""
+    """Returns the files of other formats: ``datasets`` reads those of one format."""
     chosen = set(map(file_format, parts))
     others = [each for each in sorted(path.rglob("*")) if each.is_file() and file_format(each) not in ("", *chosen)]
     names = ", ".join(str(each.relative_to(path)) for each in others[:3])
-    return f"not read, being of another format: {names}{' ...' * (len(others) > 3)}" if others else ""
+    return f"not read, because the format differs: {names}{' ...' * (len(others) > 3)}" if others else ""
 
 
 def _saved(path: Path) -> Iterable[Row]:
-    """A directory that ``datasets`` saved; that of an empty one has no file, which ``datasets`` cannot load."""
+    """Reads a directory that ``datasets`` saved. An empty one has no data file, and ``datasets`` cannot load it."""
     import datasets
 
     if not json.loads((path / "state.json").read_text(encoding="utf-8")).get("_data_files"):
@@ -282,7 +284,7 @@ def _saved(path: Path) -> Iterable[Row]:
 
 
 def _chain(parts: list[Rows], note: str) -> Rows:
-    """Several files, one after the other."""
+    """Returns the rows of several files, one after the other."""
     begins: list[int] = []
 
     def rows() -> Iterator[Row]:
@@ -319,7 +321,7 @@ def _builder(name: str, subset: str | None, **options: Any) -> tuple[datasets.Da
 
 
 def _choose_split(known: list[str], split: str | None, defaults: tuple[str, ...], name: str) -> tuple[str, str]:
-    """The split to read and what to say about it; ``known`` in the dataset's own order."""
+    """Returns the split to read and a note about it; ``known`` is in the dataset's own order."""
     known = [str(each) for each in known]
     if split is not None:
         if split not in known:
@@ -331,7 +333,7 @@ def _choose_split(known: list[str], split: str | None, defaults: tuple[str, ...]
 
 
 def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
-    """A file through ``datasets``, row by row: nothing is copied into its cache, and reading can stop early."""
+    """Reads a file through ``datasets``, row by row: nothing is copied into its cache, and reading can stop early."""
     import datasets
 
     with tempfile.TemporaryDirectory() as scratch, _quiet():
@@ -345,7 +347,7 @@ def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    """The file's lines without their ends. Raises ``UserError`` with the line that is not UTF-8."""
+    """Yields the file's lines without their ends. Raises ``UserError`` with the line that is not UTF-8."""
     opener: Callable[..., IO[bytes]] = _OPENERS.get(path.suffix.lower(), open)
     try:
         with opener(path, "rb") as file:
@@ -367,7 +369,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """``datasets`` logs a bad file before raising; the message here says more."""
+    """Silences ``datasets``, which logs a bad file before raising; the message here tells more."""
     from datasets.utils import logging
 
     before = logging.get_verbosity()

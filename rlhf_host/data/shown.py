@@ -12,7 +12,7 @@ _SHOWN = 160  # characters of each part
 
 
 def shown(row: Row, tokenizer: Any, marker: Marker) -> str:
-    """The row with its trained tokens in ⟦⟧, and how the last of them ends it."""
+    """Returns the row with its trained tokens in ⟦⟧, and a note on how the last of them ends it."""
     text, place = _words(tokenizer, row.prompt_ids), 0
     for begin, end in row.trained:
         text += f"{_words(tokenizer, row.completion_ids[place:begin])}⟦{_words(tokenizer, row.completion_ids[begin:end])}⟧"

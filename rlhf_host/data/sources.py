@@ -1,4 +1,4 @@
-"""From data settings to tasks: files, directories, hub names and task plugins, checked, rendered and bounded in length."""
+"""Loading of tasks from data settings: files, directories, hub names and task plugins, checked, rendered and bounded in length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlhf_host.records.episodes import Task
 Split = Literal["train", "eval"]
 
 SPLITS: dict[str, tuple[str, ...]] = {"train": ("train",), "eval": ("test", "validation", "eval", "dev")}
-"""Which split of a directory or hub dataset is read when none is named: the first of these it has."""
+"""Names of splits, in the order in which they are tried if a directory or hub dataset has several and none is named."""
 
 
 PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
@@ -49,14 +49,14 @@ def load_tasks(
     rows: PythonRows = NO_ROWS,
     manager: PluginManager | None = None,
 ) -> TaskSet:
-    """The tasks of all sources, in file order, with prompts rendered and tokenised; those of task plugins that give neither a list
-    nor a tuple are made as they are drawn, but for evaluation and where the number of samples is bounded.
+    """Returns the tasks of all sources, in file order, with prompts rendered and tokenised. Task plugins that return neither a
+    list nor a tuple make their tasks as they are drawn, except for evaluation and if the number of samples is bounded.
 
-    Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset; or it is
-    among ``rows``.
-    ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first rows of
-    each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
-    smaller, are left out or cut as ``data.long_prompts`` says, and counted in the report. Task plugins join ``manager``, the run's.
+    Each source's ``path`` is a file or directory if there is one, else the name of a task plugin, else a hub dataset; or one of
+    ``rows``. ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first
+    rows of each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
+    smaller, are left out or cut according to ``data.long_prompts``, and counted in the report. Task plugins join ``manager``,
+    the run's.
 
     Raises ``UserError`` for data that cannot be found or read, naming file and line of the first malformed row.
     """
@@ -94,7 +94,7 @@ def load_tasks(
 
 
 def named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:
-    """Each source under a name of its own: the one it was given, else the last part of its path."""
+    """Returns each source under a unique name: its given name, else the last part of its path."""
     chosen = [source.name for source in sources if source.name]
     if len(set(chosen)) < len(chosen):
         raise UserError("two data sources have the same name: give each a name of its own")
@@ -118,7 +118,7 @@ def _stem(path: str) -> str:
 
 
 def open_source(source: DataSource, name: str, split: Split, rows: PythonRows) -> Rows | PluginInfo:
-    """The rows that a source names, or the task plugin. Raises ``UserError`` where there is neither."""
+    """Returns the rows that a source names, or the task plugin. Raises ``UserError`` if there is neither."""
     if source.path in rows:
         return Rows(plain_rows(rows[source.path]), lambda i: f"{name}[{i}]")
     if is_object(source.path):
@@ -142,7 +142,7 @@ def open_source(source: DataSource, name: str, split: Split, rows: PythonRows) -
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """From sources to tasks of one split, prompts rendered, tokenised and bounded in length."""
+    """Reads tasks of one split from sources, with prompts rendered, tokenised and bounded in length."""
 
     data: DataConfig
     split: Split
@@ -150,12 +150,12 @@ class _Reader:
     tokenizer: Any
     seed: int
     longest: int | None
-    """Of prompts, in tokens."""
+    """Maximum tokens of a prompt."""
     rows: PythonRows
     manager: PluginManager
 
     def read(self, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
-        """A source's first ``limit`` tasks and a line that says what was read."""
+        """Returns a source's first ``limit`` tasks and a line about what was read."""
         rows = open_source(source, name, self.split, self.rows)
         if isinstance(rows, PluginInfo):
             return self._of_plugin(rows, source, name, limit)
@@ -170,7 +170,7 @@ class _Reader:
         return tasks, f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.skipped}"
 
     def _of_plugin(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
-        """The tasks of a plugin, which joins the run's others."""
+        """Returns the tasks of a plugin, which joins the run's others."""
         if source.subset is not None or source.split is not None:
             raise UserError(f"{info.name} is a task plugin: subset and split are for directories and hub datasets")
         manager, kind = self.manager, "tasks" if self.split == "train" else "eval_tasks"
@@ -209,14 +209,14 @@ class _Reader:
         return ReadTasks(begin, self.fits, keeps_place=keeps_place), line
 
     def prepare(self, task: Task) -> Task:
-        """One task; a prompt that is too long is cut if ``data.long_prompts`` says so."""
+        """Prepares one task; cuts a prompt that is too long if ``data.long_prompts`` says so."""
         return self._cut(self._tokenised([task])[0])
 
     def fits(self, task: Task) -> bool:
         return self.longest is None or len(task.prompt_ids or ()) <= self.longest
 
     def fitting(self, tasks: list[Task]) -> tuple[list[Task], str]:
-        """Those that stay, and what was done to the others."""
+        """Returns the tasks that stay, and a note on what was done to the others."""
         short = [task for task in tasks if self.fits(task)]
         long = len(tasks) - len(short)
         if not long:
@@ -227,7 +227,7 @@ class _Reader:
         return cut, f"cut the beginning of {long} of {len(tasks)} prompts longer than {self.longest} tokens"
 
     def _judged(self, tasks: list[Task], reader: RowReader | None = None) -> list[Task]:
-        """The tasks whose labels can be used; the others are counted as bad, or an error."""
+        """Returns the tasks whose labels can be used; the others are counted as bad, or raise an error."""
         loaded = [self.manager.by_key[key] for key in self.manager.names("check_labels")]
         own = any(item.kind == EVAL_REWARD for item in self.manager.loaded)
         idle = "reward" if self.split == "eval" and own else EVAL_REWARD
@@ -247,7 +247,7 @@ class _Reader:
         return [task for place, task in enumerate(tasks) if place not in faults] if faults else tasks
 
     def _tokenised(self, tasks: Sequence[Task], bad: BadRows | None = None) -> list[Task]:
-        """The tasks with the tokens of their prompts; those of which there are none are counted as bad, or an error."""
+        """Returns the tasks with the tokens of their prompts; empty prompts are counted as bad, or raise an error."""
         done: list[Task] = []
         for begin in range(0, len(tasks), _BATCH):
             texts: list[tuple[Task, str | None]] = []
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def _find_plugin(spec: str) -> PluginInfo | None:
-    """The task plugin called ``spec``, or ``None`` where it can only be a hub name. A near miss is an error at once."""
+    """Returns the task plugin called ``spec``, or None if it can only be a hub name. Raises an error for a near miss."""
     plugins = discover()
     names = [info.name for info in plugins if info.kind == "tasks"]
     if spec in names or (":" in spec and not looks_like_a_file(spec)):
@@ -293,7 +293,7 @@ def _find_plugin(spec: str) -> PluginInfo | None:
 
 @contextmanager
 def _blaming(info: PluginInfo) -> Iterator[None]:
-    """What fails in a plugin's tasks is shown with its name."""
+    """Adds a plugin's name to the errors of its tasks."""
     try:
         yield
     except UserError:
@@ -328,7 +328,7 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
 
 
 def share(read: Mapping[str, _Items], weights: Mapping[str, float], total: int) -> dict[str, _Items]:
-    """``total`` tasks or units over the sources by weight; what a short source cannot give goes to the others."""
+    """Divides ``total`` tasks or units among the sources by weight; the others make up for a source that is too short."""
     taken = dict.fromkeys(read, 0)
     for _ in range(min(total, sum(map(len, read.values())))):
         open_sources = [name for name in read if taken[name] < len(read[name])]

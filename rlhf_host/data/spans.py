@@ -1,4 +1,4 @@
-"""Examples as rendered texts, with the places that are trained: what the model itself will write, and nothing else."""
+"""Examples as rendered texts, with their trained places: exactly what the model itself will write."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ from rlhf_host.records.episodes import Message
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """A prompt and what follows it, as text."""
+    """A prompt and the text that follows it."""
 
     prompt: str
     rest: str
     trained: tuple[tuple[int, int], ...]
     """Begin and end, in ``rest``, of each trained span."""
     chat: bool
-    """The chat template wrote it, special tokens included."""
+    """True if the chat template wrote it, special tokens included."""
     end: int | None = None
-    """A token to put after ``rest``, trained, unless that ends with it."""
+    """A token to add after ``rest``, trained, unless the text ends with it."""
     columns: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One answer of a conversation: the prompt that the model will see, and what it is to write."""
+    """One answer of a conversation: the prompt that the model will see, and the text that it should write."""
 
     prompt: str
     answer: str
     stopped: bool
-    """The answer's text ends with a stop token."""
+    """True if the answer's text ends with a stop token."""
 
 
 class Marker:
-    """Renders examples and says what is trained.
+    """Renders examples and marks what is trained.
 
-    An answer begins where the conversation with it leaves the conversation before it, rendered for generation. It ends with the
-    first stop token after its words. Both are looked up in every row. Nothing is read from the template's source or from
-    token ids, so a template need not have generation blocks, and a padding token that is also the stop token does no harm.
+    An answer begins where the rendered conversation with it differs from the conversation before it, rendered for generation.
+    It ends with the first stop token after its words. Both places are found in every row. Nothing is read from the template's
+    source or from token ids. So a template needs no generation blocks, and a padding token that is also the stop token does no
+    harm.
 
-    Where a template changes earlier turns (some leave out their reasoning), such a turn becomes a row of its own.
+    If a template changes earlier turns (some leave out their reasoning), such a turn becomes a separate row.
 
     Args:
-        history: ``refuse`` makes that an error of the row.
+        history: with ``refuse``, that is an error of the row.
         stop_ids: further stop tokens of the model.
     """
 
@@ -78,16 +79,16 @@ class Marker:
         self._special = special_tokens(tokenizer)
         self.stops = {*tokenizer.convert_ids_to_tokens(list(stop_ids)), tokenizer.eos_token} - {None}
         self._ends = tuple(self.stops)
-        """What ends a text that needs no end any more."""
+        """Texts that already end a turn, so that no end is added."""
         self._tail = ""
         self._eos: int | None = tokenizer.eos_token_id
         self.end = self._eos
-        """The token that ends an answer."""
+        """Token that ends an answer."""
         if uses_chat_template(tokenizer, None):
             self._learn_ending()
 
     def _learn_ending(self) -> None:
-        """What the template writes after an answer that another message follows, and after the last one."""
+        """Learns what the template writes after an answer that another message follows, and after the last one."""
         mark = secrets.token_hex(8)
         turn: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": mark}]
         try:
@@ -108,7 +109,7 @@ class Marker:
             self.end = self._tokenizer.convert_tokens_to_ids(stop)
 
     def mark(self, example: Example) -> list[tuple[MarkedText, ...]]:
-        """The units that an example makes: one, or several of one text where the template changes earlier turns.
+        """Returns the units of an example: one, or several of one text if the template changes earlier turns.
 
         Raises ``Malformed`` for an example that cannot be rendered, or has nothing to train.
         """
@@ -123,7 +124,7 @@ class Marker:
         prompts = {text.prompt for texts in units for text in texts}
         if any(len(texts) > 1 for texts in units) or len(prompts) > 1:
             raise Malformed(
-                "the chat template changes earlier turns, so the answers of this pair are no two rows of one prompt"
+                "the chat template changes earlier turns, so the answers of this pair are not two rows with the same prompt"
             )
         return [tuple(texts[0] for texts in units)]
 
@@ -148,7 +149,7 @@ class Marker:
         return self._conversation(whole, [number + shift for number in trained], example, columns)
 
     def _clean(self, message: Message, number: int) -> Message:
-        """The message for the template: without the mark, and without an end that the template writes itself."""
+        """Returns the message for the template: without the mark, and without an end that the template writes itself."""
         self._rendered.refuse(message["content"], f"message {number} ({message['role']})")
         content, end = without_end(message["content"], self._ends)
         if not end and UNTRAINED not in message:
@@ -156,7 +157,7 @@ class Marker:
         return {**{key: value for key, value in message.items() if key != UNTRAINED}, "content": content}
 
     def _plain(self, example: Example, completion: str, columns: Mapping[str, float]) -> MarkedText:
-        """A completion put behind its prompt as it is, but with one end."""
+        """Returns a completion after its prompt, unchanged but with exactly one end."""
         content, end = ("", "") if example.steps else without_end(completion, self._ends)
         completion = content + end if end else completion
         if not example.prompt:
@@ -203,7 +204,7 @@ class Marker:
         return MarkedText(text[:begin], text[begin:], spans, True, end, columns)
 
     def _turn(self, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> _Turn:
-        """The last message as what the model is to write."""
+        """Returns the last message as the text that the model should write."""
         prompt = writer.write(messages[:-1], opens=True, tools=tools)
         text = writer.write(messages, opens=False, tools=tools)
         begin = _common(prompt, text)
@@ -219,7 +220,7 @@ class Marker:
         return _Turn(prompt, text[begin:end], stopped)
 
     def _behind(self, opening: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
-        """Find where the answer begins in a template that changes what is before its opening (Hermes, Mistral); 0: unknown."""
+        """Finds where the answer begins in a template that changes the text before its opening (Hermes, Mistral); 0: unknown."""
         numbers = itertools.count()
         asked, answer = (writer.all_marked(message, numbers) for message in messages[-2:])
         words, mark = text_of(asked.get("content")), writer.mark
@@ -241,7 +242,9 @@ class Marker:
     def _unopened(
         self, prompt: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
     ) -> _Turn:
-        """An answer to an opening that the template writes for prompts alone, as DeepSeek-R1's: it brings that, or goes on."""
+        """Returns an answer to an opening that the template writes only for prompts, as DeepSeek-R1's does: the answer contains
+        the opening, or goes on from it.
+        """
         content = str(messages[-1].get("content") or "")
         answer, tag = without_opening(prompt, content), last_tag(prompt)
         goes_on = tag[1:] and tag not in content and f"{tag[0]}/{tag[1:]}" in content
@@ -258,7 +261,7 @@ class Marker:
     def _end(
         self, text: str, begin: int, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
     ) -> tuple[int, bool]:
-        """Where the answer ends, and whether with a stop token."""
+        """Returns where the answer ends, and True if it ends with a stop token."""
         words = self._words_end(text, begin, messages, writer, tools)
         for known in (self.stops, self._special):
             if found := _first(text[words:], known):
@@ -268,7 +271,7 @@ class Marker:
     def _words_end(
         self, text: str, begin: int, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
     ) -> int:
-        """Where the content of the last message ends."""
+        """Returns where the content of the last message ends."""
         content = str(messages[-1].get("content") or "")
         if messages[-1].get("tool_calls"):
             return self._calls_end(text, messages, writer, tools)
@@ -288,7 +291,7 @@ class Marker:
         return begin
 
     def _calls_end(self, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
-        """Find where the last call of the last message ends, at the latest: special tokens before it end nothing."""
+        """Finds where the last call of the last message ends, at the latest: special tokens before it are not its end."""
         calls = [with_arguments(call) for call in messages[-1]["tool_calls"]]
         marked = [*messages[:-1], writer.all_marked({**messages[-1], "tool_calls": calls}, itertools.count())]
         try:
@@ -299,7 +302,7 @@ class Marker:
 
 
 def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Example) -> Example:
-    """A conversation of one turn for plain text. Raises ``Malformed`` for what plain text has no form for."""
+    """Returns a conversation of one turn as plain text. Raises ``Malformed`` for content that plain text has no form for."""
     if len(trained) > 1 or trained[0] != len(messages) - 1:
         raise Malformed(
             "a conversation of several turns needs a chat template: leave data.template unset and use a tokenizer that has one"
@@ -313,14 +316,14 @@ def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Examp
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """Returns the number of characters that two texts share at their beginning."""
     if other.startswith(one):
         return len(one)
     return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _first(text: str, known: set[Any]) -> re.Match[str] | None:
-    """The first place where one of the tokens is written."""
+    """Returns the first place of any of the tokens."""
     if not known:
         return None
     return re.search("|".join(re.escape(token) for token in sorted(known, key=lambda token: (-len(token), token))), text)

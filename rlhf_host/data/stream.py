@@ -1,4 +1,4 @@
-"""The order in which tasks are drawn: fixed by the seed, or chosen by a plugin; resumable to the task."""
+"""The order in which tasks are drawn: fixed by the seed, or chosen by a plugin; resumable to the exact task."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlhf_host.records.episodes import Task
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A task, and a number that no other draw of it has: how often its source was gone through before."""
+    """A task and its pass number: how often its source was completed before. No two draws of a task have the same number."""
 
     task: Task
     epoch: int
 
 
 class IndexedTasks(Sequence[Any]):
-    """Tasks that are made one by one, when they are asked for.
+    """Tasks that are made one by one, on demand.
 
     Args:
-        fits: tasks for which it is False are passed over when they are drawn.
+        fits: tasks for which it returns False are skipped when they are drawn.
     """
 
     def __init__(self, count: int, make: Callable[[int], Task], fits: Callable[[Task], bool] = lambda task: True):
@@ -41,11 +41,11 @@ class IndexedTasks(Sequence[Any]):
 
 
 class ReadTasks:
-    """Tasks read one after the other as they are drawn, and from the beginning again after the last.
+    """Tasks that are read one after the other as they are drawn, and again from the beginning after the last.
 
     Args:
-        begin: gives the tasks from the beginning, or, with ``keeps_place``, from where whoever gives them left off.
-        fits: tasks for which it is False are passed over.
+        begin: returns the tasks from the beginning or, with ``keeps_place``, from where their source left off.
+        fits: tasks for which it returns False are skipped.
     """
 
     def __init__(self, begin: Callable[[], Iterable[Task]], fits: Callable[[Task], bool], *, keeps_place: bool):
@@ -53,7 +53,7 @@ class ReadTasks:
         self.go_to(0, 0)
 
     def go_to(self, passes: int, at: int) -> None:
-        """Go on after ``at`` tasks of the pass number ``passes``."""
+        """Goes to the position after ``at`` tasks of the pass number ``passes``."""
         self.passes, self.at = passes, at
         self._tasks: Iterator[Task] | None = None
 
@@ -80,13 +80,13 @@ class TaskSet:
 
     sources: dict[str, Source]
     weights: dict[str, float]
-    """Source name → its share when several are mixed; only sources that have tasks."""
+    """Source name → its share if several are mixed; only sources that have tasks."""
     report: list[str] = field(default_factory=list)
-    """For people: what was read, filtered and truncated."""
+    """Summary for people: what was read, filtered and truncated."""
 
     @property
     def tasks(self) -> list[Task]:
-        """All of those that can be counted."""
+        """All tasks that can be counted."""
         return [task for source in self.sources.values() if not isinstance(source, ReadTasks) for task in source]
 
     def __len__(self) -> int:
@@ -94,20 +94,20 @@ class TaskSet:
 
 
 Choose: TypeAlias = Callable[[Sequence[Task], int, int], Sequence[int | Task]]
-"""``choose(tasks, count, step)``, as the hook ``draw_tasks``."""
+"""``choose(tasks, count, step)``, like the hook ``draw_tasks``."""
 
 
 class TaskStream:
     """Draws tasks without end.
 
-    Within a source every task comes once per epoch, in an order made from (seed, source name, epoch), or in file order with
-    ``shuffle=False`` and where it is read as it is drawn. Sources share the draws in proportion to their weights: the next draw
-    goes to the source furthest behind its share (the divisor method of d'Hondt), so any stretch of the stream is mixed as the
-    weights say and the order depends on nothing but the arguments. How often each source was drawn is the whole state.
+    Within a source every task comes once per epoch, in an order made from (seed, source name, epoch). It is file order with
+    ``shuffle=False``, and for a source that is read as it is drawn. Sources share the draws in proportion to their weights: the
+    next draw goes to the source furthest behind its share (the divisor method of d'Hondt). So every stretch of the stream is
+    mixed by weight, and the order depends only on the arguments. The whole state is the number of draws of each source.
 
     Args:
-        choose: draws instead.
-        chooser: the plugin that does.
+        choose: draws the tasks instead.
+        chooser: the plugin of ``choose``.
     """
 
     def __init__(
@@ -125,18 +125,18 @@ class TaskStream:
         self._choose, self._chooser = choose, chooser
         self._all: Sequence[Task] = _joined(list(self._sources.values())) if choose is not None else ()
         self.epoch = 0
-        """Which pass over its source, from 0, the task drawn last belongs to."""
+        """Pass over its source, from 0, that the task drawn last belongs to."""
 
     @property
     def goes_back(self) -> bool:
-        """Whether it can draw again what it gave in this process."""
+        """True if it can draw again what it gave in this process."""
         return not any(source.keeps_place for source in self._read.values())
 
     def draw(self, count: int, step: int) -> list[Draw]:
-        """The next tasks.
+        """Returns the next tasks.
 
         Raises:
-            RunError: ``choose`` gave something else than ``count`` tasks or their numbers.
+            RunError: ``choose`` returned something other than ``count`` tasks or their numbers.
         """
         if self._choose is None:
             return [self._next() for _ in range(count)]
@@ -174,13 +174,13 @@ class TaskStream:
                 raise UserError(f"no prompt of {name} is short enough: raise data.max_prompt_tokens or truncate")
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
+        """Returns plain values that JSON can hold."""
         order = {"seed": self._seed, "shuffle": self._shuffle, "epoch": self.epoch, "sizes": self._sizes}
         read = {name: [source.passes, source.at] for name, source in self._read.items()}
         return {**order, "drawn": dict(self._drawn), "chosen": self._chosen, "read": read}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state`` was taken, with its seed. Raises ``UserError`` when the data is not the same."""
+        """Goes on exactly where ``state`` was taken, with its seed. Raises ``UserError`` if the data has changed."""
         if dict(state["sizes"]) != self._sizes or state["read"].keys() != self._read.keys():
             sizes = (state["sizes"], self._sizes)
             then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in sizes)
@@ -206,7 +206,7 @@ class TaskStream:
 
 
 def _joined(sources: Sequence[Source]) -> Sequence[Task]:
-    """Several sources as one sequence. Raises ``UserError`` for one whose tasks have no numbers."""
+    """Returns several sources as one sequence. Raises ``UserError`` for one whose tasks have no numbers."""
     counted = [source for source in sources if not isinstance(source, ReadTasks)]
     if len(counted) < len(sources):
         raise UserError(

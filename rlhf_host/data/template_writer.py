@@ -1,4 +1,4 @@
-"""Conversations in a chat template: in the form of contents, calls and thoughts that it takes, and without loss."""
+"""Writing of conversations in a chat template: in the form of contents, calls and thoughts that it accepts, and without loss."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from rlhf_host.records.episodes import Message
 Tools = Sequence[Mapping[str, Any]]
 
 MEMO = 4096
-"""Most shapes of conversations that are remembered; conversations with tools have as many as there are episodes."""
+"""Maximum number of remembered conversation shapes; conversations with tools have as many shapes as there are episodes."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""The names under which templates read thoughts: each gets them."""
+"""Names under which templates read thoughts; a message gets them under all names."""
 SHOWN = ("name", "channel", "recipient", "tool_plan")
-"""Who speaks, to whom, or what for, beside the role. Results of tools have the tool's name, which most templates leave out."""
+"""Fields for the speaker, the recipient or the purpose, beside the role. Results of tools have the tool's name, which most
+templates leave out.
+"""
 _FORMED, _NAMED = frozenset((*REASONING, "tool_calls")), frozenset(SHOWN)
 _TAGS = re.compile(r"</?think(?:ing)?>|\[/?THINK\]|/(?:no_?)?think\b|/system_override")
 """Marks of thoughts, and directives, that templates write in their own way."""
 NO_ID = "call00000"
-"""Id of calls and results that have none: Mistral's templates want nine letters or digits."""
+"""Id for calls and results that have none: Mistral's templates require nine letters or digits."""
 RESULTS = ("tool", "function", "ipython")
 WITHOUT_TOOLS = (
     "put the tools into the system prompt and their results into user messages (as agents with that option do:"
     " --agent.tool-format text)"
 )
-"""The way out for chat templates that have no tools."""
+"""Advice for chat templates that have no tools."""
 
 
 class TemplateWriter:
-    """Writes conversations in a tokenizer's chat template, and finds what that leaves out.
+    """Writes conversations in a tokenizer's chat template, and finds what the template leaves out.
 
-    What a template takes is tried, because nothing says it: contents as texts or as lists of parts, arguments of calls as mappings
-    or as JSON. What it leaves out is found with marks in place of contents, names and thoughts; a conversation of the same shape is
-    not tried again.
+    The accepted forms are found by trying, because no metadata tells them: contents as texts or as lists of parts, arguments of
+    calls as mappings or as JSON. Losses are found with marks in place of contents, names and thoughts. A conversation of the
+    same shape is not tried again.
     """
 
     def __init__(self, tokenizer: Any):
@@ -53,7 +55,7 @@ class TemplateWriter:
         self._told: dict[str, TemplateWriter] = {}
 
     def told(self, values: Mapping[str, Any]) -> TemplateWriter:
-        """The writer whose template knows these values too. Raises ``UserError`` for one that it does not read."""
+        """Returns the writer whose template also gets these values. Raises ``UserError`` for one that it does not read."""
         if not values:
             return self
         key = json.dumps(values, sort_keys=True, default=str)
@@ -64,7 +66,9 @@ class TemplateWriter:
         return self._told[key]
 
     def write(self, messages: Sequence[Message], *, opens: bool, tools: Tools | None = None) -> str:
-        """The template's text, with the opening of an answer where it ``opens``. Raises ``UserError`` for what it refuses."""
+        """Returns the template's text, with the opening of an answer if ``opens``. Raises ``UserError`` for messages that it
+        refuses.
+        """
         in_parts = self._in_parts
         as_it_is = [not in_parts and _is_plain(message) and message["role"] != "tool" for message in messages]
         shaped = [one if plain else self._in_form(one) for one, plain in zip(messages, as_it_is, strict=True)]
@@ -77,7 +81,7 @@ class TemplateWriter:
 
     @cached_property
     def _in_parts(self) -> bool:
-        """Whether contents must be lists of parts: some templates of models that see images lose a plain text."""
+        """True if contents must be lists of parts: some templates of models that see images lose a plain text."""
         for in_parts in (False, True):
             message = _in_form({"role": "user", "content": self.mark}, False, in_parts)
             with contextlib.suppress(UserError):
@@ -86,7 +90,7 @@ class TemplateWriter:
         return False
 
     def _takes_json(self) -> bool:
-        """Whether arguments must be a text: a template may refuse mappings, or write them as Python does."""
+        """Returns True if arguments must be a text: a template may refuse mappings, or write them as Python does."""
         function = {"name": "f", "arguments": {"m": self.mark}}
         call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         for as_json in (False, True):
@@ -102,11 +106,11 @@ class TemplateWriter:
     def refuse_losses(
         self, messages: Sequence[Message], tools: Tools | None = None, *, opens: bool, words_alone: bool = False
     ) -> None:
-        """Raise ``UserError`` for a message, a call, a tool, thoughts or a name that the template does not write.
+        """Raises ``UserError`` for a message, a call, a tool, thoughts or a name that the template does not write.
 
-        Thoughts of earlier turns, and words beside their calls, are left out by design in many templates, so it is enough that they
-        are written while their turn is the last. What is before an answer may be written in its prompt alone, as the system message
-        is in Mistral's.
+        Many templates leave out thoughts of earlier turns, and words beside their calls, by design. So it is enough that these
+        are written while their turn is the last. Messages before an answer may be written in its prompt alone, like the system
+        message in Mistral's.
 
         Args:
             words_alone: thoughts and names do not matter.
@@ -158,7 +162,7 @@ class TemplateWriter:
         return False
 
     def _refuse_mistaken(self, marked: Sequence[Message], text: str, opens: bool, tools: Tools) -> None:
-        """Raise ``UserError`` for a role whose words would be the assistant's."""
+        """Raises ``UserError`` for a role whose words would be the assistant's."""
 
         def as_assistant(role: str) -> str | None:
             changed = [{**message, "role": "assistant"} if message["role"] == role else message for message in marked]
@@ -177,7 +181,7 @@ class TemplateWriter:
         return f"n{next(numbers)}{self.mark}"
 
     def marked(self, message: Message, numbers: Iterator[int]) -> Message:
-        """The message with marks in place of its content and reasoning."""
+        """Returns the message with marks in place of its content and reasoning."""
         marked = {name: value for name, value in message.items() if name not in REASONING}
         if text_of(message.get("content")).strip():
             marked["content"] = self._next(numbers)
@@ -186,7 +190,7 @@ class TemplateWriter:
         return marked
 
     def all_marked(self, message: Message, numbers: Iterator[int]) -> Message:
-        """The message with marks in place of names and arguments too."""
+        """Returns the message with marks in place of names and arguments too."""
         marked = self.marked(message, numbers)
         marked |= {name: self._next(numbers) for name in SHOWN if message.get(name) and message["role"] not in RESULTS}
         if calls := message.get("tool_calls"):
@@ -198,12 +202,12 @@ class TemplateWriter:
 
 
 def reasoning_of(message: Message) -> str:
-    """Under whichever of its names."""
+    """Returns the reasoning, under any of its names."""
     return str(next((value for name in REASONING if (value := message.get(name))), ""))
 
 
 def _loss(message: Message, text: str) -> tuple[str, str] | None:
-    """What of a marked message is not in the text, and what to do about it."""
+    """Returns which part of a marked message is missing in the text, and what to do about it."""
     role = message["role"]
     calls = list(message.get("tool_calls") or ())
     for call in calls:
@@ -224,7 +228,7 @@ def _loss(message: Message, text: str) -> tuple[str, str] | None:
 
 
 def _loss_beside(message: Message, text: str, *, thoughts: bool) -> tuple[str, str] | None:
-    """What is not there of its names and, with ``thoughts``, its reasoning."""
+    """Returns which of its names and, with ``thoughts``, reasoning is missing."""
     if thoughts and (reasoning := reasoning_of(message).strip()) and reasoning not in text:
         return "the reasoning of ", "write it into the content, as the model writes it, or leave it unread (data.ignore)"
     for name in SHOWN:
@@ -234,10 +238,10 @@ def _loss_beside(message: Message, text: str, *, thoughts: bool) -> tuple[str, s
 
 
 def refuse_cuts(messages: Sequence[Message], text: str, *, answers: bool, first: int = 1) -> None:
-    """Raise ``UserError`` for a message of which the template writes only some words: it may cut thoughts out of contents.
+    """Raises ``UserError`` for a message of which the template writes only some words: it may cut thoughts out of contents.
 
     Args:
-        answers: look at the assistant's messages; else at all others.
+        answers: checks the assistant's messages; else all others.
         first: the number of the first message.
     """
     for number, message in enumerate(messages, start=first):
@@ -261,18 +265,18 @@ def _name_of(tool: Mapping[str, Any]) -> str:
 
 
 def _renamed(tool: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A tool or a call with another name."""
+    """Returns a tool or a call with another name."""
     return {**tool, "function": {**tool["function"], "name": name}} if "function" in tool else {**tool, "name": name}
 
 
 def with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call that has some arguments."""
+    """Returns a call that has some arguments."""
     function = call.get("function", call)
     return {**call, "function": {**function, "arguments": function.get("arguments") or {"m": ""}}}
 
 
 def _shape(message: Message) -> Any:
-    """All of a message on which it depends what a template writes of it."""
+    """Returns everything in a message that affects what a template writes of it."""
     if _is_plain(message) and _NAMED.isdisjoint(message):
         return message["role"], bool(message["content"].strip())
     content, calls = message.get("content"), message.get("tool_calls")
@@ -282,12 +286,12 @@ def _shape(message: Message) -> Any:
 
 
 def _is_plain(message: Message) -> bool:
-    """It has a text as content, and nothing that a template takes in several forms."""
+    """Returns True if its content is a text, and nothing in it has several forms."""
     return type(message.get("content")) is str and _FORMED.isdisjoint(message)
 
 
 def _in_form(message: Message, as_json: bool, in_parts: bool) -> Message:
-    """The message with its content, thoughts and arguments as a template takes them."""
+    """Returns the message with its content, thoughts and arguments in the form that the template accepts."""
     calls, reasoning = message.get("tool_calls"), reasoning_of(message)
     shaped = {**message, "content": text_of(message.get("content"))}
     if in_parts:

@@ -1,4 +1,4 @@
-"""Chat templates: which one is used, what it is told beside the messages, and its text of a conversation."""
+"""Chat templates: the choice of template, its values beside the messages, and its text of a conversation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
 
 TEMPLATE_S = 10.0
-"""Longest time for one conversation."""
+"""Maximum seconds for one conversation."""
 
 
 def for_chat(tokenizer: Any, data: DataConfig) -> Any:
-    """The tokenizer, or a copy whose chat template knows ``data.template_kwargs`` and ``data.day``, whoever applies it.
+    """Returns the tokenizer, or a copy whose chat template gets ``data.template_kwargs`` and ``data.day``, whoever applies it.
 
-    Raises ``UserError`` for what no chat template can be told.
+    Raises ``UserError`` for values that no chat template can get.
     """
     values: dict[str, Any] = {}
     for text in data.template_kwargs:
@@ -43,15 +43,15 @@ def for_chat(tokenizer: Any, data: DataConfig) -> Any:
         try:
             values["strftime_now"] = date.fromisoformat(data.day).strftime
         except ValueError as error:
-            raise UserError(f"data.day {data.day!r} is no day such as 2026-12-31") from error
+            raise UserError(f"data.day {data.day!r} is not a day such as 2026-12-31") from error
     return _knowing(tokenizer, values)
 
 
 def for_row(tokenizer: Any, values: Mapping[str, Any]) -> Any:
-    """The tokenizer, or a copy whose chat template knows what a row says to it. An empty value that the template does not read says
-    nothing.
+    """Returns the tokenizer, or a copy whose chat template gets the row's values. An empty value that the template does not
+    read is ignored.
 
-    Raises ``UserError`` for another one.
+    Raises ``UserError`` for any other value that it does not read.
     """
     told = {}
     for name, value in values.items():
@@ -64,7 +64,7 @@ def for_row(tokenizer: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _untold(tokenizer: Any, name: str) -> str:
-    """Why the chat template cannot be told a value of this name; empty: it can."""
+    """Returns why the chat template cannot get a value of this name; empty: it can."""
     if name in (*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "strftime_now"):
         return f"{name} is given by the host"
     if not re.search(rf"\b{re.escape(name)}\b", str(getattr(tokenizer, "chat_template", None))):
@@ -81,17 +81,17 @@ def _knowing(tokenizer: Any, values: Mapping[str, Any]) -> Any:
 
 
 def tells_the_day(tokenizer: Any) -> bool:
-    """Whether its chat template writes what day it is."""
+    """Returns True if its chat template writes the current day."""
     return "strftime_now" in str(getattr(tokenizer, "chat_template", None))
 
 
 def uses_chat_template(tokenizer: Any, template: str | None) -> bool:
-    """Whether prompts and turns go through the tokenizer's chat template."""
+    """Returns True if prompts and turns go through the tokenizer's chat template."""
     return template is None and bool(getattr(tokenizer, "chat_template", None))
 
 
 def rendering(tokenizer: Any, template: str | None) -> str:
-    """What becomes of prompts, for people."""
+    """Returns how prompts are rendered, for people."""
     if uses_chat_template(tokenizer, template):
         return "prompts in the tokenizer's chat template"
     if template is None:
@@ -100,7 +100,7 @@ def rendering(tokenizer: Any, template: str | None) -> str:
 
 
 def check_template(template: str | None) -> None:
-    """Raise ``UserError`` for an own template that has no place for the prompt."""
+    """Raises ``UserError`` for a user's template that has no place for the prompt."""
     if template is not None and template != "none" and "{prompt}" not in template:
         raise UserError(
             f"data.template {template!r} has no {{prompt}}: write it where the prompt goes, or 'none' for plain text"
@@ -110,7 +110,7 @@ def check_template(template: str | None) -> None:
 def apply_template(
     tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Any] | None = None
 ) -> str:
-    """A conversation in the tokenizer's chat template. Raises ``UserError`` for what the template refuses."""
+    """Returns a conversation in the tokenizer's chat template. Raises ``UserError`` for messages that the template refuses."""
     options = {"tools": list(tools)} if tools else {}
     try:
         with _deadline():
@@ -129,7 +129,7 @@ def apply_template(
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """A template may loop for ever. Only the main thread, where prompts are read, can be woken."""
+    """Limits the time of a template, which may loop for ever. Works only in the main thread, where prompts are read."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return

@@ -1,4 +1,4 @@
-"""Rows that are tokens already, alone or several in one row: which of them are trained, and where each begins."""
+"""Rows that are tokens already, with one or several documents per row: their trained tokens, and where each begins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNTRAINED_BY = ("prompt_mask", "ignore_mask", "mask")
 LENGTHS = ("seq_lengths", "seq_lens", "sequence_lengths", "seqlens", "document_lengths", "lengths")
 """Columns with the number of tokens of each document of a row."""
 STARTS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "seq_start_id", "seq_start_ids", "sequence_starts")
-"""Columns with the places where documents begin; perhaps also where the last one ends."""
+"""Columns with the places where documents begin; some also have where the last one ends."""
 NUMBERS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids")
 """Columns with the number of its document for each token."""
 SAYS_NOTHING = ("special_tokens_mask", "offset_mapping")
@@ -29,7 +29,7 @@ SAYS_NOTHING = ("special_tokens_mask", "offset_mapping")
 
 
 def read_token_rows(row: Mapping[str, Any], vocabulary: int | None, ignore: Sequence[str] = ()) -> tuple[Row, ...]:
-    """A row of the data for each document of a row of tokens. Raises ``Malformed`` for what cannot be honoured."""
+    """Returns a row of the data for each document of a row of tokens. Raises ``Malformed`` for content that cannot be honoured."""
     row = {name: value for name, value in row.items() if value is not None and name not in ignore}
     if IDS in row:
         ids = _ids(row[IDS], IDS, vocabulary)
@@ -68,7 +68,7 @@ def _ids(value: Any, key: str, vocabulary: int | None) -> list[int]:
 
 
 def _refuse_unknown(row: Mapping[str, Any], length: int) -> None:
-    """Numbers beside tokens say something about them, and mappings may."""
+    """Raises ``Malformed`` for unknown columns with numbers or mappings, which may carry information about the tokens."""
     known = (
         IDS, "prompt_ids", "completion_ids", "labels", "attention_mask", "position_ids", "token_type_ids",
         *TRAINED_BY, *UNTRAINED_BY, *LENGTHS, *STARTS, *NUMBERS, *SAYS_NOTHING,
@@ -78,7 +78,7 @@ def _refuse_unknown(row: Mapping[str, Any], length: int) -> None:
             continue
         each = isinstance(value, list | tuple) and (len(value) == length or all(isinstance(one, int | float) for one in value))
         if each or isinstance(value, Mapping):
-            raise Malformed(f"{name!r} stands beside the tokens, and is not known here (data.ignore {name} leaves it unread)")
+            raise Malformed(f"{name!r} is a column beside the tokens, and unknown here (data.ignore {name} leaves it unread)")
     if any(row.get("token_type_ids", ())):
         raise Malformed("'token_type_ids' has other kinds than 0, which no model gets here (data.ignore token_type_ids)")
 
@@ -107,7 +107,7 @@ def _marks(row: Mapping[str, Any], name: str, ids: Sequence[int]) -> Sequence[An
 
 
 def _documents(row: Mapping[str, Any], length: int) -> list[range]:
-    """The places of each document's tokens, without padding. Raises ``Malformed`` where columns disagree."""
+    """Returns the places of each document's tokens, without padding. Raises ``Malformed`` if columns disagree."""
     numbered = {name: _for_each(row, name, length) for name in ("attention_mask", *NUMBERS) if name in row}
     real = [True] * length
     for name, numbers in numbered.items():
@@ -143,7 +143,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _counted(value: Any, length: int, real: int, name: str) -> list[int]:
-    """Where documents begin, after the first, from their lengths or from these places themselves."""
+    """Returns where documents begin, after the first, from their lengths or from these places themselves."""
     numbers = list(map(int, value)) if _are_numbers(value) else []
     edges = numbers if name in STARTS else [sum(numbers[:number]) for number in range(len(numbers) + 1)]
     while len(edges) > 1 and edges[-1] in (-1, edges[-2]):  # such lists are padded
@@ -155,7 +155,7 @@ def _counted(value: Any, length: int, real: int, name: str) -> list[int]:
 
 
 def _positioned(positions: Sequence[int], first: int, end: int) -> list[int]:
-    """A document begins at each position 0."""
+    """Returns where documents begin: at each position 0."""
     begins, expected = [], 0
     for at in range(first, end):
         expected = 0 if positions[at] == 0 else expected
@@ -167,7 +167,9 @@ def _positioned(positions: Sequence[int], first: int, end: int) -> list[int]:
 
 
 def _row(ids: list[int], trained: list[bool]) -> Row | None:
-    """The prompt is all before the first trained token, and at least one token; ``None``: nothing is trained."""
+    """Returns the row. The prompt is everything before the first trained token, and at least one token; None: nothing is
+    trained.
+    """
     if not any(trained[1:]):
         return None
     begin = trained.index(True, 1)

@@ -1,6 +1,6 @@
-"""How models write tool calls and reasoning, as response templates of transformers' ``parse_response``.
+"""Formats of tool calls and reasoning of models, as response templates of transformers' ``parse_response``.
 
-A tokenizer that has a response template of its own is read by that. These are for the many that have none; which one fits is seen
+If a tokenizer has its own response template, that one is used. These are for the many that have none. The right one is found
 from the chat template, which writes earlier calls in the same form.
 """
 
@@ -14,7 +14,7 @@ _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{cont
 _REASONING = {"open": "<think>", "close": "</think>", "repeats": True, "join": "\n"}
 _TEXT = {"repeats": True, "join": "\n"}
 _VALUE = {"name": "text", "args": {"strip": False}}
-"""Types come from the tool's schema, for ``75001`` may be a number or a text."""
+"""Types are read from the tool's schema, because ``75001`` may be a number or a text."""
 
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "hermes": {
@@ -71,7 +71,9 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""The field ``tool_calls`` of each; the names are those of ``rollout.tool_format``, beside ``auto`` and ``none``."""
+"""Value of the field ``tool_calls`` in each format; the names are those of ``rollout.tool_format``, beside ``auto`` and
+``none``.
+"""
 
 _MARKS = (
     ("gptoss", ("<|channel|>commentary", "functions.")),
@@ -84,7 +86,7 @@ _MARKS = (
 
 
 def detect(chat_template: str) -> str:
-    """The format that a chat template writes, ``none`` if it is none of these."""
+    """Returns the format that a chat template writes, ``none`` if it is none of these."""
     return next((name for name, marks in _MARKS if all(mark in chat_template for mark in marks)), "none")
 
 
@@ -95,26 +97,26 @@ _CHANNELS = {
         "close_pattern": r"<\|end\|>|<\|return\|>",
     },
 }
-"""Of gpt-oss, which writes each part of an answer into a channel."""
+"""Channels of gpt-oss, which writes each part of an answer into one."""
 
 
 def without_calls(template: Mapping[str, Any]) -> dict[str, Any]:
-    """A response template that leaves calls as text."""
+    """Returns a response template that leaves calls as text."""
     return {**template, "fields": {name: field for name, field in template["fields"].items() if name != "tool_calls"}}
 
 
 def check_ended(name: str, text: str) -> None:
-    """Raise ``ValueError`` for a last call without its end, where the format does not show by itself that it was cut."""
+    """Raises ``ValueError`` for a last call without its end, if the format itself does not show that it was cut."""
     if name in ("xml", "glm") and "</tool_call>" not in text.rpartition("<tool_call>")[2]:
         raise ValueError("a call without an end")
 
 
 def response_template(name: str, opening: str, *, tools: bool) -> dict[str, Any]:
-    """A response template for ``name``.
+    """Returns a response template for ``name``.
 
     Args:
-        opening: what the chat template writes before an answer; it may have begun the reasoning.
-        tools: whether calls are read too.
+        opening: text of the chat template before an answer; it may begin the reasoning.
+        tools: True if calls are read too.
     """
     fields: dict[str, Any] = {"content": _TEXT, "reasoning_content": _REASONING}
     if name == "gptoss":

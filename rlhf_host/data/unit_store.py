@@ -1,4 +1,4 @@
-"""Units on disk: tokenised once, memory-mapped, and made one by one when they are asked for."""
+"""Units on disk: tokenised once, memory-mapped, and made one by one on demand."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
 
 VERSION = 4
-"""Part of every key: goes up with every change to how rows become units, and to what is stored."""
+"""Part of every key; increases with every change to how rows become units, and to the stored data."""
 COLUMNS = ("label", "margin", "reward")
 TOKEN_COLUMNS = ("step",)
 MOST_IN_MEMORY = 20_000
-"""Units of a source; as many or more are kept on disk."""
+"""Number of units of a source from which on they are kept on disk."""
 _BATCH = 1000  # rows of an Arrow batch
 
 
 class StoredUnits(Sequence[Any]):
-    """The units of a directory that ``keep_units`` made. They take no memory until they are asked for."""
+    """Units of a directory that ``keep_units`` made. They take no memory until they are used."""
 
     def __init__(self, directory: Path, size: int):
         import pyarrow
@@ -41,7 +41,7 @@ class StoredUnits(Sequence[Any]):
         for batch in self._batches:
             self._ends.append((self._ends[-1] if self._ends else 0) + batch.num_rows)
         self._arrays: dict[tuple[int, str], tuple[Any, Any]] = {}
-        """Views of what is in the file, by batch and column."""
+        """Views of the file's content, by batch and column."""
         self._size, self._numbers = size, range(self._ends[-1] // size if self._ends else 0)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class StoredUnits(Sequence[Any]):
         return part
 
     def lengths(self) -> Any:
-        """``[N, R, 2]``: tokens of prompt and completion of each unit's rows."""
+        """Returns ``[N, R, 2]``: tokens of prompt and completion of each unit's rows."""
         columns = [[np.diff(batch.column(name).offsets) for name in ("prompt", "completion")] for batch in self._batches]
         rows = [np.stack(pair, -1) for pair in columns] or [np.zeros((0, 2), np.int32)]
         return np.concatenate(rows).reshape(-1, self._size, 2)[self._numbers]
@@ -85,14 +85,14 @@ class StoredUnits(Sequence[Any]):
 
 
 def unit_lengths(units: Sequence[Unit]) -> Any:
-    """``[N, R, 2]``: tokens of prompt and completion of each unit's rows, of which all have equally many."""
+    """Returns ``[N, R, 2]``: tokens of prompt and completion of each unit's rows; all units have equally many rows."""
     if isinstance(units, StoredUnits):
         return units.lengths()
     return np.array([[(len(row.prompt_ids), len(row.completion_ids)) for row in unit.rows] for unit in units])
 
 
 def find_units(key: str) -> tuple[StoredUnits, dict[str, Any]] | None:
-    """The units that an earlier start left under this key, and what it had to say about them."""
+    """Returns the units that an earlier start stored under this key, and its notes about them."""
     directory = _root() / key
     try:
         about = json.loads((directory / "about.json").read_text(encoding="utf-8"))
@@ -104,10 +104,9 @@ def find_units(key: str) -> tuple[StoredUnits, dict[str, Any]] | None:
 def keep_units(
     key: str | None, batches: Iterator[Sequence[Unit]], rows_per_unit: int, about: Callable[[], Mapping[str, Any]]
 ) -> Sequence[Unit]:
-    """The units in memory, or on disk under the key where they are many.
+    """Returns the units in memory, or on disk under the key if there are many.
 
-    ``about``: what there is to say when all have been made.
-    Raises ``UserError`` when they cannot be written.
+    ``about``: returns the notes once all have been made. Raises ``UserError`` if they cannot be written.
     """
     units: list[Unit] = []
     for batch in batches:
@@ -143,7 +142,7 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
     schema = pyarrow.schema(fields)
 
     def lists(values: Iterable[Iterable[int]]) -> Any:
-        """Without a Python object per token."""
+        """Returns an array of lists, made without a Python object per token."""
         ends, all_values = [0], array("i")
         for each in values:
             all_values.extend(each)
@@ -172,9 +171,9 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
 
 
 def cache_key(path: str, rows: Rows, tokenizer: Any, settings: Mapping[str, Any]) -> str | None:
-    """Of everything that decides about the units: another content, tokenizer or setting is another key.
+    """Returns a key of everything that the units depend on: another content, tokenizer or setting gives another key.
 
-    ``None`` where the content or the tokenizer is not known well enough.
+    Returns None if the content or the tokenizer is not known well enough.
     """
     content = _content(Path(path).expanduser(), rows)
     if content is None or not getattr(tokenizer, "is_fast", False):

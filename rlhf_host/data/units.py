@@ -19,14 +19,14 @@ class Row:
     trained: Sequence[tuple[int, int]]
     """Begin and end, in the completion, of the spans that are trained: ascending, apart from each other, not empty."""
     columns: Mapping[str, float] = field(default_factory=dict)
-    """``label``, ``margin``, ..."""
+    """Columns such as ``label`` and ``margin``."""
     token_columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Per completion token."""
+    """Columns with one value per completion token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is drawn as one and stays together: a row, or the chosen and the rejected row of a pair, in this order."""
+    """Rows that are drawn as one and stay together: a row, or the chosen and the rejected row of a pair, in this order."""
 
     rows: tuple[Row, ...]
 
@@ -37,17 +37,17 @@ class UnitSet:
 
     sources: dict[str, Sequence[Unit]]
     weights: dict[str, float]
-    """Source name → its share when several are mixed; only sources that have units."""
+    """Source name → its share if several are mixed; only sources that have units."""
     fingerprint: str
-    """Of all tokens and numbers, in order: another one means other data."""
+    """Fingerprint of all tokens and numbers, in order; another one means that the data has changed."""
     report: list[str] = field(default_factory=list)
-    """For people: what was read, left out and cut."""
+    """Summary for people: what was read, left out and cut."""
 
     def __len__(self) -> int:
         return sum(map(len, self.sources.values()))
 
     def tasks(self) -> TaskSet:
-        """The units as what ``TaskStream`` draws; a task's source and index say which unit it is."""
+        """Returns the units in the form that ``TaskStream`` draws; a task's source and index identify its unit."""
 
         def of(name: str, units: Sequence[Unit]) -> IndexedTasks:
             def make(index: int) -> Task:

@@ -1,1 +1,1 @@
-"""Engines generate tokens: the protocol, and the embedded engine on transformers."""
+"""Engines, which generate tokens: the protocol, and the embedded engine on transformers."""

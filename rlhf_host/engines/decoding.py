@@ -1,4 +1,4 @@
-"""Decoding with transformers' own modules: prompts in, next-token logits out, one token a row and step."""
+"""Decoding with transformers' own modules: prompts in, next-token logits out, one token per row and step."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rlhf_host.errors import UserError
 from rlhf_host.models.heads import Head, decoder_of
 
 PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill pass: what bounds its activations."""
+"""Padded tokens of one prefill pass, which bound its activations."""
 FIRST_ROOM = 64
-"""Tokens that rows have room for at first; it doubles when it is used up."""
+"""Number of tokens that rows have room for at first; it doubles when it is used up."""
 
 
 class RowCache(Cache):
     """Keys and values of right-padded prompts, then of the rows that continue them.
 
-    Slots ``[0, width)`` are a row's prompt, the others its own tokens, so all rows append at the same slot. A mask hides what lies
-    between a short prompt and the row's own tokens, and what a sliding window has left behind.
+    Slots ``[0, width)`` are a row's prompt, the others its own tokens, so all rows append at the same slot. A mask hides the
+    slots between a short prompt and the row's own tokens, and slots outside a sliding window.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device):
         super().__init__(layers=[])
         self.lengths = torch.tensor(lengths, device=device)
-        """Of each prompt; after ``start`` of each row's."""
+        """Length of each prompt; after ``start``, of each row's prompt."""
         self.width, self.shortest = max(lengths), min(lengths)
         self.filled = 0
         self.places: Tensor | None = torch.empty(0, dtype=torch.int64)
-        """Which prompts the running prefill pass is about; ``None`` while rows decode."""
+        """Prompts of the running prefill pass; None while rows decode."""
         self._longest = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -80,7 +80,7 @@ class RowCache(Cache):
         self._hold(prompt_of_row, self.width + min(longest, FIRST_ROOM))
 
     def advance(self) -> None:
-        """A step is done: its keys and values count, and there is room for the next."""
+        """Ends a step: its keys and values count from now on, and there is room for the next."""
         self.filled += 1
         slots = next(iter(self._layers.values()))[0].shape[2]
         if self.filled == slots < self.width + self._longest:
@@ -103,11 +103,11 @@ class RowCache(Cache):
 
     @property
     def positions(self) -> Tensor:
-        """``[B, 1]``: of the token that each row appends next."""
+        """``[B, 1]``: position of the token that each row appends next."""
         return (self.lengths + self.filled - self.width)[:, None]
 
     def seen(self, window: int | None = None) -> Tensor | None:
-        """``[B, 1, 1, slots]`` bool: what a row's next token sees; ``None``: everything."""
+        """Returns ``[B, 1, 1, slots]`` bool: the slots that a row's next token sees; None: all."""
         if window is None and self.shortest == self.width:
             return None
         slot = torch.arange(self.filled + 1, device=self.lengths.device)
@@ -122,7 +122,7 @@ class RowCache(Cache):
 class PlainDecoder:
     """The model's own modules over a ``RowCache``: for models whose attention takes a mask and whose state is keys and values.
 
-    Whether it is for a model is tried against the model's own forward (``engines/kernels.py``).
+    It is compared with the model's own forward before it is used (``engines/kernels.py``).
     """
 
     ragged = True
@@ -173,7 +173,7 @@ class PlainDecoder:
         return self.head(hidden[:, 0], self._autocast)
 
     def _mask(self) -> Any:
-        """As models take it: one mask, or one for each kind of layer."""
+        """Returns the mask as models accept it: one, or one for each kind of layer."""
         if self._window is None or not self._kinds:
             return self._seen(self._window)
         windows = {"full_attention": None, "sliding_attention": self._window}
@@ -191,13 +191,16 @@ class PlainDecoder:
 
 
 class GenericDecoder:
-    """Any causal language model with a transformers cache of its own. Prompts must be equally long: then nothing is padded, which
-    recurrent layers and unusual masks could not bear."""
+    """Decoder for any causal language model with a transformers cache of its own. Prompts must be equally long, so that nothing
+    is padded: recurrent layers and unusual masks do not work with padding.
+    """
 
     ragged = False
 
     def __init__(self, model: Any, positions: bool = True):
-        """``positions``: give them to a model that takes them. Some models count them wrongly, some not from 0."""
+        """Creates the decoder. ``positions``: pass them to a model that accepts them. Some models count them wrongly, some not
+        from 0.
+        """
         self.model, self._device = model, next(model.parameters()).device
         takes = inspect.signature(model.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
@@ -233,7 +236,9 @@ class GenericDecoder:
 
 
 class RepeatingDecoder(GenericDecoder):
-    """For caches whose rows cannot be selected: each row computes its prompt, and finished rows are computed to the end."""
+    """Decoder for caches whose rows cannot be selected: each row computes its prompt, and finished rows are computed to the
+    end.
+    """
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         self._length, self._rows = 0, torch.arange(len(prompt_of_row), device=self._device)

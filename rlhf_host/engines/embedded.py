@@ -28,10 +28,11 @@ from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
 class EmbeddedEngine:
-    """Generates with ``start.model``, any causal language model of transformers; a request's tokens depend on its key alone.
+    """Engine that generates with ``start.model``, any causal language model of transformers; a request's tokens depend on its
+    key alone.
 
-    Where the module is the trainer's own, new weights need no copying: ``set_version`` says that they changed. An engine with a
-    module to itself starts with version -1 and generates once a sync has brought it weights, which come between two tokens of a
+    If the module is the trainer's own, new weights need no copying: ``set_version`` tells that they changed. An engine with its
+    own module starts with version -1 and generates once a sync has brought weights, which are loaded between two tokens of a
     batch.
     """
 
@@ -44,9 +45,9 @@ class EmbeddedEngine:
         self.dead = False
         self.busy_s, self.sampled = 0.0, 0
         self._incoming: deque[Callable[[], None]] = deque()
-        """Weights to load as soon as the compute thread has time."""
+        """Weights to load as soon as the compute thread is free."""
         self._fresh: Decoder | None = None
-        """The decoder that has been refreshed since the weights changed."""
+        """Decoder that was refreshed after the weights changed."""
         self._waves = Waves(self._run, start.compute, options.max_wait_s)
         self._threads = Threads(4)
         self._loader = ModuleLoader("transformers", model, self._load)
@@ -56,7 +57,7 @@ class EmbeddedEngine:
 
     @property
     def _use(self) -> Use:
-        """As the model is now: it may have been moved or cast."""
+        """Use of the model in its present state: it may have been moved or cast."""
         weight, choice = next(self.model.parameters()), self.options.autocast
         on = choice == "bfloat16" or (choice == "auto" and weight.is_cuda and torch.cuda.is_bf16_supported())
         autocast = torch.bfloat16 if on else None
@@ -74,21 +75,21 @@ class EmbeddedEngine:
         self.version, self._fresh = version, None
 
     async def run(self, function: str, **arguments: Any) -> Any:
-        """``"package.module:function"(loader, **arguments)``, in a thread; loader as in ``rlhf_host.engines.loading``."""
+        """Runs ``"package.module:function"(loader, **arguments)`` in a thread; loader as in ``rlhf_host.engines.loading``."""
         return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self._loader, arguments)))
 
     async def sleep(self) -> None:
-        """Nothing to give back: the module is the trainer's."""
+        """Does nothing: the module is the trainer's, so there is no memory to free."""
 
     async def wake(self) -> None:
-        """Undo ``sleep``."""
+        """Reverses ``sleep``."""
 
     async def close(self) -> None:
         self._threads.close()
         await self._waves.close()
 
     def _load(self, buckets: Buckets, version: int) -> None:
-        """Copy into the module by name, between two tokens, then hold ``version``; called from a thread beside."""
+        """Copies weights into the module by name, between two tokens, then sets ``version``; called from another thread."""
         done: Future[None] = Future()
 
         def load() -> None:
@@ -116,7 +117,7 @@ class EmbeddedEngine:
             raise RunError("engine transformers has no weights of this run (never synced, or a sync failed): sync it first")
 
     def _limit(self, request: Request) -> int:
-        """New tokens at most: what was asked for, or what the model has positions for."""
+        """Returns the maximum of new tokens: the requested number, or the positions that the model has left."""
         return min(request.sampling.max_new_tokens, self.context_length - len(request.token_ids))
 
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
@@ -134,8 +135,9 @@ class EmbeddedEngine:
             self.busy_s += time.perf_counter() - started
 
     def _batches(self, requests: list[Request], ragged: bool) -> Iterable[list[int]]:
-        """Split by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, where padding is
-        not to be had). A prompt counts once however many rows share it."""
+        """Splits requests by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, if
+        padding is not possible). A prompt counts once however many rows share it.
+        """
         lengths = [0 if ragged else len(request.token_ids) for request in requests]
         for length in sorted(set(lengths)):
             batch: list[int] = []
@@ -155,7 +157,7 @@ class EmbeddedEngine:
                 yield batch
 
     def _decode(self, decoder: Decoder, requests: list[Request], indices: list[int], finish: Finish, dropped: Dropped) -> bool:
-        """One batch from prefill to the last row. False when nobody waits for the rest."""
+        """Computes one batch from prefill to the last row. Returns False if nobody waits for the rest."""
         # Drawing works in float64, which MPS does not have.
         home = next(self.model.parameters()).device
         device = torch.device("cpu") if home.type == "mps" else home
@@ -190,7 +192,7 @@ class EmbeddedEngine:
                 logits = decoder.step(rows.drawn.to(home)).to(device)
 
     def _prefill(self, decoder: Decoder, rows: OpenRows, home: torch.device) -> Tensor:
-        """``[B, V]``: each row's logits after its prompt."""
+        """Returns ``[B, V]``: each row's logits after its prompt."""
         self._refresh(decoder)
         line = f"Computing {len(rows.prompts):,} prompts of {sum(map(len, rows.prompts)):,} tokens"
         with nullcontext() if self.sampled else slow_phase(line):  # later waves surprise nobody
@@ -200,7 +202,7 @@ class EmbeddedEngine:
         return logits
 
     def _prefill_again(self, decoder: Decoder, rows: OpenRows, home: torch.device) -> Tensor:
-        """``[B, V]``: each row's logits after what it has so far, its keys and values computed anew."""
+        """Returns ``[B, V]``: each row's logits after its present tokens, with keys and values computed anew."""
         logits = decoder.prefill(rows.so_far()).to(rows.device)
         if rows.longest > rows.length + 1:
             decoder.start(torch.arange(len(rows.places), device=home), rows.longest - rows.length - 1)

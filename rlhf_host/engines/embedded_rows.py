@@ -1,4 +1,4 @@
-"""The rows of a batch while it decodes: what was drawn of each, where each ends, and which go on."""
+"""Rows of a batch while it decodes: drawn tokens, where each row ends, and which rows go on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlhf_host.records.numbers import Numbers
 
 
 class OpenRows:
-    """One row for each request, those of one prompt beside each other. Rows that are over leave through ``compact``.
+    """One row for each request; rows of one prompt are adjacent. Finished rows leave through ``compact``.
 
     Args:
         requests: by their number in the wave.
-        limit: how many new tokens a request gets at most.
+        limit: returns the maximum of new tokens of a request.
         end_tokens: end a row, beside its own stop tokens.
-        device: where tokens are drawn.
+        device: device on which tokens are drawn.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OpenRows:
         self.prompt_of_row = torch.tensor([places[row.token_ids] for row in rows], device=device)
         limits = [limit(row) for row in rows]
         self.longest = max(limits)
-        """New tokens of the row that may get most."""
+        """New tokens of the row with the highest limit."""
 
         # Of all rows.
         self._tokens = torch.zeros(len(rows), self.longest, dtype=torch.int64, device=device)
@@ -51,7 +51,7 @@ class OpenRows:
         self._versions: list[int] = []
         self._texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
         self.length = 0
-        """Tokens drawn so far."""
+        """Number of tokens drawn so far."""
 
         # Of the rows that are still computed, the same place in each of them.
         self._sampler = Sampler([row.sampling for row in rows], device)
@@ -62,13 +62,13 @@ class OpenRows:
         self._alive = torch.ones(len(rows), dtype=torch.bool, device=device)
         self._uniforms = torch.empty(0)
         self.drawn = torch.empty(0)
-        """The last token of each."""
+        """Last token of each row."""
         self.places = list(range(len(rows)))
         self.left = len(rows)
-        """Number of those that are not over."""
+        """Number of unfinished rows."""
 
     def draw(self, logits: Tensor, version: int) -> list[int]:
-        """Draw a token of every row. Returns the numbers of requests whose logits are not finite: their rows are over."""
+        """Draws a token for every row. Returns the numbers of requests whose logits are not finite: their rows end."""
         place = self.length
         if place % BLOCK == 0:
             keys = [self._requests[row].key for row in self.places]
@@ -85,7 +85,7 @@ class OpenRows:
         return [self._numbers[row] for row in self._here[broken].tolist()]
 
     def finish(self) -> list[tuple[int, Generation]]:
-        """Requests that the last token ended, by their number, with their answers."""
+        """Returns the requests that the last token ended, by their number, with their answers."""
         stopped = (self.drawn[:, None] == self._stops).any(-1)
         if self._texts:
             stopped |= self._text_stops().to(self.device)
@@ -103,13 +103,14 @@ class OpenRows:
         return answers
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """End the rows of requests that nobody waits for."""
+        """Ends the rows of requests that nobody waits for."""
         dropped = {self._row_of[number] for number in numbers if number in self._row_of}
         self._alive &= torch.tensor([row not in dropped for row in self.places], device=self.device)
 
     def compact(self) -> Tensor | None:
-        """Count the rows that go on, and leave out the others where these are enough. Returns the places of those that are kept;
-        ``None``: all."""
+        """Counts the rows that go on, and leaves out the others if there are enough of them. Returns the places of the rows
+        that are kept; None: all.
+        """
         self.left = int(self._alive.sum())
         # Copying the cache costs about a step's attention: worth it only for several rows at a time.
         if not self.left or self.left > len(self.places) - max(1, len(self.places) // 8):
@@ -122,13 +123,14 @@ class OpenRows:
         return kept
 
     def so_far(self) -> list[list[int]]:
-        """Prompt and drawn tokens of every row that is still computed."""
+        """Returns prompt and drawn tokens of every row that is still computed."""
         drawn = self._tokens[self._here, : self.length].tolist()
         return [[*self._requests[row].token_ids, *ids] for row, ids in zip(self.places, drawn, strict=True)]
 
     def _text_stops(self) -> Tensor:
-        """Which rows end in one of their stop strings. Only the tail that can hold one is decoded: a token is a byte at least,
-        but for the first few, where decoders drop a leading space or half a character."""
+        """Returns the rows that end in one of their stop strings. Decodes only the tail that can hold one: a token is at least
+        a byte, except the first few, where decoders drop a leading space or half a character.
+        """
         hits = []
         for row, going in zip(self.places, self._alive.tolist(), strict=True):
             if not going or row not in self._texts:

@@ -1,4 +1,4 @@
-"""The run's choice of kernels: each is tried against the plain path before it serves."""
+"""The run's choice of kernels: each is compared with the plain path before it is used."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from rlhf_host.protocols import Decoder, KernelsPlugin, Use
 log = logging.getLogger(__name__)
 
 STEPS = 8
-"""Tokens that a trial decodes, after prompts that are nearly as long as the rows it is for."""
+"""Number of tokens that a trial decodes, after prompts that are nearly as long as the rows it is for."""
 
 
 class TriedKernels:
-    """Twins and decoders of models, by the first of ``plugins`` that suits a model and gives what the model gives.
+    """Twins and decoders of models, from the first of ``plugins`` that suits a model and computes the same as the model.
 
     Args:
-        plugins: name → plugin, in the order in which they are asked; none: everything is computed plainly.
+        plugins: name → plugin, in the order in which they are asked; none: the models compute everything themselves.
     """
 
     def __init__(self, plugins: Sequence[tuple[str, KernelsPlugin]] = ()):
@@ -54,10 +54,10 @@ class TriedKernels:
         self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
         self._decoders: dict[tuple[int, Use], tuple[Any, dict[int, Decoder]]] = {}
         self.reports: list[str] = []
-        """What was chosen, and what was not and why."""
+        """Lines about the chosen kernels, and about the others with the reason."""
 
     def module(self, model: nn.Module, use: Use) -> nn.Module:
-        """A twin to train, or the model itself."""
+        """Returns a twin to train, or the model itself."""
         stamp, twin = self._twins.get((id(model), use), (None, model))
         if stamp != structure(model):
             twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=use.dtype in WIDE)) or model
@@ -65,10 +65,11 @@ class TriedKernels:
         return twin
 
     def decoder(self, model: nn.Module, use: Use, longest: int) -> Decoder:
-        """For rows of up to ``longest`` tokens: a twin's decoder, the plain one, or one with the model's own cache.
+        """Returns a decoder for rows of up to ``longest`` tokens: a twin's decoder, the plain one, or one with the model's own
+        cache.
 
         Raises:
-            UserError: none of them gives what the model gives.
+            UserError: none of them computes the same as the model.
         """
         stamp, decoders = self._decoders.get((id(model), use), (None, {}))
         if stamp != structure(model):
@@ -102,7 +103,7 @@ class TriedKernels:
 
     @torch.inference_mode()
     def _find_decoder(self, model: Any, use: Use, length: int, known: dict[int, Decoder]) -> Decoder:
-        """One that was found for other lengths goes on where it is right at this one too."""
+        """Finds a decoder. One that was found for other lengths is kept if it is correct at this one too."""
         with evaluation(model), _precision(model, use):
             head = find_head(model)
             oracle, rounded = _WholeRows(model, head, use, length), not _is_exact(use)
@@ -138,8 +139,8 @@ class TriedKernels:
                     return decoder
                 problems.append(problem)
         raise UserError(
-            f"{type(model).__name__} cannot be sampled from here: token by token it does not give what it gives over whole rows of"
-            f" {length} tokens ({problems[-1]}); take another --engine, or shorter rows (--rollout.max-tokens)"
+            f"{type(model).__name__} cannot be sampled here: decoding token by token gives other results than whole rows of"
+            f" {length} tokens ({problems[-1]}); choose another --engine, or shorter rows (--rollout.max-tokens)"
         )
 
     def _report(self, line: str) -> None:
@@ -149,7 +150,7 @@ class TriedKernels:
 
 
 class _WholeRows:
-    """What the model gives for three whole rows, two of which share a prompt: the oracle of decoders."""
+    """Results of the model for three whole rows, two of which share a prompt: the reference for decoders."""
 
     def __init__(self, model: Any, head: Any, use: Use, length: int):
         self.model, self.head, self.use, self.length = model, head, use, length
@@ -163,7 +164,7 @@ class _WholeRows:
         self._expected: dict[bool, Tensor] = {}
 
     def problem(self, decoder: Decoder) -> str | None:
-        """Why the decoder is not right; ``None``: it is."""
+        """Returns why the decoder is not correct; None if it is."""
         prompts, exact = self.ragged if decoder.ragged else self.even, _is_exact(self.use)
         if decoder.ragged not in self._expected:
             self._expected[decoder.ragged] = torch.stack(
@@ -184,14 +185,14 @@ class _WholeRows:
         if not bool(torch.isfinite(wanted).all()):
             return None  # weights that have diverged tell nothing; sampling will say so
         if self.changes_with_length:
-            return "what it gives for a token changes with the length of its row"
+            return "its result for a token changes with the length of its row"
         gap = distance(logits, wanted, exact)
         # A recurrence step by step and the parallel scan of a whole row agree less well than attention does.
         tolerance = ROUGH if not exact else EXACT if decoder.ragged else 10 * EXACT
         return None if gap <= tolerance else f"its logits differ by {gap:.1e}"
 
     def problem_of_twin(self, twin: Any) -> str | None:
-        """Also under other weights: kernels may derive something from them."""
+        """Returns the same with other weights, because kernels may derive something from them."""
         if not hasattr(twin, "prefill"):
             return "they only train"
         problem = self.problem(twin)
@@ -207,7 +208,7 @@ class _WholeRows:
 
     @cached_property
     def runs(self) -> bool:
-        """At all: attention may be for 16 bits alone."""
+        """True if the model runs at all: attention may work in 16 bits only."""
         try:
             with _precision(self.model, self.use):
                 self._row(self.even[0], self.tails[0])
@@ -217,7 +218,7 @@ class _WholeRows:
 
     @cached_property
     def changes_with_length(self) -> bool:
-        """As with rotary positions that depend on it, which no cache of keys can follow."""
+        """True if results change with length, as with rotary positions that depend on it; no cache of keys can follow that."""
         ids, exact = torch.tensor(self.even[:1], device=self.use.device), _is_exact(self.use)
         whole, *starts = (
             decoder_of(self.model)(input_ids=part, use_cache=False).last_hidden_state[0]
@@ -227,7 +228,7 @@ class _WholeRows:
         return not max(gaps) <= (10 * EXACT if exact else ROUGH)
 
     def _row(self, prompt: Sequence[int], tail: Sequence[int]) -> Tensor:
-        """``[steps + 1, V]``."""
+        """Returns ``[steps + 1, V]`` logits."""
         ids = torch.tensor([[*prompt, *tail]], device=self.use.device)
         count = self.steps + 1
         if self.head is not None:
@@ -245,7 +246,7 @@ def _states(module: nn.Module, layout: Layout) -> Tensor:
 
 
 def _negate(model: nn.Module) -> None:
-    """Other weights in the same memory, and twice the same ones to the last bit."""
+    """Negates the weights in the same memory; doing it twice restores them bit for bit."""
     for weight in model.parameters():
         weight.data.neg_()
     torch.clear_autocast_cache()
@@ -253,7 +254,7 @@ def _negate(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _precision(model: nn.Module, use: Use) -> Iterator[None]:
-    """That of ``use``: the model's weights may have fewer bits."""
+    """Sets the precision of ``use`` inside the block: the model's weights may have fewer bits."""
     autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
     with autocast, in_32_bits(model) if _is_exact(use) else contextlib.nullcontext():
         yield

@@ -1,4 +1,4 @@
-"""New weights for an engine: code that runs beside them is named by import path and given a loader."""
+"""Loading of new weights into an engine: code that runs beside the weights is named by import path and gets a loader."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlhf_host.protocols import Buckets
 
 
 def call_by_path(path: str, first: Any, arguments: Mapping[str, Any]) -> Any:
-    """``package.module:function`` called with ``first`` and ``arguments``, in whatever process this is."""
+    """Calls ``package.module:function`` with ``first`` and ``arguments``, in the current process."""
     module, _, name = path.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function(first, **arguments)
 
 
 def copy_weights(model: nn.Module, buckets: Iterable[list[tuple[str, Tensor]]]) -> None:
-    """Overwrite every parameter and persistent buffer of ``model`` in place, by name, cast to its own dtype.
+    """Overwrites every parameter and persistent buffer of ``model`` in place, by name, cast to its own dtype.
 
     Raises:
-        RunError: for a name the model does not have or a shape it does not fit, for weights that never came (a head that is not
-            tied needs its own), and for different weights sent to names that are tied here.
+        RunError: the model does not have a name, or a shape does not fit; weights are missing (a head that is not tied needs
+            its own); or different weights were sent to names that are tied here.
     """
     own = dict(model.state_dict(keep_vars=True))
     written: dict[int, str] = {}
@@ -50,7 +50,7 @@ def copy_weights(model: nn.Module, buckets: Iterable[list[tuple[str, Tensor]]]) 
 
 
 class ModuleLoader:
-    """The loader of an engine that generates with a module in this process; ``replace`` does its ``load``."""
+    """Loader of an engine that generates with a module in this process; ``replace`` implements its ``load``."""
 
     def __init__(self, engine: str, model: nn.Module, replace: Callable[[Buckets, int], None]):
         self.engine, self.rank, self.size = engine, 0, 1

@@ -1,4 +1,4 @@
-"""One completion to sample, as engines pass it on, and what they refuse."""
+"""Requests for one completion, as engines pass them on, and the checks that refuse them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_host.records.sampling import misfit
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``key`` fixes its uniforms, whatever else is in the batch."""
+    """A request; ``key`` fixes its uniforms, whatever else is in the batch."""
 
     token_ids: tuple[int, ...]
     sampling: Sampling
@@ -22,7 +22,7 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A request and who waits for it."""
+    """A request and its caller."""
 
     request: Request
     future: asyncio.Future[Generation]
@@ -33,9 +33,9 @@ def check_request(request: Request, *, engine: str, vocabulary: int, context_len
 
     Args:
         engine: its name, for messages.
-        vocabulary: token ids lie below it.
-        context_length: of the model, in tokens; ``None``: no limit.
-        remedy: what else helps a prompt that is too long.
+        vocabulary: number of token ids.
+        context_length: context of the model, in tokens; None: no limit.
+        remedy: further advice for a prompt that is too long.
     """
     ids = request.token_ids
     if not ids:
@@ -53,7 +53,7 @@ def check_request(request: Request, *, engine: str, vocabulary: int, context_len
 
 
 def end_tokens(*sources: Any) -> set[int]:
-    """Tokens that end a completion: ``eos_token_id`` of generation configs, model configs and tokenizers."""
+    """Returns the tokens that end a completion: ``eos_token_id`` of generation configs, model configs and tokenizers."""
     tokens: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)

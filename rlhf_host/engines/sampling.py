@@ -1,4 +1,4 @@
-"""Drawing tokens by inverse CDF, with the log-probability of each under the distribution it was drawn from."""
+"""Drawing of tokens by inverse CDF, with the log-probability of each under the distribution it was drawn from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_host.records.episodes import Sampling
 
 BLOCK = 256
 WHOLE = 2048
-"""Vocabularies up to this size are scanned in one piece, larger ones first by blocks."""
+"""Largest vocabulary that is scanned in one piece; larger ones are scanned first by blocks."""
 
 
 class Sampler:
@@ -40,11 +40,11 @@ class Sampler:
             setattr(self, name, getattr(self, name)[rows])
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample every row of ``logits`` ``[B, V]`` with ``uniforms`` ``[B]`` float64.
+        """Samples every row of ``logits`` ``[B, V]`` with ``uniforms`` ``[B]`` float64.
 
         Returns tokens ``[B]`` int64 and log-probabilities ``[B]`` fp32: log-softmax in fp32 of ``logits / temperature``, over
-        the kept tokens where the distribution is truncated. Greedy rows: the arg-max, 0.0. A row whose logits make no
-        distribution has a log-probability that is not finite.
+        the kept tokens if the distribution is truncated. Greedy rows: the arg-max, 0.0. If a row's logits are not a
+        distribution, its log-probability is not finite.
         """
         logits = logits.float()
         if self.scales:
@@ -65,7 +65,8 @@ class Sampler:
         return tokens, logprobs
 
     def _truncate(self, weights: Tensor) -> Tensor:
-        """Zero what top-k, then top-p of the rest, then min-p leave out. ``weights`` ``[B, V]``, largest 1 in each row.
+        """Zeroes the tokens that top-k, then top-p of the rest, then min-p leave out. ``weights`` ``[B, V]``, largest 1 in each
+        row.
 
         The cut is a threshold on the weight, so tokens that tie with the last kept one stay.
         """
@@ -99,7 +100,7 @@ class Sampler:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token whose cumulated weight exceeds ``uniform * total``.
+    """Returns the first token whose cumulated weight exceeds ``uniform * total``.
 
     ``weights`` ``[B, V]`` fp32, not negative; ``uniforms`` ``[B]`` float64 in [0, 1). Returns tokens ``[B]`` and totals ``[B]``
     float64. A token of weight 0 never qualifies, and the target stays below the total, so there always is such a token.

@@ -10,7 +10,7 @@ from rlhf_host.protocols import Engine, EngineStart, EngineTraits
 
 
 class Transformers:
-    """Any causal language model of transformers."""
+    """Engine for any causal language model of transformers."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

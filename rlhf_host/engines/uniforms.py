@@ -1,4 +1,4 @@
-"""Counter-based uniforms: a function of a request's key and the token's number, of nothing else."""
+"""Counter-based uniforms, which depend only on a request's key and the token's number."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from rlhf_host.records.episodes import SampleKey
 
 BLOCK = 64
-"""Uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""
+"""Number of uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""
 
 
 def uniform_block(keys: Sequence[SampleKey], block: int) -> np.ndarray:
-    """``[len(keys), BLOCK]`` float64 in [0, 1), 53 random bits each.
+    """Returns ``[len(keys), BLOCK]`` float64 in [0, 1), 53 random bits each.
 
-    SHAKE-128 of the key and the block number: stable across machines, and one hash call a row is cheaper than building a
-    generator for it.
+    They are SHAKE-128 of the key and the block number: stable across machines, and one hash call per row is cheaper than a
+    generator.
     """
     suffix = f"|{block}".encode()
     digests = [hashlib.shake_128(",".join(map(str, key)).encode() + suffix).digest(8 * BLOCK) for key in keys]

@@ -1,4 +1,4 @@
-"""The engine ``vllm``: continuous batching over a paged cache, with weights of its own that a sync brings."""
+"""The engine ``vllm``: continuous batching over a paged cache, with its own weights, which a sync brings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_host.errors import UserError
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks that vLLM can be told."""
+"""Maximum ranks that vLLM can be set to."""
 OWNED = {
     *("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs"),
     *("enable_prefix_caching", "load_format", "kv_cache_memory_bytes", "max_model_len", "dtype", "enforce_eager"),

@@ -1,4 +1,4 @@
-"""The vLLM engine: continuous batching over a paged cache, with weights of its own that a sync plugin brings."""
+"""The vLLM engine: continuous batching over a paged cache, with its own weights, which a sync plugin brings."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from rlhf_host.scratch import Scratch
 log = logging.getLogger(__name__)
 
 GROUPS = 100_000
-"""Whose first version is remembered."""
+"""Maximum number of groups whose first version is remembered."""
 STEP_S = 600.0
-"""A step that takes longer never ends: the process that computes it was stopped, or hangs."""
+"""Seconds after which a step counts as stuck: the process that computes it was stopped, or hangs."""
 
 
 class VLLMEngine:
-    """Generates with vLLM in this process, stepped by a thread of its own; requests come and go between any two steps.
+    """Generates with vLLM in this process, stepped by its own thread; requests come and go between any two steps.
 
-    ``version = -1`` starts without reading weights: ``generate`` refuses until a sync brought some. A request in flight during
-    a sync goes on: its prefix is computed again under the new weights, unless ``kv_after_sync`` is ``keep``, and each token
-    carries the version it was sampled with.
-    A completion depends on its request's key and the weights alone, but for rounding, which differs between batches.
+    ``version = -1`` starts without reading weights: ``generate`` raises until a sync has brought some. A request in flight
+    during a sync goes on. Its prefix is computed again under the new weights, unless ``kv_after_sync`` is ``keep``. Each token
+    has the version it was sampled with. A completion depends only on its request's key and the weights, except for rounding,
+    which differs between batches.
 
     Raises:
-        UserError: when vLLM cannot serve the model as configured.
+        UserError: vLLM cannot serve the model as configured.
     """
 
     def __init__(self, options: Vllm.Options, start: EngineStart):
@@ -69,7 +69,7 @@ class VLLMEngine:
         self._condition = threading.Condition()
         self._running: dict[str, Sent] = {}
         self._salts: dict[Hashable, int] = {}
-        """With ``keep``, group → the version of its first request: no later group finds its keys and values."""
+        """Group → the version of its first request, with ``keep``, so that no later group finds its keys and values."""
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
         self._closed = False
@@ -77,7 +77,7 @@ class VLLMEngine:
         self._parameters: set[str] | None = None
         self._adapter_rank = start.adapter_rank
         self._adapter: Any = None
-        """vLLM's ``LoRARequest`` of the adapter that came last, where adapters come in place of weights."""
+        """vLLM's ``LoRARequest`` of the latest adapter, if adapters are sent in place of weights."""
         self._threads = Threads(4)
         self._shared: set[Path] = set()
         self._scratch = Scratch("rlhf-vllm-", memory_directory())
@@ -104,7 +104,7 @@ class VLLMEngine:
         return self._measures.sampled
 
     def expect(self, count: int) -> None:
-        """Batching is continuous: nothing waits for others."""
+        """Does nothing: batching is continuous, so no request waits for others."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         self._check_alive()
@@ -132,14 +132,14 @@ class VLLMEngine:
         return () if self.multiprocess else self._measures.metrics()
 
     def set_version(self, version: int) -> None:
-        """For weights that came in by another way than the loader. Forgets cached prompts."""
+        """Sets the version of weights that came in another way than by the loader. Forgets cached prompts."""
         self._submit(lambda: self._take_version(version)).result()
 
     async def sleep(self) -> None:
-        """Give the weights' and the cache's memory back until ``wake``; does nothing on a CPU, where vLLM cannot.
+        """Frees the memory of weights and cache until ``wake``; does nothing on a CPU, where vLLM cannot.
 
         Raises:
-            RunError: while requests are in flight.
+            RunError: requests are in flight.
         """
         await asyncio.wrap_future(self._submit(self._sleep))
 
@@ -163,7 +163,7 @@ class VLLMEngine:
                 self._condition.notify()
 
     def _submit(self, action: Callable[[], Any]) -> Future[Any]:
-        """Run ``action`` in the engine's thread, between two steps."""
+        """Runs ``action`` in the engine's thread, between two steps."""
         if threading.current_thread() is self._thread:
             raise RunError("engine vllm: weights are loaded one set at a time")
         future: Future[Any] = Future()
@@ -234,7 +234,7 @@ class VLLMEngine:
         self._measures.watch_outputs(self.llm.output_processor)
 
     def _act(self) -> None:
-        """What was posted, one by one: what comes after one that ends the engine is still there to be told."""
+        """Runs posted actions one by one. If one ends the engine, the later ones stay in the queue and get the error."""
         for _ in range(len(self._actions)):
             with self._condition:
                 action = self._actions.popleft()
@@ -325,10 +325,10 @@ class VLLMEngine:
         return ()
 
     def _load_adapter(self, buckets: Buckets) -> Sequence[Sent]:
-        """A new adapter under a new name: under the same one vLLM would go on with what it has cached.
+        """Loads a new adapter under a new name: under the same name vLLM would go on with its cached one.
 
         Returns:
-            Requests in flight, to be begun anew: they would keep the adapter that they began with.
+            Requests in flight, which must start again because they would keep their old adapter.
         """
         from vllm.lora.request import LoRARequest
 
@@ -360,7 +360,7 @@ class VLLMEngine:
         os.unlink(path)
 
     def _check_complete(self, names: set[str]) -> None:
-        """vLLM only warns of layers that got nothing, and keeps their old weights: a head that is tied, for one."""
+        """Raises an error for layers that got no weights, such as a tied head: vLLM only warns, and keeps their old weights."""
         if self._parameters is None:
             self._parameters = parameter_names(self._config)
         missing = sorted(self._parameters - names)
@@ -369,8 +369,10 @@ class VLLMEngine:
             raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
 
     def _take_version(self, version: int) -> None:
-        """Unless they are kept, keys and values of the old weights go, those of running requests too: without
-        ``reset_running_requests`` vLLM keeps everything as long as anything runs, and says so only by its return value."""
+        """Sets the version. Unless they are kept, keys and values of the old weights are removed, those of running requests
+        too. Without ``reset_running_requests`` vLLM keeps everything as long as anything runs, and tells so only by its return
+        value.
+        """
         if self.options.kv_after_sync == "recompute" and not self.llm.reset_prefix_cache(reset_running_requests=True):
             raise RunError("engine vllm could not forget its cached prompts")
         self.llm.set_weight_version(str(version))
@@ -378,7 +380,7 @@ class VLLMEngine:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Nothing is computed meanwhile. In this process that is so between two steps."""
+        """Pauses computation inside the block. In this process nothing needs pausing: the block runs between two steps."""
         if not self.multiprocess:
             yield
             return
@@ -403,7 +405,9 @@ class VLLMEngine:
 
 
 class WeightLoader:
-    """``protocols.Loader``. With several workers the weights still come here, and go on to them by shared memory."""
+    """Loader of vLLM (``protocols.Loader``). With several workers the weights still come here, and go on to them by shared
+    memory.
+    """
 
     def __init__(self, engine: VLLMEngine, device: torch.device):
         self.engine, self.rank, self.size = "vllm", 0, 1

@@ -1,4 +1,4 @@
-"""What vLLM does while it is stepped, noted from its own parts: its statistics come with its logging."""
+"""Measurements of vLLM while it is stepped, taken from its own parts, because its statistics come only with its logging."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rlhf_host.records.tensors import Metric
 
 
 class Measures:
-    """Of one engine."""
+    """Measurements of one engine."""
 
     def __init__(self) -> None:
         self.sampled = 0
-        """Tokens, also of answers under way."""
+        """Number of sampled tokens, including those of unfinished answers."""
         self._kv_use, self._preemptions, self._reported = 0.0, 0, 0
-        """Largest share of the cache in use since ``metrics``; preemptions so far, and those that ``metrics`` has given."""
+        """Largest share of the cache in use since ``metrics``; preemptions so far, and those that ``metrics`` has returned."""
 
     def metrics(self) -> Sequence[Metric]:
         (kv_use, self._kv_use), preemptions = (self._kv_use, 0.0), self._preemptions
@@ -23,7 +23,7 @@ class Measures:
         return Metric("kv_use", kv_use, reduce="max"), Metric("preemptions", count, reduce="sum")
 
     def watch_outputs(self, processor: Any) -> None:
-        """Count the tokens that come from vLLM's core, wherever that runs."""
+        """Counts the tokens that come from vLLM's core, wherever that runs."""
         process = processor.process_outputs
 
         def counted(outputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -33,7 +33,7 @@ class Measures:
         processor.process_outputs = counted
 
     def watch_cache(self, scheduler: Any) -> None:
-        """Note after each decision what is in the cache."""
+        """Notes the use of the cache after each scheduling decision."""
         schedule = scheduler.schedule
 
         def watched(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Requests as vLLM takes them, and its answers as the host's."""
+"""Conversion of requests to vLLM's form, and of its answers to the host's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 
 @dataclass(eq=False, slots=True)
 class Sent:
-    """A request and who waits for it: made on the event loop, answered from the engine's thread."""
+    """A request and its caller: made on the event loop, answered from the engine's thread."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
     number: str = ""
-    """vLLM's name of it."""
+    """Name of the request in vLLM."""
     future: asyncio.Future[Generation] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class Sent:
 
 
 def answer(finished: Iterable[tuple[Sent, Generation | BaseException]]) -> None:
-    """Give callers their answers; each loop is woken once."""
+    """Gives callers their answers; wakes each loop once."""
     by_loop = defaultdict(list)
     for call, result in finished:
         by_loop[call.loop].append((call.future, result))
@@ -54,12 +54,12 @@ def _resolve(answers: Iterable[tuple[asyncio.Future[Generation], Generation | Ba
 
 
 def request_seed(key: SampleKey) -> int:
-    """63 bits, the same on every machine: a request that is repeated elsewhere gives the same completion."""
+    """Returns a 63-bit seed, the same on every machine, so a request that is repeated elsewhere gives the same completion."""
     return int.from_bytes(hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def sampling_params(request: Request, ends: set[int], context_length: int) -> Any:
-    """vLLM's ``SamplingParams``; ``ends`` are the tokens that end any completion."""
+    """Returns vLLM's ``SamplingParams``; ``ends`` are the tokens that end any completion."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -85,10 +85,10 @@ def sampling_params(request: Request, ends: set[int], context_length: int) -> An
 
 
 def generation_of(sampling: Sampling, output: Any, version: int) -> Generation | RunError:
-    """The completion that vLLM's ``RequestOutput`` holds.
+    """Returns the completion in vLLM's ``RequestOutput``.
 
     Args:
-        version: of the weights now held, for messages.
+        version: version of the current weights, for messages.
     """
     completion = output.outputs[0]
     tokens = list(completion.token_ids)

@@ -1,4 +1,4 @@
-"""Starting vLLM: what it is told, and what is refused first."""
+"""Start of vLLM: its arguments, and the checks before it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CPU_CACHE_BYTES = 1 << 29
 
 
 def memory_directory() -> str:
-    """For files on their way between processes: in memory where there is such a place."""
+    """Returns a directory for files passed between processes, in memory if there is such a place."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
 def start_vllm(
     options: Vllm.Options, path: str, tokenizer: Any, version: int, scratch: Path, adapter_rank: int = 0
 ) -> tuple[Any, torch.device]:
-    """vLLM's ``LLMEngine`` for the model directory ``path``, and where it takes weights.
+    """Returns vLLM's ``LLMEngine`` for the model directory ``path``, and the object that receives weights.
 
     Args:
         adapter_rank: as in ``EngineStart``.
@@ -68,7 +68,7 @@ def start_vllm(
 
 
 def in_processes(options: Vllm.Options) -> bool:
-    """Tell whether vLLM's core runs in processes of its own."""
+    """Returns True if vLLM's core runs in processes of its own."""
     devices = options.tensor_parallel_size * options.pipeline_parallel_size
     return devices > 1 if options.multiprocess is None else options.multiprocess
 
@@ -113,7 +113,7 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
 
 
 def _adapter_arguments(rank: int) -> dict[str, Any]:
-    """Room for one adapter beside the weights of the base, which are read then."""
+    """Returns the arguments for one adapter beside the weights of the base, which are then read from disk."""
     if not rank:
         return {}
     largest = next((known for known in RANKS if known >= rank), None)
@@ -123,7 +123,7 @@ def _adapter_arguments(rank: int) -> dict[str, Any]:
 
 
 def _tokenizer_path(path: str, tokenizer: Any, scratch: Path) -> str:
-    """vLLM needs the tokenizer for stop strings, as files."""
+    """Returns a directory with the tokenizer's files, which vLLM needs for stop strings."""
     if tokenizer is None or (Path(path) / "tokenizer_config.json").exists():
         return path
     directory = scratch / "tokenizer"
@@ -132,7 +132,7 @@ def _tokenizer_path(path: str, tokenizer: Any, scratch: Path) -> str:
 
 
 def _attention_problem(settings: Any, on_cpu: bool) -> str | None:
-    """What vLLM itself finds out only when the first request kills it."""
+    """Returns a problem of attention that vLLM itself finds only when the first request kills it."""
     if not on_cpu or settings.use_mla:
         return None
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -142,7 +142,7 @@ def _attention_problem(settings: Any, on_cpu: bool) -> str | None:
 
 
 def _set_environment() -> None:
-    """What vLLM reads from the environment, unless the user has set it."""
+    """Sets the environment variables that vLLM reads, unless the user has set them."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in {
         "VLLM_NO_USAGE_STATS": "1",  # it would send statistics of use to a server
@@ -158,8 +158,9 @@ def _set_environment() -> None:
 
 @contextlib.contextmanager
 def _torch_as_it_was() -> Iterator[None]:
-    """Starting vLLM seeds every global generator, puts a rank before every traceback and, on a CPU, replaces
-    ``torch.set_num_threads`` by nothing."""
+    """Restores torch after vLLM has started. Its start seeds every global generator, puts a rank before every traceback and, on
+    a CPU, replaces ``torch.set_num_threads`` by a function that does nothing.
+    """
     threads, hook, python, numpy = torch.set_num_threads, sys.excepthook, random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
@@ -172,7 +173,7 @@ def _torch_as_it_was() -> Iterator[None]:
 
 
 def ends_of(path: str, tokenizer: Any) -> set[int]:
-    """Tokens that end a completion, by the model's generation config (or config) and its tokenizer."""
+    """Returns the tokens that end a completion, from the model's generation config (or config) and its tokenizer."""
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -183,7 +184,7 @@ def ends_of(path: str, tokenizer: Any) -> set[int]:
 
 
 def parameter_names(config: Any) -> set[str]:
-    """What the weights of a model with this config are called; nothing where transformers does not know the architecture."""
+    """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -196,5 +197,5 @@ def parameter_names(config: Any) -> set[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something; of pydantic's errors, of the first of them."""
+    """Returns the first line with content; for pydantic's errors, that of the first error."""
     return errors.first_line(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error)

@@ -1,4 +1,4 @@
-"""What vLLM's workers learn from us: taking weights bucket by bucket, in the checkpoint's own names."""
+"""Extension of vLLM's workers: they receive weights bucket by bucket, under the checkpoint's own names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vllm.platforms import current_platform
 
 
 class WeightLoading:
-    """vLLM mixes this class into its worker (``worker_extension_cls``); the methods are called by ``collective_rpc``.
+    """Methods that vLLM mixes into its worker (``worker_extension_cls``); ``collective_rpc`` calls them.
 
     The model's own ``load_weights`` is not enough: on a CPU weights are packed for oneDNN after the first load, and packed
-    weights cannot be written to. vLLM's layer-wise reload unpacks, loads and packs again; a layer is rebuilt once all its
-    parts have come.
+    weights cannot be written to. vLLM's layer-wise reload unpacks, loads and packs again; a layer is rebuilt once all its parts
+    have arrived.
     """
 
     vllm_config: Any
     model_runner: Any
 
     def shared_memory(self) -> list[str]:
-        """The files by which vLLM's processes share memory, as far as this one has them mapped."""
+        """Returns the files by which vLLM's processes share memory, as far as this process maps them."""
         lines = Path("/proc/self/maps").read_text().splitlines()
         paths = {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
         return [path for path in paths if path.startswith("/dev/shm/psm_") or "-cpushm" in path]
@@ -39,7 +39,7 @@ class WeightLoading:
         initialize_layerwise_reload(model)
 
     def load_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
-        """Load a part of the state dict. The tensors may change once this returns."""
+        """Loads a part of the state dict. The tensors may change once this returns."""
         model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config):
             model.load_weights(iter(bucket))
@@ -50,13 +50,13 @@ class WeightLoading:
                 call.arguments.update({name: _owned(value, borrowed) for name, value in call.arguments.items()})
 
     def load_bucket_file(self, path: str) -> None:
-        """The same from a safetensors file, which may go once this returns."""
+        """Loads the same from a safetensors file, which may be removed once this returns."""
         from safetensors.torch import load_file
 
         self.load_bucket(list(load_file(path).items()))
 
     def end_weights(self) -> None:
-        """All parts have come, or no more will: what is half loaded then is of no use, but the next load starts clean."""
+        """Ends loading, complete or not. After an incomplete load the weights are unusable, but the next load starts clean."""
         with set_current_vllm_config(self.vllm_config):
             finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
         self.model_runner.reset_encoder_cache()

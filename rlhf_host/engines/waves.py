@@ -1,4 +1,4 @@
-"""The queue before a batched generator: many awaiting callers, one batch at a time, and batches that never depend on timing."""
+"""Queue before a batched generator: many awaiting callers, one batch at a time, and batches that do not depend on timing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rlhf_host.protocols import Compute
 from rlhf_host.records.episodes import Generation
 
 Finish = Callable[[Sequence[tuple[int, Generation | Exception]]], object]
-"""Told of requests, by their index, as they finish or fail."""
+"""Called with requests, by their index, as they finish or fail."""
 Dropped = Callable[[], bool | set[int]]
-"""Which requests nobody waits for any more; ``True``: none matters, stop."""
+"""Requests that nobody waits for any more; True: none matters, stop."""
 
 
 class Waves:
-    """Collects requests until as many wait as may come, then runs them in the order of their keys.
+    """Collects requests until as many wait as are expected, then runs them in the order of their keys.
 
-    ``run(requests, finish, dropped)`` does the work on the compute thread; it splits what is too much for one batch.
+    ``run(requests, finish, dropped)`` does the work on the compute thread; it splits work that is too large for one batch.
     Everything else happens on the event loop.
     """
 
@@ -57,7 +57,7 @@ class Waves:
                 self._waiting.remove(call)
 
     async def close(self) -> None:
-        """Fail what is pending, and wait until the running batch has noticed."""
+        """Fails pending requests, and waits until the running batch has noticed."""
         self._closed = True
         for call in self._waiting + self._running:
             _reject(call, RunError("the engine was closed while requests were pending"))
@@ -67,7 +67,7 @@ class Waves:
             await asyncio.wait([self._server])
 
     async def _serve(self) -> None:
-        """Run waves until nobody waits."""
+        """Runs waves until nobody waits."""
         while self._waiting:
             await self._wait_for_requests()
             if self._closed:
@@ -85,7 +85,7 @@ class Waves:
             self._news_at = time.monotonic()
 
     async def _wait_for_requests(self) -> None:
-        """Wait for as many requests as may come, or until none came for a while."""
+        """Waits for as many requests as are expected, or until none has come for a while."""
         while not self._closed:
             self._news.clear()
             await asyncio.sleep(0)  # tasks that were started together submit in one turn of the loop

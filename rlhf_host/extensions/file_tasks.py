@@ -15,7 +15,7 @@ from rlhf_host.plugins.python_files import import_file, member
 
 
 class FileTasks:
-    """A function ``(split, seed)``, or of fewer of these, that gives tasks: ``--data FILE.py:NAME``."""
+    """A function ``(split, seed)``, or with fewer arguments, that returns tasks: ``--data FILE.py:NAME``."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

@@ -59,7 +59,7 @@ class KL:
 
         @property
         def decided_estimator(self) -> str:
-            """``estimator`` with ``auto`` decided."""
+            """``estimator``, with ``auto`` replaced by the choice."""
             return self.estimator if self.estimator != "auto" else "k1" if self.place == "reward" else "unbiased"
 
     def __init__(self, options: Options):

@@ -9,12 +9,12 @@ from rlhf_host.functional.policy import MAX_LOG, importance_ratio
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
-    """Per-token estimate of ``KL(π ‖ ref)``, ``[B, T]`` in nats, 0 outside ``mask``.
+    """Returns the per-token estimate of ``KL(π ‖ ref)``, ``[B, T]`` in nats, 0 outside ``mask``.
 
     With ``x = log π − log ref``: ``k1 = x``, ``k2 = x²/2``, ``k3 = e^{−x} − 1 + x``.
 
     Raises:
-        ValueError: for an unknown estimator.
+        ValueError: the estimator is unknown.
     """
     # Sanitised before exp: a where after it would still give NaN gradients.
     x = torch.where(mask, logprobs - reference, 0.0)
@@ -31,13 +31,13 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: st
 def kl_loss(
     logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: str = "unbiased", sampling_logprobs: Tensor | None = None
 ) -> Tensor:
-    """Per-token loss whose gradient moves π towards the reference, ``[B, T]``, 0 outside ``mask``.
+    """Returns a per-token loss whose gradient moves π towards the reference, ``[B, T]``, 0 outside ``mask``.
 
-    ``unbiased``: ``w·x²/2`` with ``w = sg(min(π/π_sampling, 10))``, whose expected gradient is that of ``KL(π ‖ ref)``.
-    ``k2`` is the same with ``w = 1``. ``k3`` is biased; it is here because published GRPO code uses it.
+    ``unbiased``: ``w·x²/2`` with ``w = sg(min(π/π_sampling, 10))``, whose expected gradient is that of ``KL(π ‖ ref)``. ``k2``
+    is the same with ``w = 1``. ``k3`` is biased; it is here because published GRPO code uses it.
 
     Raises:
-        ValueError: for ``k1`` (its expected gradient is zero) and unknown estimators.
+        ValueError: the estimator is ``k1`` (its expected gradient is zero), or unknown.
     """
     if estimator == "unbiased":
         value = kl_estimate(logprobs, reference, mask, "k2")

@@ -33,7 +33,7 @@ ONE_BY_ONE = ("nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
 
 
 def check_aggregation(value: str | None) -> str | None:
-    """The value. Raises ``ValueError`` when it is no aggregation."""
+    """Returns the value. Raises ``ValueError`` if it is not an aggregation."""
     if value is not None:
         Aggregation.parse(value)
     return value
@@ -85,7 +85,7 @@ class PolicyLossOptions(BaseModel):
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation in effect: the one given, else the loss's own."""
+        """The aggregation in effect: the configured one, else the loss's own."""
         if self.aggregation is not None:
             return Aggregation.parse(self.aggregation)
         return SEQUENCE_MEAN_TOKEN_MEAN if self.loss in ("gspo", "sapo") else TOKEN_MEAN
@@ -100,13 +100,14 @@ def policy_needs(
     outputs: Iterable[Output] = (),
     forbids: Iterable[Forbid] = (),
 ) -> Needs:
-    """The needs of an online algorithm with a policy loss: prompts, a trainable actor, and the needs of the loss.
+    """Returns the needs of an online algorithm with a policy loss: prompts, a trainable actor, and the needs of the loss.
 
     Args:
-        options: an entropy bonus adds the output entropy; ``gspo`` and ``pg`` forbid ``train.old_logprobs sampler``, and ``pg`` has
+        options: an entropy bonus adds the output entropy; ``gspo`` and ``pg`` forbid ``train.old_logprobs sampler``, and ``pg``
+            has
             no ratio.
         min_group_size: episodes per task that the estimator needs.
-        idle_steps: first steps in which the actor is not trained.
+        idle_steps: number of first steps in which the actor is not trained.
         roles: in addition to the actor.
         outputs: in addition to those of the loss.
         forbids: in addition to those of the loss.
@@ -182,26 +183,28 @@ class PreferenceOptions(BaseModel):
 
     @property
     def averages(self) -> bool:
-        """The loss compares means over tokens, not sums."""
+        """True if the loss compares means over tokens, not sums."""
         return self.loss in ("ipo", "sigmoid_norm", "orpo")
 
     @property
     def without_reference(self) -> bool:
-        """No reference model is needed."""
+        """True if no reference model is needed."""
         return self.reference_free or self.loss == "orpo"
 
     @property
     def nll_weight(self) -> float:
-        """``nll_coef`` with its default decided."""
+        """``nll_coef``, or its default."""
         return float(self.loss == "orpo") if self.nll_coef is None else self.nll_coef
 
 
 REFERENCE = (RoleNeed("reference", source="actor"),), (Output("logprobs", "reference"),)
-"""Roles and outputs of a loss that compares with the weights that the run began with."""
+"""Roles and outputs of a loss that compares with the weights at the start of the run."""
 
 
 def preference_needs(options: PreferenceOptions, *, lr: float | None = None) -> Needs:
-    """The needs of an algorithm with a preference loss: pairs, a trainable actor, and the reference unless it is left out."""
+    """Returns the needs of an algorithm with a preference loss: pairs, a trainable actor, and the reference unless the loss has
+    none.
+    """
     roles, outputs = ((), ()) if options.without_reference else REFERENCE
     actor = RoleNeed("actor", trainable=True, source=None, lr=lr)
     return Needs(data="preference", roles=(actor, *roles), outputs=outputs, rewards=False, unit_rows=True)

@@ -13,13 +13,13 @@ from rlhf_host.records.tensors import Batch, LossTerm, Metric, Outputs
 MAX_LOG = 20.0
 
 Loss = tuple[Tensor, list[Metric]]
-"""Per token ``[B, T]``, and metrics."""
+"""Per-token loss ``[B, T]``, and metrics."""
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossOptions], Loss]
 """``(logprobs, old_logprobs, advantages, mask, options)`` → the loss."""
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """``ρ = exp(clip(log π − log π_old, ±20))``, 1 outside ``mask``; ``[B, T]``."""
+    """Returns ``ρ = exp(clip(log π − log π_old, ±20))``, 1 outside ``mask``; ``[B, T]``."""
     return torch.where(mask, logprobs - old_logprobs, 0.0).clamp(-MAX_LOG, MAX_LOG).exp()
 
 
@@ -49,7 +49,7 @@ def _gspo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tens
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """``min(ρA, clip(ρ, low, high)·A)`` and where the clip is what counts."""
+    """Returns ``min(ρA, clip(ρ, low, high)·A)`` and a mask of the tokens where the clipped term is the smaller one."""
     plain, clipped = ratio * advantages, ratio.clamp(low, high) * advantages
     active = clipped < plain
     return torch.where(active, clipped, plain), active
@@ -101,9 +101,9 @@ policy_losses: dict[str, PolicyLoss] = {
 
 
 def policy_loss(outputs: Outputs, batch: Batch, options: PolicyLossOptions) -> list[LossTerm | Metric]:
-    """The policy term of one micro-batch, and the entropy bonus if it is on.
+    """Returns the policy term of one micro-batch, and the entropy bonus if it is on.
 
-    ``old_logprobs`` of ``None`` (``fused``) means the detached π of this forward. Masked positions may hold anything.
+    ``old_logprobs`` of ``None`` (``fused``) means the detached π of this forward. Masked positions may have any values.
     """
     if outputs.logprobs is None or batch.advantages is None:
         raise ValueError("a policy loss needs outputs.logprobs and batch.advantages")

@@ -15,8 +15,9 @@ from rlhf_host.functional.statistics import masked_sum
 from rlhf_host.records.tensors import SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, Batch, Extra, LossTerm, Metric, Outputs
 
 PreferenceLoss = Callable[[Tensor, Tensor, PreferenceOptions], Tensor]
-"""``(chosen, rejected, options)`` → the loss, ``[P]`` each. The first two are sums over trained tokens of ``log π − log ref``, or
-of ``log π`` without a reference; means where ``options.averages``."""
+"""``(chosen, rejected, options)`` → the loss, ``[P]`` each. The first two are sums over trained tokens of ``log π − log ref``,
+or of ``log π`` without a reference; means if ``options.averages``.
+"""
 
 NEAR_0 = -1e-6
 
@@ -25,10 +26,10 @@ NEAR_0 = -1e-6
 
 
 def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Places of the chosen and of the rejected rows, ``[P]`` int64 each: pair by pair, wherever the rows are.
+    """Returns the places of the chosen and of the rejected rows, ``[P]`` int64 each: pair by pair, wherever the rows are.
 
     Raises:
-        ValueError: when a unit is not one chosen and one rejected row.
+        ValueError: a unit is not one chosen and one rejected row.
     """
     if "label" not in batch.columns:
         raise ValueError("the batch has no column 'label', 1 for chosen and 0 for rejected rows: train on preference data")
@@ -43,17 +44,17 @@ def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def on_rows(values: Tensor, *places: Tensor) -> Tensor:
-    """``[P]`` → ``[B]``: each pair's value on its rows, so that their mean over episodes is the mean over pairs.
+    """Converts ``[P]`` to ``[B]``: each pair's value on its rows, so that their mean over episodes is the mean over pairs.
 
     Args:
-        places: as ``pairs`` gives them; every row is in one of them.
+        places: as returned by ``pairs``; every row is in one of them.
     """
     rows = torch.cat(places)
     return values.new_zeros(len(rows)).index_put((rows,), values.repeat(len(places)))
 
 
 def chosen_tokens(batch: Batch) -> Tensor:
-    """``[B, T]`` bool: tokens of chosen or desirable rows in the loss."""
+    """Returns ``[B, T]`` bool: tokens of chosen or desirable rows in the loss."""
     return batch.loss_mask & (batch.columns["label"] == 1).unsqueeze(-1)
 
 
@@ -153,9 +154,9 @@ preference_losses: dict[str, PreferenceLoss] = {
 
 
 def preference_loss(outputs: Outputs, batch: Batch, options: PreferenceOptions) -> list[LossTerm | Metric]:
-    """The preference term of one micro-batch, a mean over pairs, and the chosen's negative log-likelihood if it is on.
+    """Returns the preference term of one micro-batch, a mean over pairs, and the chosen's negative log-likelihood if it is on.
 
-    For the latter ``prepare_batch`` must give ``chosen_tokens`` as ``chosen``. Masked positions may hold anything.
+    For the latter ``prepare_batch`` must return ``chosen_tokens`` as ``chosen``. Masked positions may have any values.
     """
     if outputs.logprobs is None:
         raise ValueError("a preference loss needs outputs.logprobs")
@@ -178,7 +179,7 @@ def preference_loss(outputs: Outputs, batch: Batch, options: PreferenceOptions) 
 
 
 def _scores(values: Tensor, mask: Tensor, places: tuple[Tensor, Tensor], options: PreferenceOptions) -> Tensor:
-    """``[B]``: the sum of ``values`` ``[B, T]`` over the mask's tokens, or their mean where the loss compares means.
+    """Returns ``[B]``: the sum of ``values`` ``[B, T]`` over the mask's tokens, or their mean if the loss compares means.
 
     With ``ld_alpha``, tokens beyond the shorter completion's length weigh less (LD-DPO, arXiv:2409.06411, eq. 9).
     """

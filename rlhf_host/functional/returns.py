@@ -11,7 +11,7 @@ _MIN_VARIANCE = 1e-8
 def gae(
     rewards: Tensor, values: Tensor, action_mask: Tensor, gamma: float = 1.0, lam: float = 1.0, bootstrap: Tensor | None = None
 ) -> Tensor:
-    """Generalised advantage estimation, ``[B, T]`` float32, 0 outside ``action_mask`` (arXiv:1506.02438, eqs. 11 to 16).
+    """Returns generalised advantage estimates, ``[B, T]`` float32, 0 outside ``action_mask`` (arXiv:1506.02438, eqs. 11 to 16).
 
     ``A_t = Σ_{l≥0} (γλ)^l·δ_{t+l}`` with ``δ_t = r_t + γ·V_{t+1} − V_t``, where ``t + 1`` is the next **action** token:
     observations do not count as steps, and their values have no effect.
@@ -35,10 +35,10 @@ def gae(
 
 
 def discounted_sum(values: Tensor, action_mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """``[B, T]`` float32: ``Σ_{s≥t} γ^{s−t}·x_s`` where ``s`` and ``t`` count action tokens; 0 outside ``action_mask``.
+    """Returns ``[B, T]`` float32: ``Σ_{s≥t} γ^{s−t}·x_s`` where ``s`` and ``t`` count action tokens; 0 outside ``action_mask``.
 
     Args:
-        values: ``[B, T]`` per token; outside ``action_mask`` it may hold anything.
+        values: ``[B, T]`` per token; outside ``action_mask`` it may have any values.
         action_mask: ``[B, T]`` bool.
         gamma: discount per action token.
     """
@@ -47,11 +47,11 @@ def discounted_sum(values: Tensor, action_mask: Tensor, gamma: float = 1.0) -> T
 
 
 def whiten(advantages: Tensor, mask: Tensor, center_only: bool = False) -> Tensor:
-    """``[B, T]`` float32: ``(A − mean)·rsqrt(max(var, 1e-8))`` over ``mask``, population variance; 0 outside ``mask``.
+    """Returns ``[B, T]`` float32: ``(A − mean)·rsqrt(max(var, 1e-8))`` over ``mask``, population variance; 0 outside ``mask``.
 
     Args:
-        advantages: ``[B, T]``; outside ``mask`` it may hold anything.
-        mask: ``[B, T]`` bool: what counts in the statistics.
+        advantages: ``[B, T]``; outside ``mask`` it may have any values.
+        mask: ``[B, T]`` bool: the tokens that count in the statistics.
         center_only: subtract the mean and leave the scale.
     """
     count = mask.sum().clamp(min=1)
@@ -63,7 +63,7 @@ def whiten(advantages: Tensor, mask: Tensor, center_only: bool = False) -> Tenso
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None) -> Tensor:
-    """The critic's loss per token, ``0.5·max((V−G)², (V_old + clip(V−V_old, ±ε) − G)²)``, 0 outside ``mask``.
+    """Returns the critic's loss per token, ``0.5·max((V−G)², (V_old + clip(V−V_old, ±ε) − G)²)``, 0 outside ``mask``.
 
     As in OpenAI Baselines' PPO ("The 37 implementation details of PPO", detail 9).
 
@@ -71,7 +71,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
         values: ``[B, T]`` with gradient.
         old_values: ``[B, T]``: the critic's values before the first update.
         returns: ``[B, T]``: ``G``.
-        mask: ``[B, T]`` bool; outside it all three may hold anything.
+        mask: ``[B, T]`` bool; outside it all three may have any values.
         clip: ``ε``; ``None``: no clipping, ``0.5·(V−G)²``.
     """
     values, old_values, returns = (torch.where(mask, x, 0.0) for x in (values, old_values, returns))
@@ -83,22 +83,22 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
 
 
 def _actions_first(action_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """``[B, T]``: column indices with the action tokens first, in order; ``[B]``: how many they are."""
+    """Returns ``[B, T]``: column indices with the action tokens first, in order; and ``[B]``: their number."""
     return torch.argsort((~action_mask).to(torch.int8), dim=-1, stable=True), action_mask.sum(-1)
 
 
 def _take(values: Tensor, action_mask: Tensor, order: Tensor) -> Tensor:
-    """Action tokens moved to the left, zeros after them; float64."""
+    """Returns the action tokens moved to the left, zeros after them; float64."""
     return torch.where(action_mask, values, 0.0).to(torch.float64).gather(-1, order)
 
 
 def _put_back(values: Tensor, action_mask: Tensor, order: Tensor) -> Tensor:
-    """The way back from ``_take``; float32, 0 outside ``action_mask``."""
+    """Reverses ``_take``; float32, 0 outside ``action_mask``."""
     return torch.where(action_mask, torch.zeros_like(values).scatter(-1, order, values), 0.0).to(torch.float32)
 
 
 def _discounted(values: Tensor, rate: float) -> Tensor:
-    """``Σ_{s≥t} rate^{s−t}·x_s`` along the last axis, by doubling the span that each sum covers."""
+    """Returns ``Σ_{s≥t} rate^{s−t}·x_s`` along the last axis, by doubling the span that each sum covers."""
     width, span, factor = values.shape[-1], 1, rate
     while span < width:
         tail = torch.nn.functional.pad(values[..., span:], (0, span))

@@ -1,4 +1,4 @@
-"""Masked and grouped statistics, in float64 where rewards meet."""
+"""Masked and grouped statistics, in float64 for rewards."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from rlhf_host.records.tensors import Experience
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of ``values`` where ``mask`` is true; other values may be NaN. Both have the same shape."""
+    """Returns the sum of ``values`` where ``mask`` is true; other values may be NaN. Both have the same shape."""
     counted = torch.where(mask, values, 0.0)
     return counted.sum() if dim is None else counted.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of ``values`` where ``mask`` is true; 0 if nothing counts. Both have the same shape."""
+    """Returns the mean of ``values`` where ``mask`` is true; 0 if nothing counts. Both have the same shape."""
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
 def on_actions(values: Tensor, action_mask: Tensor) -> Tensor:
-    """``[B]`` → ``[B, T]`` float32: the row's value on every action token, 0 elsewhere."""
+    """Converts ``[B]`` to ``[B, T]`` float32: the row's value on every action token, 0 elsewhere."""
     return torch.where(action_mask, values.to(torch.float32).unsqueeze(-1), 0.0)
 
 
 def suffix_sum(values: Tensor, action_mask: Tensor) -> Tensor:
-    """``[B, T]``: ``Σ_{s≥t}`` of ``values`` over action tokens, 0 outside ``action_mask``."""
+    """Returns ``[B, T]``: ``Σ_{s≥t}`` of ``values`` over action tokens, 0 outside ``action_mask``."""
     sums = torch.where(action_mask, values, 0.0).to(torch.float64).flip(-1).cumsum(-1).flip(-1)
     return torch.where(action_mask, sums, 0.0).to(torch.float32)
 
 
 class GroupedEpisodes:
-    """Rows folded to episodes (an episode's trajectories average), episodes to groups."""
+    """Rows averaged to episodes (over an episode's trajectories), and episodes to groups."""
 
     def __init__(self, values: Tensor, group_id: Tensor, episode_id: Tensor | None = None):
         groups, self.group_of_row = torch.unique(group_id, return_inverse=True)
@@ -49,18 +49,18 @@ class GroupedEpisodes:
         self.sizes = _sums(torch.ones_like(self.values), self.group_of_episode, self.count)
 
     def mean(self) -> Tensor:
-        """``[G]``, shifted by each group's first extreme so that large equal rewards cancel exactly."""
+        """Returns ``[G]``: means, computed relative to each group's first extreme so that large equal rewards cancel exactly."""
         low = self._extreme("amin")
         shifted = self.values - low[self.group_of_episode]
         return low + _sums(shifted, self.group_of_episode, self.count) / self.sizes
 
     def std(self) -> Tensor:
-        """``[G]``: unbiased; 0 for a group of one."""
+        """Returns ``[G]``: unbiased standard deviations; 0 for a group of one."""
         squares = (self.values - self.mean()[self.group_of_episode]).square()
         return (_sums(squares, self.group_of_episode, self.count) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def constant(self) -> Tensor:
-        """``[G]`` bool: zero variance, ``max − min ≤ 1e-6·max(1, max|R|)``; a group of one is constant."""
+        """Returns ``[G]`` bool: zero variance, ``max − min ≤ 1e-6·max(1, max|R|)``; a group of one is constant."""
         low, high = self._extreme("amin"), self._extreme("amax")
         scale = torch.maximum(low.abs(), high.abs()).clamp(min=1.0)
         return high - low <= 1e-6 * scale
@@ -71,12 +71,12 @@ class GroupedEpisodes:
 
 
 def _sums(values: Tensor, index: Tensor, count: int) -> Tensor:
-    """``[count]`` float64: the sum of the values that have each index."""
+    """Returns ``[count]`` float64: the sum of the values that have each index."""
     return torch.zeros(count, dtype=torch.float64, device=values.device).index_add(0, index, values)
 
 
 def group_sizes(group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
-    """``[B]`` int64: how many episodes the row's group has.
+    """Returns ``[B]`` int64: the number of episodes in the row's group.
 
     Args:
         group_id: ``[B]`` int64.
@@ -87,7 +87,7 @@ def group_sizes(group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
 
 
 def group_mean(values: Tensor, group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
-    """``[B]`` float64: mean over the group's episodes, each counted once.
+    """Returns ``[B]`` float64: mean over the group's episodes, each counted once.
 
     Args:
         values: ``[B]`` any float.
@@ -99,7 +99,7 @@ def group_mean(values: Tensor, group_id: Tensor, episode_id: Tensor | None = Non
 
 
 def leave_one_out(values: Tensor, group_id: Tensor, episode_id: Tensor | None = None) -> Tensor:
-    """``[B]`` float64: ``R_i − mean_{j≠i} R_j`` over the group's episodes (RLOO, arXiv:2402.14740, eq. 7).
+    """Returns ``[B]`` float64: ``R_i − mean_{j≠i} R_j`` over the group's episodes (RLOO, arXiv:2402.14740, eq. 7).
 
     Exactly 0 for groups of one and for groups of zero variance. Arguments as in ``group_mean``.
     """
@@ -114,7 +114,8 @@ def leave_one_out(values: Tensor, group_id: Tensor, episode_id: Tensor | None = 
 def group_normalize(
     values: Tensor, group_id: Tensor, episode_id: Tensor | None = None, std: str = "group", eps: float = 1e-6
 ) -> Tensor:
-    """``[B]`` float64: ``(R_i − mean_g) / (std + eps)`` over the group's episodes (GRPO, arXiv:2402.03300, section 4.1.2).
+    """Returns ``[B]`` float64: ``(R_i − mean_g) / (std + eps)`` over the group's episodes (GRPO, arXiv:2402.03300, section
+    4.1.2).
 
     Exactly 0 for groups of one and for groups of zero variance. First arguments as in ``group_mean``.
 
@@ -124,7 +125,7 @@ def group_normalize(
         eps: added to the standard deviation.
 
     Raises:
-        ValueError: for an unknown ``std``.
+        ValueError: ``std`` is unknown.
     """
     if std not in ("group", "batch", "none"):
         raise ValueError(f"unknown std {std!r}: group, batch or none")
@@ -143,8 +144,8 @@ def group_normalize(
 def turn_advantages(
     token_rewards: Tensor, turn_ids: Tensor, action_mask: Tensor, group_id: Tensor, episode_id: Tensor | None = None
 ) -> Tensor:
-    """``[B, T]`` float32: per-turn credit, the return-to-go of the token's turn minus its mean over the group's trajectories
-    that have that turn. 0 outside ``action_mask``, and exactly 0 where one trajectory alone has the turn or all agree.
+    """Returns ``[B, T]`` float32: per-turn credit, the return-to-go of the token's turn minus its mean over the group's
+    trajectories that have that turn. 0 outside ``action_mask``, and exactly 0 if only one trajectory has the turn or all agree.
 
     Args:
         token_rewards: ``[B, T]``; summed per turn.
@@ -168,7 +169,8 @@ def turn_advantages(
 
 
 def with_siblings(experience: Experience) -> Tensor:
-    """``[B, T]`` bool: action tokens of rows whose group has more than one episode, for ``loss_masks`` of estimators that
-    compare within a group."""
+    """Returns ``[B, T]`` bool: action tokens of rows whose group has more than one episode, for ``loss_masks`` of estimators
+    that compare within a group.
+    """
     siblings = group_sizes(experience.group_id, experience.episode_id) > 1
     return experience.action_mask & siblings.unsqueeze(-1)

@@ -9,10 +9,10 @@ from rlhf_host.records.tensors import Batch, LossTerm, Metric, Outputs
 
 
 def supervised_loss(outputs: Outputs, batch: Batch, options: SupervisedOptions) -> list[LossTerm | Metric]:
-    """The term of one micro-batch: a mean over the trained tokens of the optimizer batch.
+    """Returns the term of one micro-batch: a mean over the trained tokens of the optimizer batch.
 
-    ``nll``: ``−log π``. ``dft``: ``−sg(π)·log π`` (Dynamic Fine-Tuning, arXiv:2508.05629, eq. 9). Masked positions may hold
-    anything.
+    ``nll``: ``−log π``. ``dft``: ``−sg(π)·log π`` (Dynamic Fine-Tuning, arXiv:2508.05629, eq. 9). Masked positions may have any
+    values.
     """
     if outputs.logprobs is None:
         raise ValueError("a supervised loss needs outputs.logprobs")

@@ -1,4 +1,4 @@
-"""A model once more, around the same parameters."""
+"""A second version of a model with the same parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """A copy of the modules that shares the model's ``Parameter`` objects and persistent buffers.
+    """Returns a copy of the modules that shares the model's ``Parameter`` objects and persistent buffers.
 
     The twin's backward passes compute gradients of the model's parameters, and both see changes in place. Other buffers and
     attributes belong to the twin. So its modules can get another ``forward`` without a change to the model.

@@ -1,4 +1,6 @@
-"""Adapters on disk, in peft's format: ``adapter_config.json`` names the base, ``adapter_model.safetensors`` has the base's hash."""
+"""Adapters on disk, in peft's format: ``adapter_config.json`` names the base, ``adapter_model.safetensors`` has the base's
+hash.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,18 @@ from rlhf_host.models.quantized import is_quantized
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HASH = "base_sha256"
-"""In the metadata of ``WEIGHTS``: the content hash of the base's weights."""
+"""Key in the metadata of ``WEIGHTS``: the content hash of the base's weights."""
 QUANTIZED = "base_quantized"
-"""There too: how the base was quantized, where it was."""
+"""Key there: how the base was quantized, if it was."""
 ROUNDED = "base_dtype"
-"""There too: the 16-bit type that the base's weights were rounded to, where they were."""
+"""Key there: the 16-bit type that the base's weights were rounded to, if they were."""
 
 FREE = {
     *("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"),
     *("layers_to_transform", "layers_pattern", "modules_to_save", "task_type", "inference_mode", "auto_mapping", "revision"),
     *("peft_version", "base_model_name_or_path", "lora_dropout", "init_lora_weights", "runtime_config", "megatron_core"),
 }
-"""Settings of an adapter that may be anything here; all others must be peft's defaults."""
+"""Settings of an adapter that may have any value; all others must be peft's defaults."""
 
 
 TYPES: dict[str, tuple[Any, str]] = {
@@ -44,21 +46,21 @@ TYPES: dict[str, tuple[Any, str]] = {
     "alpha_pattern": ((dict, NoneType), "an object"),
     "modules_to_save": ((list, NoneType), "a list"),
 }
-"""Of settings that are read here."""
+"""Types of the settings that are read."""
 
 
 def is_adapter(path: str | Path | None) -> bool:
-    """Whether this is the directory of an adapter, and not of a whole model."""
+    """Returns True if this is the directory of an adapter, and not of a whole model."""
     if not path or not (directory := Path(path).expanduser()).is_dir():
         return False
     return (directory / CONFIG).is_file() and not any(directory.glob("model*.safetensors"))
 
 
 def base_of(directory: str | Path) -> tuple[str, str | None]:
-    """The model that an adapter was trained on: a path or hub name, and its revision.
+    """Returns the model that an adapter was trained on: a path or hub name, and its revision.
 
     Raises:
-        UserError: the directory has no such file, or it does not say.
+        UserError: the directory has no such file, or the file does not name the model.
     """
     settings = _read(directory)
     if not isinstance(name := settings.get("base_model_name_or_path"), str) or not name:
@@ -67,18 +69,18 @@ def base_of(directory: str | Path) -> tuple[str, str | None]:
 
 
 def is_scalar(directory: str | Path) -> bool:
-    """Whether the adapter brings a scalar head."""
+    """Returns True if the adapter has a scalar head."""
     return "score" in (_read(directory).get("modules_to_save") or ())
 
 
 def save_adapter(
     model: Any, directory: str | Path, base_files: Sequence[Path], trained: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write what is trained.
+    """Writes the trained weights.
 
     Args:
-        base_files: the weights of the base, for its hash.
-        trained: what ``adapter_weights`` gave before; default: as it is now.
+        base_files: weight files of the base, for its hash.
+        trained: an earlier result of ``adapter_weights``; default: the current weights.
     """
     config = copy.deepcopy(model.peft_config[TRAINED])
     config.inference_mode, config.target_modules = True, sorted(config.target_modules)
@@ -92,7 +94,7 @@ def save_adapter(
 
 
 def write_for_engine(weights: dict[str, torch.Tensor], directory: Path) -> None:
-    """What ``adapters.engine_weights`` gives, as files that an engine reads. Raises ``ValueError`` without weights."""
+    """Writes the result of ``adapters.engine_weights`` as files that an engine reads. Raises ``ValueError`` without weights."""
     if not weights:
         raise ValueError("no weights of an adapter came")
     rank = next(tensor.shape[0] for name, tensor in weights.items() if ".lora_A." in name)
@@ -104,16 +106,16 @@ def write_for_engine(weights: dict[str, torch.Tensor], directory: Path) -> None:
 
 
 def rank_of(directory: str | Path) -> int:
-    """The largest rank in an adapter."""
+    """Returns the largest rank in an adapter."""
     settings = _read(directory)
     return max([int(settings.get("r") or 8), *(settings.get("rank_pattern") or {}).values()])
 
 
 def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None:
-    """Put an adapter of a directory into the model. Its dropout is left out, as all dropout.
+    """Loads an adapter from a directory into the model. Its dropout is removed, like all dropout.
 
     Args:
-        name: inside the model; ``TRAINED`` is trained, any other is a frozen copy.
+        name: its name inside the model; ``TRAINED`` is trained, any other is a frozen copy.
 
     Raises:
         UserError: peft is missing, the adapter is of a kind that cannot be used here, or it does not fit the model.
@@ -144,7 +146,7 @@ def _weights(directory: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _parameters(model: Any, name: str, with_head: bool) -> dict[str, torch.Tensor]:
-    """The adapter's own in the model, by their names in the file."""
+    """Returns the adapter's parameters in the model, by their names in the file."""
     own: dict[str, torch.Tensor] = {}
     for prefix, layer in adapter_layers(model):
         if name in layer.lora_A:
@@ -176,8 +178,9 @@ def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path, own: Co
 
 
 def refuse_other_base(directory: str | Path, base: str, files: Sequence[Path]) -> None:
-    """Raises ``UserError`` where an adapter was trained on other weights than those in ``files``. Adapters of other programs do
-    not say."""
+    """Raises ``UserError`` if an adapter was trained on other weights than those in ``files``. Adapters of other programs do
+    not record their base, so they pass.
+    """
     then, recorded = _read(directory).get("base_model_name_or_path"), _metadata(directory).get(HASH)
     if recorded is not None and recorded != content_hash(files):
         raise UserError(
@@ -187,16 +190,16 @@ def refuse_other_base(directory: str | Path, base: str, files: Sequence[Path]) -
 
 
 def quantized_base(directory: str | Path) -> str | None:
-    """How the base was quantized when the adapter was trained; ``None``: not at all, or the adapter does not say."""
+    """Returns how the base was quantized when the adapter was trained; None: not at all, or the adapter does not tell."""
     _read(directory)
     return _metadata(directory).get(QUANTIZED)
 
 
 def rounded_base(directory: str | Path) -> torch.dtype | None:
-    """Return the 16-bit type of the base when the adapter was trained; ``None``: it was in 32 bits, or the adapter does not say.
+    """Returns the 16-bit type of the base when the adapter was trained; None: 32 bits, or the adapter does not tell.
 
     Raises:
-        UserError: it is no type that is known here.
+        UserError: the type is unknown.
     """
     recorded = _metadata(directory).get(ROUNDED)
     if recorded is not None and recorded not in DTYPES:
@@ -206,7 +209,7 @@ def rounded_base(directory: str | Path) -> torch.dtype | None:
 
 
 def _rounding(model: Any) -> dict[str, str]:
-    """Metadata that say how the base's weights differ from those in its files."""
+    """Returns metadata about how the base's weights differ from those in its files."""
     layer = adapter_layers(model)[0][1].get_base_layer()
     in_4_bits = is_quantized(model)
     dtype = layer.compute_dtype if in_4_bits else layer.weight.dtype

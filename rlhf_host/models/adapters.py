@@ -1,4 +1,4 @@
-"""LoRA adapters inside a model (arXiv:2106.09685): attached in place by peft, switched, merged on the way elsewhere.
+"""LoRA adapters inside a model (arXiv:2106.09685): attached in place by peft, switched, and merged for other programs.
 
 The model keeps its class, decoder and head. ``y = W x + s·B(A x)``, where the base ``W`` is frozen and ``s = alpha / rank``.
 """
@@ -26,15 +26,15 @@ from rlhf_host.models.heads import decoder_of, scalar_head
 from rlhf_host.plugins.libraries import require_library
 
 TRAINED = "trained"
-"""The name inside the model of the adapter that a role trains. Others are frozen copies."""
+"""Name inside the model of the adapter that a role trains. Others are frozen copies."""
 PREFIX = "base_model.model."
-"""Of all names in peft's files."""
+"""Prefix of all names in peft's files."""
 ALL_LINEAR = "all-linear"
 _NUMBER = re.compile(r"\b\d+\b")
 
 
 def peft_library() -> Any:
-    """Raises ``UserError`` where peft is not installed."""
+    """Imports peft. Raises ``UserError`` if it is not installed."""
     require_library("peft", "LoRA adapters")
     import peft
 
@@ -46,15 +46,16 @@ def has_adapters(model: Any) -> bool:
 
 
 def attach(model: Any, options: LoraOptions, base: str, revision: str | None = None) -> None:
-    """New adapters in the model, which computes as before until they are trained. Everything else but a scalar head is frozen.
+    """Adds new adapters to the model, which computes as before until they are trained. Everything else is frozen, except a
+    scalar head.
 
     Their first values are the same in every process and run.
 
     Args:
-        base: path or hub name of the model, for its files.
+        base: path or hub name of the model, written into its files.
 
     Raises:
-        UserError: peft is missing, or a target is no linear map.
+        UserError: peft is missing, or a target is not a linear map.
     """
     modules = targets(model, options.targets)
     config = peft_library().LoraConfig(
@@ -70,13 +71,13 @@ def attach(model: Any, options: LoraOptions, base: str, revision: str | None = N
 
 
 def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
-    """An adapter at these modules and no others, trained if it is called ``TRAINED``, else frozen and not used.
+    """Adds an adapter at exactly these modules. It is trained if its name is ``TRAINED``, else frozen and not used.
 
     Args:
         config: ``peft.LoraConfig``.
 
     Raises:
-        UserError: peft has no adapter for one of the modules, or none that is a plain product.
+        UserError: peft has no adapter for one of the modules, or its adapter is not a plain product.
     """
     peft = peft_library()
     configs = {**vars(model).pop("peft_config", {}), name: config}  # peft warns of an adapter that is there already
@@ -112,7 +113,9 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
 
 
 def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[str, Any]]:
-    """Every linear map that has adapters, with its name in the model; a shared one with its first name, or with each."""
+    """Returns every linear map that has adapters, with its name in the model. A shared map has its first name, or each of its
+    names.
+    """
     from peft.tuners.lora import LoraLayer
 
     modules = model.named_modules(remove_duplicate=not every_name)
@@ -126,9 +129,9 @@ def _parts(layer: Any) -> Iterator[tuple[str, nn.Module]]:
 
 @contextlib.contextmanager
 def using(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the model computes with the adapter ``name``; with ``None`` it is the base, bit for bit.
+    """Makes the model compute with the adapter ``name`` inside the block; with None it is the base, bit for bit.
 
-    Only which one is used changes: peft's own switch would also change what is trained, under the optimizer's feet.
+    Only the adapter in use changes. peft's own switch would also change which weights are trained, behind the optimizer's back.
     """
     layers = [layer for _, layer in adapter_layers(model)]
     for layer in layers:
@@ -142,7 +145,7 @@ def using(model: nn.Module, name: str | None) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(layer: Any, name: str = TRAINED) -> Tensor:
-    """``W + s·BA`` of one layer, computed in float32 at least, in the type of ``W``. The layer does not change."""
+    """Returns ``W + s·BA`` of one layer, computed in at least float32, in the type of ``W``. The layer does not change."""
     weight = quantized.plain_weight(layer.get_base_layer())
     parts = layer.lora_A[name].weight, layer.lora_B[name].weight
     wide = torch.promote_types(weight.dtype, torch.float32)
@@ -152,8 +155,9 @@ def merged(layer: Any, name: str = TRAINED) -> Tensor:
 
 
 def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """``weights`` of the model's state dict as they are without adapters: merged one by one, under the names of the base, those
-    in 4 bits as their products use them."""
+    """Yields the ``weights`` of the model's state dict without adapters: merged one by one, under the names of the base.
+    Weights in 4 bits become as their products use them.
+    """
     layers, narrow = dict(adapter_layers(model, every_name=True) if has_adapters(model) else ()), quantized.layers(model)
     parts = {weight for layer in layers.values() for _, part in _parts(layer) for weight in part.parameters()}
     adapters = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in parts}
@@ -167,7 +171,7 @@ def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> I
 
 
 def adapter_weights(model: Any) -> dict[str, Tensor]:
-    """All that is trained, by its name in peft's files: ``A``, ``B``, and a scalar head."""
+    """Returns all trained weights, by their names in peft's files: ``A``, ``B``, and a scalar head."""
     weights = {}
     for name, layer in adapter_layers(model):
         weights[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_A[TRAINED].weight
@@ -179,8 +183,9 @@ def adapter_weights(model: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """``A`` and ``s·B`` by their names in peft's files, in float32 and all of the largest rank: alpha is the rank then, and an
-    engine needs no other settings."""
+    """Yields ``A`` and ``s·B`` by their names in peft's files, in float32 and all of the largest rank. With alpha equal to the
+    rank, an engine needs no other settings.
+    """
     layers = adapter_layers(model)
     rank = max(layer.r[TRAINED] for _, layer in layers)
     for name, layer in layers:
@@ -192,7 +197,7 @@ def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def fold(model: Any) -> None:
-    """Merge the adapter into the weights, in place; the model is an ordinary one afterwards."""
+    """Merges the adapter into the weights, in place. The result is an ordinary model."""
     quantized.widen(model)
     for name, layer in adapter_layers(model):
         base = layer.get_base_layer()
@@ -203,11 +208,11 @@ def fold(model: Any) -> None:
 
 
 def targets(model: Any, names: Sequence[str]) -> list[str]:
-    """The linear maps that these names mean, of those below the head that a pass over text calls as modules. Others (of images, of
-    an encoder, or whose weight a kernel reads) would get adapters that do nothing.
+    """Returns the linear maps with these names, among those below the head that a pass over text calls as modules. In others
+    (for images, in an encoder, or with a weight that a kernel reads) adapters would do nothing.
 
     Raises:
-        UserError: a name means none.
+        UserError: a name matches none.
     """
     called = _called(model)
     if ALL_LINEAR in names:
@@ -225,13 +230,15 @@ def targets(model: Any, names: Sequence[str]) -> list[str]:
 
 
 def kinds(modules: Iterable[str]) -> list[str]:
-    """The last parts of their names."""
+    """Returns the last parts of their names."""
     return sorted({module.rpartition(".")[2] for module in modules})
 
 
 @torch.no_grad()
 def _called(model: Any) -> list[str]:
-    """Experts share a kind with those that the probe reached. A weight that several modules share could not be merged."""
+    """Returns the names of linear maps that a probe calls. Experts share a kind, so those that the probe did not reach are
+    included. A weight that several modules share is left out, because it could not be merged.
+    """
     inside = set(decoder_of(model).modules())
     uses = Counter(weight for _, weight in model.named_parameters(remove_duplicate=False))
     linear = {
@@ -257,7 +264,7 @@ def _called(model: Any) -> list[str]:
 
 
 def _is_product(module: Any, x: Any, output: Any) -> bool:
-    """Whether a subclass computes what ``nn.Linear`` does."""
+    """Returns True if a subclass computes the same as ``nn.Linear``."""
     if not isinstance(output, Tensor) or x.shape[-1] != module.in_features:
         return False
     product = F.linear(x, quantized.plain_weight(module), module.bias)
@@ -265,7 +272,7 @@ def _is_product(module: Any, x: Any, output: Any) -> bool:
 
 
 def _short(model: nn.Module, modules: Sequence[str]) -> list[str]:
-    """The last parts of these names, where these mean no other modules."""
+    """Returns the last parts of these names, if these match no other modules."""
     short = kinds(modules)
     meant = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in short]
     return short if set(meant) == set(modules) else sorted(modules)

@@ -1,4 +1,4 @@
-"""transformers' sdpa attention, which here takes a shared-prefix line of rows too, and single queries without copies."""
+"""transformers' sdpa attention, extended to shared-prefix lines of rows, and to single queries without copies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlhf_host.protocols import SharedRows
 
 
 def enable_shared_rows() -> None:
-    """Have transformers' sdpa attention take ``shared_rows``; without that argument it computes what it did.
+    """Makes transformers' sdpa attention accept ``shared_rows``. Without that argument it computes the same as before.
 
-    It stays under the name ``sdpa``: a layer that gradient checkpointing runs again looks its attention up by name, and some
-    models become dense, or take another path, under a name that they do not know.
+    It keeps the name ``sdpa``. A layer that gradient checkpointing runs again finds its attention by name, and some models
+    become dense, or take another path, under a name that they do not know.
     """
     AttentionInterface.register("sdpa", attend)
 
@@ -31,10 +31,11 @@ def attend(
     shared_rows: SharedRows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` ``[B, heads, L, D]``, ``key`` and ``value`` ``[B, h, L, D]``; result ``[B, L, heads, D]``.
+    """Computes attention. ``query`` is ``[B, heads, L, D]``, ``key`` and ``value`` are ``[B, h, L, D]``; the result is ``[B, L,
+    heads, D]``.
 
     Raises:
-        ValueError: the model brings a mask of its own to a shared-prefix line, whose rows that mask cannot describe.
+        ValueError: the model uses its own mask for a shared-prefix line, whose rows that mask cannot describe.
     """
     if kwargs.get("softcap") is not None:
         warnings.warn(f"sdpa leaves out the softcap of {type(module).__name__}: set attn_implementation to eager", stacklevel=2)
@@ -48,7 +49,9 @@ def attend(
 
 
 def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """A single query's heads that share a key head become queries of that head: no copy of keys and values for each."""
+    """Computes attention for a single query. Its heads that share a key head become queries of that head, so keys and values
+    are not copied for each.
+    """
     rows, heads, _, width = query.shape
     folded = query.reshape(rows, key.shape[1], -1, width)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)

@@ -18,14 +18,14 @@ from rlhf_host.models.modes import evaluation
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
-"""Names that configurations have for the number of experts, and of those that a token goes to."""
+"""Names that configurations use for the number of experts, and for the number of experts per token."""
 
 
 class Balance:
-    """Takes the routers' logits of passes, and gives their loss.
+    """Loss of the routers, computed from their logits in passes.
 
     Args:
-        coef: of the loss.
+        coef: coefficient of the loss.
         function: ``load_balancing_loss_func`` of the model's module.
     """
 
@@ -35,7 +35,7 @@ class Balance:
         self._loss: Tensor | None = None
 
     def take(self, outputs: Sequence[Any], layouts: Sequence[Layout]) -> None:
-        """What one pass over these layouts gave."""
+        """Stores the router logits of one pass over these layouts."""
         layers = [torch.cat(each) for each in zip(*(output.router_logits for output in outputs), strict=True)]
         mask = None
         if any(layout.rows is None for layout in layouts):
@@ -43,20 +43,20 @@ class Balance:
         self._loss = self._function(tuple(layers), self._experts, self._chosen, mask)
 
     def loss(self) -> Tensor:
-        """Of the last pass, with its gradient. Nothing is kept."""
+        """Returns the loss of the last pass, with its gradient. Nothing is kept."""
         loss, self._loss = self._loss, None
         assert loss is not None
         return loss.float()
 
 
 def balance_of(model: Any, coef: float | None) -> Balance | None:
-    """What computes the loss, if it is wanted.
+    """Returns the object that computes the loss, if the loss is wanted.
 
     Args:
         coef: default: that of the model's configuration, if this asks for the loss (``output_router_logits``).
 
     Raises:
-        UserError: it is wanted of a model that has none.
+        UserError: the loss is wanted but the model has none.
     """
     config = model.config.get_text_config()
     if coef is None:
@@ -78,7 +78,7 @@ def balance_of(model: Any, coef: float | None) -> Balance | None:
 
 
 def _agrees(balance: Balance, model: Any) -> bool:
-    """Whether the loss is the one that the whole model gives."""
+    """Returns True if the loss equals the one that the whole model returns."""
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad(), evaluation(model):
         output = model(input_ids=ids, use_cache=False, output_router_logits=True)
@@ -89,7 +89,7 @@ def _agrees(balance: Balance, model: Any) -> bool:
 
 
 def _real(layout: Layout) -> Tensor:
-    """``[places]`` bool: which are no padding."""
+    """Returns ``[places]`` bool: True where there is no padding."""
     if layout.rows is not None:
         return torch.ones(layout.input_ids.numel(), dtype=torch.bool, device=layout.input_ids.device)
     rows, width = layout.input_ids.shape

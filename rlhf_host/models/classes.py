@@ -19,7 +19,7 @@ from rlhf_host.errors import UserError
 
 
 def model_class(head: str, config: PreTrainedConfig) -> Any:
-    """Return the class that loads a model of this configuration.
+    """Returns the class that loads a model of this configuration.
 
     Args:
         head: ``lm`` or ``scalar``.
@@ -42,7 +42,7 @@ def model_class(head: str, config: PreTrainedConfig) -> Any:
 
 @functools.cache
 def _scalar_class(causal: Any) -> Any:
-    """The sequence classification model that transformers has for most language models, for those it has none for."""
+    """Returns a sequence classification model, for language models for which transformers has none."""
     base = next(parent for parent in causal.__mro__ if parent.__name__.endswith("PreTrainedModel"))
     name = base.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
     named = {"base_model_prefix": causal.base_model_prefix, "config_class": causal.config_class, "__module__": __name__}

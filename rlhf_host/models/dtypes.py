@@ -1,4 +1,4 @@
-"""Types of weights: those a role asks for, and those its adapter was trained over."""
+"""Types of weights: those that a role asks for, and those that its adapter was trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NARROW = (torch.bfloat16, torch.float16)
 def weight_dtypes(
     role: RoleConfig, trainable: bool, in_files: torch.dtype | None, rounded: torch.dtype | None
 ) -> tuple[Any, Any]:
-    """Return the type to read the role's weights in, and the type to keep them in, both ``auto`` if it is that of the files.
+    """Returns the type in which the role's weights are read, and the type in which they are kept; both are ``auto`` for the
+    type of the files.
 
     Args:
         in_files: type of the weights on disk; ``None``: the configuration does not say.
@@ -33,7 +34,7 @@ def weight_dtypes(
 
 
 def retype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the parameters in place, but for those in 4 bits. Buffers stay: tables of positions need their 32 bits."""
+    """Casts the parameters in place, except those in 4 bits. Buffers stay: tables of positions need their 32 bits."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)

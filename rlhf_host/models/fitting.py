@@ -15,7 +15,7 @@ from rlhf_host.models.places import ModelPlace
 
 
 def refuse_settings(role: RoleConfig, source: ModelPlace, *, trainable: bool) -> None:
-    """Raises ``UserError`` for settings that no model of this place can have."""
+    """Raises ``UserError`` for settings that no model in this place can have."""
     if role.quantize and source.gguf:
         raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
     if trainable and not _adapts(role) and role.dtype not in ("auto", "float32"):
@@ -41,7 +41,7 @@ def wide_head(role: RoleConfig, count: int) -> UserError:
 def fit(
     model: PreTrainedModel, role: RoleConfig, source: ModelPlace, device: torch.device, *, trainable: bool
 ) -> PreTrainedModel:
-    """The model as the role has it, on the device, in place.
+    """Applies the role's settings to the model and moves it to the device, in place.
 
     Raises:
         UserError: settings that this model cannot have, or an adapter that does not fit it.
@@ -74,7 +74,9 @@ def _adapts(role: RoleConfig) -> bool:
 
 
 def remove_dropout(model: torch.nn.Module) -> None:
-    """Set every dropout probability to 0: with dropout π of two passes differ. The config keeps its own values for saving."""
+    """Sets every dropout probability to 0, because with dropout two passes give different π. The config keeps its own values
+    for saving.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -84,7 +86,9 @@ def remove_dropout(model: torch.nn.Module) -> None:
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Move weights that lie at odd addresses: kernels round by alignment, and files, so checkpoints too, differ in theirs."""
+    """Moves weights that lie at odd addresses. Kernels round differently by alignment, and files, so checkpoints too, differ in
+    it.
+    """
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         if tensor.data_ptr() % 64:
             tensor.data = tensor.data.clone()

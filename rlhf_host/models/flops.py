@@ -1,4 +1,4 @@
-"""Floating-point operations that training a model takes, and what devices can do."""
+"""Floating-point operations needed to train a model, and the peak of devices."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PEAKS = {
     "NVIDIA L40S": 362e12,
     "NVIDIA GeForce RTX 4090": 165e12,
 }
-"""How ``torch.cuda.get_device_name`` begins → operations per second on dense bfloat16 matrices, by NVIDIA's data sheets."""
+"""Start of ``torch.cuda.get_device_name`` → operations per second on dense bfloat16 matrices, from NVIDIA's data sheets."""
 
 
 def peak_flops(device: torch.device) -> float:
-    """0 for devices that are not in the table, and for parts of one."""
+    """Returns 0 for devices that are not in the table, and for parts of one."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     known = [start for start in PEAKS if name.startswith(start) and "MIG" not in name]
     return PEAKS[max(known, key=len)] if known else 0.0
@@ -33,34 +33,35 @@ def peak_flops(device: torch.device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WeightCounts:
-    """Numbers in matrices that a token is multiplied with."""
+    """Numbers of the matrices that a token is multiplied with."""
 
     all: float = 0.0
     trained: float = 0.0
 
     @property
     def flops(self) -> float:
-        """Per token: two forward, two for the gradient of what comes in, two for the gradient of a trained weight."""
+        """Operations per token: two forward, two for the gradient of the input, two for the gradient of a trained weight."""
         return 4 * self.all + 2 * self.trained
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """PaLM's count, ``6N + 12·L·H·Q·T`` per token (arXiv:2204.02311, appendix B): what the model needs, without computing anything
-    twice. Tables that are looked up in are left out. Of experts, those that a token goes through count. Only predicted tokens
-    reach the head."""
+    """PaLM's count, ``6N + 12·L·H·Q·T`` per token (arXiv:2204.02311, appendix B): the operations that the model needs, with
+    nothing computed twice. Lookup tables are left out. Only the experts that a token uses count. Only predicted tokens reach
+    the head.
+    """
 
     body: WeightCounts
     head: WeightCounts
     attention: int
-    """``L·H·Q``: layers, heads, and how wide these are."""
+    """``L·H·Q``: layers, heads, and the width of a head."""
 
     @classmethod
     def of(cls, model: nn.Module, head: Collection[nn.Parameter] = ()) -> ModelFlops | None:
-        """Of a model whose weights are whole; ``None`` where it is unknown how many of its experts a token goes through.
+        """Returns the count for a model whose weights are whole; None if it is unknown how many of its experts a token uses.
 
         Args:
-            head: its parameters; those of a scalar head count little, and nothing here.
+            head: parameters of the head; those of a scalar head are few and are not counted.
         """
         config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
         of_head = {id(weight) for weight in head}
@@ -83,11 +84,11 @@ class ModelFlops:
         return cls(WeightCounts(*sizes["body"]), WeightCounts(*sizes["head"]), sum(widths))
 
     def training(self, prompts: Sequence[int], rows: Sequence[tuple[int, int]], predicted: int) -> float:
-        """Of one pass forward and backward.
+        """Returns the operations of one pass forward and backward.
 
         Args:
-            prompts: lengths of those that are computed by themselves, for several rows.
-            rows: per row the length of what it sees, and how many of these tokens are computed for it.
+            prompts: lengths of prompts that are computed once for several rows.
+            rows: per row, the number of tokens that it sees, and how many of them are computed for it.
             predicted: tokens that reach the head.
         """
         tokens = sum(prompts) + sum(count for _, count in rows)
@@ -96,7 +97,7 @@ class ModelFlops:
 
 
 def _attention_width(config: Any) -> int:
-    """Heads times their width."""
+    """Returns heads times their width."""
     heads: int = getattr(config, "num_attention_heads", None) or 0
     return heads * (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
 

@@ -1,4 +1,4 @@
-"""Which weights of a model are trained, by patterns of their names."""
+"""Choice of the trained weights of a model, by patterns of their names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlhf_host.errors import UserError, near_matches
 
 
 def freeze(model: nn.Module, frozen: Sequence[str], only: Sequence[str]) -> None:
-    """Let the optimizer leave weights alone. A pattern (``fnmatch``) is for whole names; a tied weight has several.
+    """Freezes weights. A pattern (``fnmatch``) must match whole names; a tied weight has several names.
 
     Args:
         frozen: weights that are not trained.
-        only: weights that are; default: all others.
+        only: weights that are trained; default: all others.
 
     Raises:
         UserError: a pattern matches no weight, or nothing is left to train.

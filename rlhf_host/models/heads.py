@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rlhf_host.models.modes import in_32_bits
 
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-"""Names that configurations have for it."""
+"""Names that configurations use for the softcap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Head:
     softcap: float | None = None
 
     def __call__(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """``[..., V]`` float32 logits; ``dtype`` is that of the matrix product."""
+        """Returns ``[..., V]`` float32 logits; ``dtype`` is that of the matrix product."""
         dtype = dtype or hidden.dtype
         bias = None if self.linear.bias is None else self.linear.bias.to(dtype)
         logits = F.linear(hidden.to(dtype), self.linear.weight.to(dtype), bias)
@@ -35,13 +35,13 @@ class Head:
 
 
 def scalar_head(model: Any) -> nn.Linear | None:
-    """The head of a model that gives one number per token, as transformers' sequence classification models do."""
+    """Returns the head of a model that gives one number per token, like transformers' sequence classification models."""
     score = getattr(model, "score", None)
     return score if isinstance(score, nn.Linear) and score.out_features == 1 else None
 
 
 def decoder_of(model: Any) -> Any:
-    """The part that turns tokens into hidden states."""
+    """Returns the part that turns tokens into hidden states."""
     if scalar_head(model) is not None:
         return model.base_model
     decoder = model.get_decoder()
@@ -51,10 +51,11 @@ def decoder_of(model: Any) -> Any:
 
 
 def find_head(model: Any) -> Head | None:
-    """The head that turns the decoder's hidden states into the model's logits on a few tokens, or ``None`` if none does.
+    """Returns the head that turns the decoder's hidden states into the model's logits, checked on a few tokens; None if there
+    is none.
 
-    Scale and softcap come from the config, under the names that models have for them, and count only where the logits agree: in 32
-    bits, or as the caller computes where the model does not run in these.
+    Scale and softcap are read from the config, under the names that models use for them. They are accepted only if the logits
+    agree: in 32 bits, or in the caller's types if the model does not run in 32 bits.
     """
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear:  # an adapter's subclass does more than its weight says

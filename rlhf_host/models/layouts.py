@@ -1,9 +1,10 @@
-"""Layouts: how rows of prompts and completions become one model input.
+"""Layouts of model inputs, made from rows of prompts and completions.
 
-``padded``: one right-padded row per completion. Causal attention needs no mask then: padding comes after every token that counts.
+``padded``: one right-padded row per completion. Causal attention needs no mask then: padding comes after every token that
+counts.
 
-``shared``: one line that holds every distinct prompt once and then every completion, without padding. All that works token by
-token (projections, MLPs, norms) runs on that line; only the attention sees rows, gathered as in ``padded``
+``shared``: one line that holds every distinct prompt once and then every completion, without padding. Everything that works
+token by token (projections, MLPs, norms) runs on that line; only the attention sees rows, gathered as in ``padded``
 (``models/attention.py``). So it is the same arithmetic in the same kernel and needs no mask, and a prompt's keys and values sum
 the gradients of its completions.
 """
@@ -23,19 +24,19 @@ from rlhf_host.protocols import SharedRows
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A model input, and where in its flattened hidden states ``[places, H]`` things are."""
+    """A model input, and positions in its flattened hidden states ``[places, H]``."""
 
     input_ids: Tensor
     """``[B, L]``, or ``[1, N]`` in the shared layout."""
     predicts: Tensor
-    """``[C]``: the place that predicts each completion token, in the order of ``completion_ids[completion_mask]``."""
+    """``[C]``: place that predicts each completion token, in the order of ``completion_ids[completion_mask]``."""
     last: Tensor
-    """``[B]``: the place of each row's last token."""
+    """``[B]``: place of each row's last token."""
     position_ids: Tensor | None = None
     rows: SharedRows | None = None
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments for a decoder."""
+        """Returns the keyword arguments for a decoder."""
         if self.rows is None:
             return {"input_ids": self.input_ids}
         # A 4-D mask is handed on as it is, so transformers builds none out of the restarting positions.
@@ -55,28 +56,28 @@ class Line:
     compute: Any
     layouts: Sequence[Layout]
     predicts: Tensor
-    """``[C]``: where the state is that predicts each completion token."""
+    """``[C]``: place of the state that predicts each completion token."""
     last: Tensor
-    """``[B]``: where each row's last token is."""
+    """``[B]``: place of each row's last token."""
     scored: Tensor
-    """``[B]``: where each row's score is read."""
+    """``[B]``: place where each row's score is read."""
     own: Tensor
-    """``[C]``: where each completion token is, of a model with a scalar head."""
+    """``[C]``: place of each completion token, for a model with a scalar head."""
     mask: Tensor
     """``[B, T]`` bool."""
     targets: Tensor
     """``[C]``: the completion tokens."""
     exact: bool = False
-    """Computed in 32 bits, for a trial."""
+    """True if computed in 32 bits, for a trial."""
 
 
 def padded_layout(prompt_ids: Sequence[Sequence[int]], completions: Tensor, lengths: Sequence[int]) -> Layout:
-    """One right-padded row per completion.
+    """Returns one right-padded row per completion.
 
     Args:
-        prompt_ids: per row, not empty.
+        prompt_ids: one per row, not empty.
         completions: ``[C]``, the completion tokens of all rows, one after the other.
-        lengths: per row, how many of them are its own.
+        lengths: number of completion tokens of each row.
     """
     prompts, sizes = torch.tensor([len(ids) for ids in prompt_ids]), torch.tensor(lengths, dtype=torch.int64)
     ends = prompts + sizes
@@ -94,10 +95,10 @@ def padded_layout(prompt_ids: Sequence[Sequence[int]], completions: Tensor, leng
 def shared_layout(
     prompt_ids: Sequence[Sequence[int]], completions: Tensor, lengths: Sequence[int], sharing: Sequence[int]
 ) -> Layout:
-    """One line of distinct prompts and completions.
+    """Returns one line of distinct prompts and completions.
 
     Args:
-        sharing: per row, a number; rows with equal numbers have the same prompt (see ``sharing_of``).
+        sharing: a number per row; rows with equal numbers have the same prompt (see ``sharing_of``).
     """
     first: dict[int, int] = {}
     for row, number in enumerate(sharing):
@@ -146,7 +147,7 @@ def without_last(
     completions: Tensor,
     lengths: Sequence[int],
 ) -> Layout:
-    """A layout without each row's last token, from which nothing is read: it is predicted from the last place that is left."""
+    """Returns a layout without each row's last token, if nothing is read from it: it is predicted from the place before it."""
     sizes = torch.tensor(lengths)
     is_last = torch.zeros(len(completions), dtype=torch.bool)
     is_last[sizes.cumsum(0)[sizes > 0] - 1] = True
@@ -158,19 +159,19 @@ def without_last(
 
 
 def all_places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
-    """``predicts`` and ``last`` over the hidden states of all layouts, one after the other."""
+    """Returns ``predicts`` and ``last`` over the hidden states of all layouts, one after the other."""
     starts = itertools.accumulate((layout.input_ids.numel() for layout in layouts), initial=0)
     places = [(layout.predicts + start, layout.last + start) for layout, start in zip(layouts, starts, strict=False)]
     return torch.cat([predicts for predicts, _ in places]), torch.cat([last for _, last in places])
 
 
 def own_places(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor:
-    """``[C]``: where each completion token itself is: there the next one is predicted, and after the last one nothing.
+    """Returns ``[C]``: the place of each completion token. The next token is predicted there; after the last one, none.
 
     Args:
         predicts: ``[C]``, of layouts with all tokens.
         last: ``[B]``.
-        lengths: per row, its completion tokens.
+        lengths: number of completion tokens of each row.
     """
     sizes = torch.tensor(lengths, device=predicts.device)
     own, some = predicts.roll(-1), sizes > 0
@@ -179,8 +180,9 @@ def own_places(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor
 
 
 def score_places(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: int | None) -> Tensor:
-    """``[B]``: over the same states, where transformers' sequence classification reads each row's score: at its last token that is
-    not ``pad``, else at its first."""
+    """Returns ``[B]``, over the same states: the place where transformers' sequence classification reads each row's score. It
+    is the last token that is not ``pad``, else the first.
+    """
     read = ((place for place in reversed(range(len(ids))) if ids[place] != pad) for ids in rows)
     places, start = [], 0
     for layout in layouts:
@@ -192,25 +194,25 @@ def score_places(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: 
 
 
 def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None) -> list[int]:
-    """A number per row, equal for rows of one group with the same prompt (a group's later turns may have others)."""
+    """Returns a number per row, equal for rows of one group with the same prompt (a group's later turns may have others)."""
     groups = group_id if group_id is not None else [0] * len(prompt_ids)
     numbers: dict[Any, int] = {}
     return [numbers.setdefault((group, tuple(ids)), len(numbers)) for group, ids in zip(groups, prompt_ids, strict=True)]
 
 
 def padded_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
-    """Tokens computed in the padded layout."""
+    """Returns the number of tokens computed in the padded layout."""
     return len(lengths) * max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
 
 
 def shared_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> int:
-    """Tokens computed in the shared layout."""
+    """Returns the number of tokens computed in the shared layout."""
     prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
     return sum(prompts.values()) + sum(lengths)
 
 
 def to_device(layout: Layout, device: torch.device) -> Layout:
-    """The layout with its tensors on ``device``."""
+    """Returns the layout with its tensors on ``device``."""
 
     def move(value: Any) -> Any:
         return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
@@ -222,6 +224,6 @@ def to_device(layout: Layout, device: torch.device) -> Layout:
 
 
 def _count_up(sizes: Tensor) -> Tensor:
-    """``[2, 3]`` → ``[0, 1, 0, 1, 2]``."""
+    """Counts up: ``[2, 3]`` → ``[0, 1, 0, 1, 2]``."""
     total = int(sizes.sum())
     return torch.arange(total) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)

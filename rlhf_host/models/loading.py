@@ -35,15 +35,15 @@ from rlhf_host.models.places import ModelPlace, find_model, hub_answers, with_ba
 
 
 def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
-    """The role's model on its device, in eval mode, dropout removed.
+    """Loads the role's model on its device, in eval mode, without dropout.
 
-    ``head="scalar"`` is transformers' sequence classification model with one label: such reward models load as they are, and on
-    a plain language model a trainable role gets a new head of zeros. Trainable weights are float32. What ``save_pretrained``
-    writes loads again, for GGUF too (dequantized).
+    ``head="scalar"`` is transformers' sequence classification model with one label. Reward models of this kind load as they
+    are; on a plain language model, a trainable role gets a new head of zeros. Trainable weights are float32. The output of
+    ``save_pretrained`` can be loaded again, for GGUF too (dequantized).
 
-    A trainable role may train a part of the weights (``role.freeze``, ``role.train_only``), or a LoRA adapter (``role.adapter``,
-    ``role.lora``): then the model's own weights are frozen, and may be of any type, or in 4 bits (``role.quantize``, or where the
-    adapter was trained over such). In a frozen role, an adapter is merged into the weights.
+    A trainable role may train a part of the weights (``role.freeze``, ``role.train_only``), or a LoRA adapter
+    (``role.adapter``, ``role.lora``). With an adapter, the model's own weights are frozen, and may be of any type, or in 4 bits
+    (``role.quantize``, or if the adapter was trained on such weights). In a frozen role, an adapter is merged into the weights.
 
     Raises:
         UserError: no such model, incomplete or pickled weights, or an unusable dtype, device, attention kernel or adapter.
@@ -60,7 +60,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
 
 
 def weight_files(role: RoleConfig) -> list[Path]:
-    """The files of the role's weights, without its adapter."""
+    """Returns the weight files of the role, without its adapter."""
     source = find_model(role.model)
     if source.gguf:
         return [Path(source.path, source.gguf)]
@@ -71,16 +71,16 @@ def weight_files(role: RoleConfig) -> list[Path]:
 
 
 def save_model(model: PreTrainedModel, directory: str | Path) -> None:
-    """Write the model in Hugging Face format, or its adapter in peft's where it has one."""
+    """Writes the model in Hugging Face format, or its adapter in peft's format if it has one."""
     copy_model(model, directory)()
 
 
 def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> Callable[[], None]:
-    """Copy the model, or its adapter where it has one, to host memory. The result writes it as ``save_model``, on any thread, also
-    while the model is trained.
+    """Copies the model, or its adapter if it has one, to host memory. Returns a function that writes the copy like
+    ``save_model``, on any thread, even while the model is trained.
 
     Args:
-        weights: copies by name, where the model's own are not whole.
+        weights: copies by name, if the model's own are not whole.
     """
     if not adapters.has_adapters(model):
         copies = host_copy(model.state_dict()) if weights is None else weights
@@ -98,7 +98,9 @@ def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str,
 
 
 def host_copy(state: Any) -> Any:
-    """A copy of nested dicts, lists and tuples with their tensors in host memory. Tensors that are one are one in the copy."""
+    """Returns a copy of nested dicts, lists and tuples with their tensors in host memory. A tensor that appears twice is one
+    tensor in the copy.
+    """
     copies: dict[Any, Tensor] = {}
 
     def copied(value: Any) -> Any:
@@ -115,7 +117,7 @@ def host_copy(state: Any) -> Any:
 
 
 def context_length(model: Any) -> int:
-    """Longest row of tokens that the model has positions for."""
+    """Returns the longest row of tokens that the model has positions for."""
     return _positions(model.config)
 
 
@@ -125,7 +127,9 @@ def _positions(config: PreTrainedConfig) -> int:
 
 
 def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
-    """The role's tokenizer, from ``tokenizer`` or else from beside its adapter or model. Where no token pads, eos does."""
+    """Loads the role's tokenizer, from ``tokenizer`` or else from beside its adapter or model. If it has no padding token, eos
+    pads.
+    """
     name = role.tokenizer or (role.adapter if _has_tokenizer(role.adapter) else role.model)
     if adapter_files.is_adapter(name) and _has_tokenizer(name):
         source = ModelPlace(str(Path(str(name)).expanduser()), local=True)
@@ -146,8 +150,9 @@ def _has_tokenizer(path: str | None) -> bool:
 
 
 def model_directory(role: RoleConfig) -> Path | None:
-    """The role's model as a directory, fetched from the hub where it is one of the hub's; ``None`` for a GGUF file or where an
-    adapter or 4 bits change the model."""
+    """Returns the directory of the role's model, downloaded if it is on the hub; None for a GGUF file, or if an adapter or 4
+    bits change the model.
+    """
     role = with_base(role)
     if role.adapter is not None or role.quantize is not None:
         return None
@@ -163,7 +168,7 @@ def model_directory(role: RoleConfig) -> Path | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the first CUDA device, else the CPU."""
+    """Returns the device; ``auto`` is the first CUDA device, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -183,7 +188,7 @@ def require_scalar_head(model: PreTrainedModel) -> torch.nn.Linear:
 
 
 def head_of(directory: Path) -> Literal["lm", "scalar"]:
-    """Returns ``scalar`` for reward and value models, ``lm`` for others and for what is no directory of a model here."""
+    """Returns ``scalar`` for reward and value models, ``lm`` for others and for anything that is not a local model directory."""
     if adapter_files.is_adapter(directory):
         return "scalar" if adapter_files.is_scalar(directory) else "lm"
     config = directory / "config.json"
@@ -198,7 +203,9 @@ def head_of(directory: Path) -> Literal["lm", "scalar"]:
 
 
 def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
-    """How many tokens the role's model knows, and its longest row, read from its configuration alone; ``None`` for GGUF."""
+    """Returns the number of tokens that the role's model knows, and its longest row, read from its configuration alone; None
+    for GGUF.
+    """
     source = find_model(role.model)
     if source.gguf:
         return None, None
@@ -208,7 +215,9 @@ def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
 
 
 def stop_tokens(role: RoleConfig) -> list[int]:
-    """Tokens that end a turn, by the generation configuration beside the role's model; none where there is no such file."""
+    """Returns the tokens that end a turn, from the generation configuration beside the role's model; none if there is no such
+    file.
+    """
     source = find_model(role.model)
     options = options_of(source, role)
     with quiet_transformers():
@@ -291,7 +300,9 @@ def rounded_base(role: RoleConfig) -> torch.dtype | None:
 
 
 def attention_of(role: RoleConfig, config: PreTrainedConfig) -> str | None:
-    """What the role says; else eager where the model caps its attention scores, which sdpa leaves out, or transformers' choice."""
+    """Returns the role's setting, else eager if the model caps its attention scores (which sdpa ignores), else transformers'
+    choice.
+    """
     if role.attn_implementation != "auto":
         return role.attn_implementation
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
@@ -319,7 +330,7 @@ def _as_user_error(problem: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars or load reports: what they say and matters is an error here."""
+    """Turns off progress bars and load reports: anything that matters in them is an error here."""
     if not torch.cuda.is_available():
         # Saving imports DeepSpeed where it is installed, which otherwise warns that it finds no accelerator.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -329,12 +340,12 @@ def quiet_transformers() -> Iterator[None]:
 
 _bars = threading.Lock()
 _without_bars: list[tuple[int, bool]] = []
-"""For each that is inside ``without_bars``: the verbosity and bars of before the first."""
+"""Verbosity and bars from before the first ``without_bars``, for each that is active."""
 
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """The part of ``quiet_transformers`` that several threads may use at once: standard error stays."""
+    """Does the part of ``quiet_transformers`` that several threads may use at once: standard error stays."""
     with _bars:
         before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
         _without_bars.append(_without_bars[0] if _without_bars else before)

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = {"cpu": 2**25, "other": 2**27}
-"""Logits held at once: 128 MB on CPUs; more elsewhere, where reading the head's gradient again for each chunk is what costs."""
+"""Number of logits held at once: 128 MB on CPUs; more on other devices, where it is costly to read the head's gradient again
+for each chunk.
+"""
 
 
 def token_logprobs(
@@ -28,10 +30,10 @@ def token_logprobs(
     with_entropy: bool = False,
     entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-softmax of ``logits / temperature`` at the targets, in fp32, without ``[N, V]`` logits.
+    """Computes the log-softmax of ``logits / temperature`` at the targets, in fp32, without ``[N, V]`` logits.
 
-    The backward pass computes each chunk's logits again; what fits into one chunk is kept instead. Logits are
-    ``scale · (hidden weightᵀ + bias)``, then ``softcap · tanh(logits / softcap)`` where the model does that (Gemma 2).
+    The backward pass computes each chunk's logits again; if everything fits into one chunk, it is kept instead. Logits are
+    ``scale · (hidden weightᵀ + bias)``, then ``softcap · tanh(logits / softcap)`` if the model does that (Gemma 2).
 
     Args:
         hidden: ``[N, H]``.
@@ -41,7 +43,7 @@ def token_logprobs(
         compute_dtype: of the matrix products; default: that of ``hidden``.
         chunk_tokens: tokens at once; default: by the vocabulary's size.
         with_entropy: also the entropy of the whole distribution at this temperature.
-        entropy_grad: let gradients through the entropy.
+        entropy_grad: gradients flow through the entropy.
 
     Returns:
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
@@ -65,7 +67,9 @@ def top_logprobs(
     compute_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of the same log-probabilities at each place, and their tokens: ``[N, k]`` each, the largest first."""
+    """Returns the ``k`` largest of the same log-probabilities at each place, and their tokens: ``[N, k]`` each, the largest
+    first.
+    """
     plan = _plan(hidden, weight, compute_dtype, chunk_tokens, temperature, scale, softcap)
     logprobs = torch.empty((len(hidden), k), dtype=plan.result, device=hidden.device)
     ids = torch.empty((len(hidden), k), dtype=torch.int64, device=hidden.device)
@@ -80,7 +84,7 @@ def top_logprobs(
 def logprobs_of_logits(
     logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The same from ``[N, V]`` logits, for models whose head is more than a matrix product."""
+    """Computes the same from ``[N, V]`` logits, for models whose head is more than a matrix product."""
     every = F.log_softmax(logits.float() / temperature, dim=-1)
     entropy = None
     if with_entropy:
@@ -102,7 +106,7 @@ class _Plan:
     entropy_grad: bool = False
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """``[n, V]`` log-probabilities, and the softcap's derivative where there is one."""
+        """Returns ``[n, V]`` log-probabilities, and the softcap's derivative if there is one."""
         logits = F.linear(hidden.to(self.matmul), weight, bias).to(self.result)
         if self.softcap is None:
             if self.scale != self.temperature:

@@ -1,4 +1,4 @@
-"""A LoRA adapter and its base written as one model, which is then compared with the two."""
+"""Merging of a LoRA adapter and its base into one model, which is then compared with the two."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from rlhf_host.models.quantized import widen
 from rlhf_host.models.trial import random_text
 
 PROBE = (2, 64)
-"""Rows and tokens."""
+"""Rows and tokens of the probe."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 1e-2}
 """Largest gap of logits, relative to the largest logit; 16-bit types round the merged weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """How the written model compares with the base and the adapter beside it, both computed in float32 on a probe."""
+    """Comparison of the written model with the base and the adapter beside it, both computed in float32 on a probe."""
 
     dtype: str
-    """Of the written weights."""
+    """Type of the written weights."""
     gap: float
-    """The largest difference of logits; of scores, with a scalar head."""
+    """Largest difference of logits; of scores, with a scalar head."""
     size: float
-    """The largest logit."""
+    """Largest logit."""
 
     def __str__(self) -> str:
         compared = f"logits differ by at most {self.gap:.1e} from those of the base with its adapter (largest: {self.size:.3g})"
         return f"{self.dtype}, {compared}"
 
     def check(self, output: Path) -> None:
-        """Raises ``RunError`` where the written model computes something else."""
+        """Raises ``RunError`` if the written model computes something else."""
         if not self.gap <= TOLERANCE[self.dtype] * self.size:
             raise RunError(f"{output} does not compute what its adapter does: {self}")
 
 
 def merge(directory: Path, base: str | None, output: Path, dtype: str | None) -> Merged:
-    """Fill the directory ``output`` with the merged model and its tokenizer, and read it again.
+    """Writes the merged model and its tokenizer into the directory ``output``, and reads it again.
 
     Args:
-        base: the model that the adapter was trained on; default: what the adapter names.
-        dtype: of the written weights; default: the base's.
+        base: the model that the adapter was trained on; default: the model that the adapter names.
+        dtype: type of the written weights; default: that of the base.
 
     Raises:
-        UserError: the directory has no adapter, or ``base`` is not what it was trained on.
+        UserError: the directory has no adapter, or it was not trained on ``base``.
     """
     if not is_adapter(directory):
         raise UserError(f"{directory} has no adapter: its model is whole already")

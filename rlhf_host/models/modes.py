@@ -1,4 +1,4 @@
-"""Modes of a pass: as in evaluation, and everything in 32 bits."""
+"""Modes of a pass: evaluation, and everything in 32 bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from rlhf_host.models.dtypes import NARROW
 
 @contextlib.contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, but for layers that recompute in the backward pass: those look at their training flag."""
+    """Switches to evaluation mode, except layers that recompute in the backward pass, because these look at their training
+    flag.
+    """
     if model.training:
         model.eval()
     recomputing = []
@@ -33,7 +35,9 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class In32Bits(TorchFunctionMode):
-    """Every operation takes 16-bit tensors and types as 32-bit ones, so weights are widened one by one, as they are used."""
+    """Mode in which every operation treats 16-bit tensors and types as 32-bit ones, so weights are widened one by one, as they
+    are used.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -43,7 +47,7 @@ class In32Bits(TorchFunctionMode):
 
 
 def in_32_bits(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """For models with 16-bit weights; autocast has to be off."""
+    """Switches to 32 bits, for models with 16-bit weights; autocast must be off."""
     return In32Bits() if next(model.parameters()).dtype in NARROW else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""A model without weights, made of its configuration alone: what settings mean for it, before anything is loaded."""
+"""A model without weights, made from its configuration alone: shows what settings mean for it before anything is loaded."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ NARROWEST = 0.5
 
 
 def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> Any:
-    """What ``load_model`` gives, on torch's meta device; ``None``: it cannot be made so, and nothing is known.
+    """Returns the result of ``load_model`` on torch's meta device; None: it cannot be made that way, and nothing is known.
 
     Raises:
-        UserError: what ``load_model`` would refuse, as far as files of configurations and the headers of weights say.
+        UserError: everything that ``load_model`` would refuse, as far as configuration files and the headers of weights tell.
     """
     role = with_base(role)
     source = find_model(role.model)
@@ -84,7 +84,9 @@ def _empty(source: ModelPlace, role: RoleConfig, head: str, trainable: bool) -> 
 
 
 def _refuse_head(source: ModelPlace, role: RoleConfig, trainable: bool) -> None:
-    """A scalar head of another size, or none where it is not learned; only files that are at hand say."""
+    """Raises ``UserError`` for a scalar head of another size, or a missing one that is not trained. Only files that are at hand
+    are read.
+    """
     if not source.local or source.gguf or (role.adapter is not None and adapter_files.is_scalar(role.adapter)):
         return
     counts = []
@@ -98,7 +100,7 @@ def _refuse_head(source: ModelPlace, role: RoleConfig, trainable: bool) -> None:
 
 
 def weights_of(role: RoleConfig, model: Any) -> Iterator[tuple[Any, float]]:
-    """Each weight of an outline, and the bytes of each of its numbers on the role's device."""
+    """Yields each weight of an outline, and the bytes of each of its numbers on the role's device."""
     narrow = set()
     if role.quantize:
         head = model.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""What comes of hidden states in a pass: log-probabilities of a language-model head, or the numbers of a scalar one."""
+"""Outputs of a pass from hidden states: log-probabilities of a language-model head, or the numbers of a scalar one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Outputs, TopK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a pass is asked for; see ``Passes.forward``."""
+    """Requested outputs of a pass; see ``Passes.forward``."""
 
     outputs: frozenset[str]
     temperature: float
@@ -37,17 +37,17 @@ class ScalarHead:
         self._score = Head(linear)
 
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
-        """Per row, how many completion tokens the model has to compute: all, because each may have a score of its own."""
+        """Returns how many completion tokens of each row the model must compute: all, because each may have its own score."""
         return list(completion_lens)
 
     def read(self, line: Line, states: Tensor, wanted: Wanted) -> Tensors:
-        """``[C]`` of completion tokens, and ``[B]`` of rows."""
+        """Returns ``[C]`` for completion tokens, and ``[B]`` for rows."""
         places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last, "token_scores": line.own}
         hidden = {name: states.index_select(0, at) for name, at in places.items() if name in wanted.outputs}
         return {name: self._score(at_places, torch.float32).squeeze(-1) for name, at_places in hidden.items()}
 
     def nothing(self, outputs: frozenset[str], zeros: Tensor) -> Outputs:
-        """Of a pass without rows. ``zeros``: ``[B, T]``."""
+        """Returns the outputs of a pass without rows. ``zeros``: ``[B, T]``."""
         asked = outputs & {"values", *AT_TOKENS}
         empty: dict[str, Any] = {name: zeros.sum(-1) if name in OF_ROWS else zeros for name in asked}
         return Outputs(**empty)
@@ -57,8 +57,8 @@ class LanguageHead:
     """Log-probabilities of tokens.
 
     Args:
-        head: ``None``: the model's own logits are read, because its head is more than a matrix product.
-        autocast: of the matrix product.
+        head: None if the model's own logits are read, because its head is more than a matrix product.
+        autocast: type of the matrix product.
     """
 
     scalar = False
@@ -69,11 +69,13 @@ class LanguageHead:
         self._head, self._autocast = head, autocast
 
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
-        """Per row, how many completion tokens the model has to compute: nothing is predicted from the last one."""
+        """Returns how many completion tokens of each row the model must compute: nothing is predicted from the last one."""
         return [max(0, length - 1) for length in completion_lens]
 
     def read(self, line: Line, states: Tensor, wanted: Wanted) -> Tensors:
-        """``[C, ...]`` of completion tokens. The log-probabilities of a role in ``wanted.others`` are called ``of ROLE``."""
+        """Returns ``[C, ...]`` for completion tokens. The log-probabilities of a role in ``wanted.others`` are called ``of
+        ROLE``.
+        """
         hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
         if others := wanted.others:
             device = line.mask.device
@@ -100,7 +102,7 @@ class LanguageHead:
         return {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
 
     def topk(self, line: Line, states: Tensor, k: int, temperature: float) -> Tensors:
-        """``[C, k]``: the likeliest tokens at every completion token."""
+        """Returns ``[C, k]``: the likeliest tokens at every completion token."""
         hidden = states.index_select(0, line.predicts)
         if (head := self._head) is None:
             logprobs, ids = F.log_softmax(hidden.float() / temperature, dim=-1).topk(k)
@@ -110,5 +112,5 @@ class LanguageHead:
         return {"logprobs": logprobs, "ids": ids}
 
     def nothing(self, outputs: frozenset[str], zeros: Tensor) -> Outputs:
-        """Of a pass without rows. ``zeros``: ``[B, T]``."""
+        """Returns the outputs of a pass without rows. ``zeros``: ``[B, T]``."""
         return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)

@@ -44,22 +44,22 @@ from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs,
 SharedPrefix = Literal["auto", "on", "off"]
 
 WORTHWHILE = 0.95
-"""``auto`` shares prompts when that leaves fewer than this part of the padded tokens; gathering rows costs something too."""
+"""Share of the padded tokens below which ``auto`` shares prompts; gathering rows costs something too."""
 
 
 class Passes:
-    """Rows of prompt and completion in; log-probabilities, entropy, values, scores out.
+    """Passes over rows of prompt and completion; they return log-probabilities, entropy, values and scores.
 
-    A batch goes through the model in the layout that computes least of those that the model computes rightly, which is tried for
-    each new power of two of the longest row (``models/trial.py``). The model is as in evaluation (no dropout).
+    A batch uses the layout with the least to compute, among those that the model computes correctly. That is tested for each
+    new power of two of the longest row (``models/trial.py``). The model is in evaluation mode (no dropout).
 
     Args:
-        model: with a language-model head, or a scalar one (``model.score``).
-        kernels: default: the model computes as it is.
+        model: a model with a language-model head, or a scalar one (``model.score``).
+        kernels: default: none, the model's own computation.
         shared_prefix: ``on`` and ``off`` fix the layout; ``auto`` picks the one with less to compute.
-        autocast: of matrix products; the log-softmax is in float32 whatever it is.
+        autocast: type of matrix products; the log-softmax is in float32 in any case.
         even_passes: as in ``BackendTraits``.
-        balance: passes with gradients give ``router_loss`` too.
+        balance: passes with gradients also return ``router_loss``.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Passes:
         self._flops = ModelFlops.of(model, () if self.scalar else self.head_parameters)
 
     def under(self, adapter: str | None) -> Passes:
-        """The same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
+        """Returns the same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
         passes = copy(self)
         passes._adapter = partial(using, self.model, adapter)
         return passes
 
     def _examine(self) -> None:
-        """What the model is made of; its weights must be whole now."""
+        """Examines the parts of the model, whose weights must be whole now."""
         model, weight = self.model, next(self.model.parameters())
         self.device = weight.device
         self._structure = structure(model)
@@ -118,22 +118,22 @@ class Passes:
 
     @property
     def scalar(self) -> bool:
-        """The model has a scalar head, and no log-probabilities."""
+        """True if the model has a scalar head, and so no log-probabilities."""
         return self.head.scalar
 
     @property
     def head_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Those that are used outside of their own module's forward."""
+        """Parameters that are used outside of their own module's forward."""
         return self.head.parameters
 
     def go_through(self, backend: Backend, ranks: Ranks) -> None:
-        """Weights are whole only where the backend runs a pass; from now on every pass goes there, once, whatever its outputs."""
+        """Sends every pass through the backend, once per pass, whatever its outputs: weights are whole only there."""
         self._backend, self._ranks = backend, ranks
 
     def prepare(self, longest: int) -> None:
-        """Be ready for rows of up to ``longest`` tokens: try the layouts on such rows, where that was not done yet.
+        """Prepares for rows of up to ``longest`` tokens: tries the layouts on such rows, if that was not done yet.
 
-        Under a backend that runs passes this is collective, and every rank must say the same.
+        Under a backend that runs passes this is collective, and every rank must pass the same number.
 
         Raises:
             UserError: ``shared_prefix`` is ``on`` and the model cannot, or the model does not run at all.
@@ -170,13 +170,15 @@ class Passes:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether rows beside each other would change each other, so that each needs a pass of its own."""
+        """True if rows beside each other would change each other, so that each needs its own pass."""
         return self._verdict is not None and self._verdict.padded is None and self._verdict.shared is None
 
     def cost(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> int:
-        """Tokens that one ``forward`` over these rows computes, padding included; at most, of a model with a scalar head."""
+        """Returns the number of tokens that one ``forward`` over these rows computes, padding included; the maximum, for a
+        model with a scalar head.
+        """
         sharing = sharing_of(prompt_ids, group_id)
         lengths = self.head.computed(completion_lens)
         if self._shares(prompt_ids, lengths, sharing):
@@ -186,7 +188,7 @@ class Passes:
     def flops(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> float:
-        """What training on these rows in one pass takes (``ModelFlops``), padding left out; NaN where that is unknown."""
+        """Returns the operations of training on these rows in one pass (``ModelFlops``), without padding; NaN if unknown."""
         if self._flops is None:
             return math.nan
         sharing = sharing_of(prompt_ids, group_id)
@@ -216,23 +218,25 @@ class Passes:
         entropy_grad: bool = False,
         others: Mapping[str, TopK] | None = None,
     ) -> Outputs:
-        """What ``outputs`` names, of what the model's head can give: ``logprobs``, ``entropy`` and ``logits`` for a language model,
-        ``values``, ``scores``, ``token_scores`` and ``bootstrap`` for a scalar one; the rest is ``None``. With gradients where
-        they are enabled.
+        """Returns the requested ``outputs``, as far as the model's head has them: ``logprobs``, ``entropy`` and ``logits`` for
+        a language model; ``values``, ``scores``, ``token_scores`` and ``bootstrap`` for a scalar head. Others are None. Outputs
+        have gradients if these are enabled.
 
         Only positions that predict completion tokens reach the head. ``logits`` are the model's own, before the temperature.
 
         Args:
-            prompt_ids: per row; rows of one group (all rows, without ``group_id``) with equal prompts may share its computation.
+            prompt_ids: one per row; rows of one group (all rows, without ``group_id``) with equal prompts may share its
+                computation.
             completion_ids: ``[B, T]``, right-padded.
-            completion_mask: ``[B, T]`` bool, true on real tokens; what lies elsewhere in ``completion_ids`` does not matter.
+            completion_mask: ``[B, T]`` bool, true on real tokens; other values of ``completion_ids`` do not matter.
             group_id: ``[B]``.
             temperature: divides the logits before the softmax.
-            entropy_grad: let gradients through the entropy.
-            others: role → tokens at which this model's log-probabilities are wanted beside that role's: ``Outputs.others``.
+            entropy_grad: gradients flow through the entropy.
+            others: role → tokens whose log-probabilities under this model are compared with that role's: ``Outputs.others``.
 
         Returns:
-            ``[B, T]`` float32 (``OF_ROWS``: ``[B]``, ``logits [B, T, V]``) on the model's device, 0 outside ``completion_mask``.
+            ``[B, T]`` float32 (``OF_ROWS``: ``[B]``, ``logits [B, T, V]``) on the model's device, 0 outside
+            ``completion_mask``.
 
         Raises:
             UserError: an empty prompt, a temperature of 0, and as ``prepare``.
@@ -257,7 +261,9 @@ class Passes:
         return Outputs(**results, others=distributions)
 
     def _read(self, line: Line, wanted: Wanted, states: Tensor) -> Tensors:
-        """``[C, ...]`` of completion tokens, and ``[B]`` of rows, from hidden states, or from logits where no head is known."""
+        """Returns ``[C, ...]`` for completion tokens, and ``[B]`` for rows, from hidden states, or from logits if no head is
+        known.
+        """
         results = self.head.read(line, states, wanted)
         if self.balance is not None and not self.scalar and torch.is_grad_enabled():
             results["router_loss"] = self.balance.loss()
@@ -273,7 +279,9 @@ class Passes:
         *,
         temperature: float = 1.0,
     ) -> TopK:
-        """The ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as ``forward``."""
+        """Returns the ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as
+        ``forward``.
+        """
         if k > (vocabulary := self.model.config.get_text_config().vocab_size):
             raise UserError(f"the {k} likeliest tokens are wanted of a model that has {vocabulary}: ask for fewer")
         line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, whole=False)
@@ -296,7 +304,7 @@ class Passes:
         temperature: float,
         whole: bool,
     ) -> Line | None:
-        """The rows in the layout that computes least; ``None`` without rows. ``whole``: with each row's last token."""
+        """Returns the rows in the layout with the least to compute; None without rows. ``whole``: with each row's last token."""
         if temperature <= 0:
             raise UserError(
                 f"temperature {temperature:g} has no log-probabilities to train on: set rollout.temperature above 0"
@@ -335,7 +343,7 @@ class Passes:
         return Line(compute or self.model, layouts, predicts, last, scored, own, mask, completions)
 
     def _states(self, line: Line) -> Tensor:
-        """``[places, H]`` hidden states, or ``[places, V]`` logits where no head turns those into these."""
+        """Returns ``[places, H]`` hidden states, or ``[places, V]`` logits if no head is known."""
         bare, autocast = self.head.reads_logits, None if line.exact else self.autocast
         routed = self.balance if torch.is_grad_enabled() else None
         asked = {} if routed is None else {"output_router_logits": True}
@@ -357,13 +365,13 @@ class Passes:
         return torch.cat(states) if len(states) > 1 else states[0]
 
     def _through(self, line: Line, read: Callable[[Tensor], Tensors]) -> Tensors:
-        """``read`` of the hidden states, where weights may be whole only inside the backend's pass."""
+        """Applies ``read`` to the hidden states, inside the backend's pass if weights are whole only there."""
         if (backend := self._backend) is None:
             return read(self._states(line))
         return backend.run_pass(lambda: backend.run_head(read, self._states(line)))
 
     def _hidden(self, compute: nn.Module, layout: Layout, exact: bool) -> Tensor:
-        """``_states`` at the places that predict, then at the last ones, for trials."""
+        """Returns ``_states`` at the places that predict, then at the last ones, for trials."""
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
         line = Line(compute, [at], at.predicts, at.last, at.last, at.predicts, at.predicts, at.predicts, exact)
@@ -373,6 +381,6 @@ class Passes:
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """``[C, ...]`` → ``[B, T, ...]``, zeros elsewhere."""
+    """Converts ``[C, ...]`` to ``[B, T, ...]``, with zeros elsewhere."""
     shape = (*mask.shape, *values.shape[1:])
     return values.view(shape) if len(values) == mask.numel() else values.new_zeros(shape).index_put((mask,), values)

@@ -1,4 +1,4 @@
-"""Where a model is: a directory, a hub name, a GGUF file, the base of an adapter, or the built-in ``quickstart``."""
+"""Location of a model: a directory, a hub name, a GGUF file, the base of an adapter, or the built-in ``quickstart``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf_host.models.quickstart import MODEL, quickstart_model_dir
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """Where a model is: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
+    """Location of a model: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
 
     path: str
     local: bool
@@ -25,12 +25,12 @@ class ModelPlace:
 
     @property
     def name(self) -> str:
-        """As others may call it, wherever they run."""
+        """Name that others may use for it, wherever they run."""
         return str(Path(self.path, self.gguf or "").absolute()) if self.local else self.path
 
 
 def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
-    """Tell a directory, a GGUF file and a hub name apart, and refuse what is none of them before anything is loaded."""
+    """Finds out whether it is a directory, a GGUF file or a hub name; refuses anything else before loading."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
     if name == MODEL:
@@ -64,10 +64,11 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
 
 
 def with_base(role: RoleConfig) -> RoleConfig:
-    """The role with the base for its model, where its model is the directory of an adapter, quantized as the adapter needs it.
+    """Returns the role with the base as its model, if its model is the directory of an adapter; quantized as the adapter needs
+    it.
 
     Raises:
-        UserError: it has another adapter beside it, or its base is not there.
+        UserError: the role has another adapter too, or the base is missing.
     """
     if adapter_files.is_adapter(role.model):
         if role.adapter is not None:
@@ -107,7 +108,9 @@ def _cached(name: str) -> bool:
 
 
 def hub_answers() -> bool:
-    """Whether the hub's name resolves. Without this, transformers retries for most of a minute before it gives up."""
+    """Returns True if the hub's name resolves. Without this check, transformers retries for most of a minute before it gives
+    up.
+    """
     from huggingface_hub import constants
 
     if constants.is_offline_mode():

@@ -13,7 +13,7 @@ from rlhf_host.plugins.libraries import require_library
 
 
 def settings(device: torch.device) -> dict[str, Any]:
-    """For ``from_pretrained``: linear maps in NF4, with their constants quantized too, on this device.
+    """Returns settings for ``from_pretrained``: linear maps in NF4, with their constants quantized too, on this device.
 
     Raises:
         UserError: bitsandbytes is not installed.
@@ -30,7 +30,7 @@ def is_quantized(model: Any) -> bool:
 
 
 def layers(model: nn.Module) -> dict[str, Any]:
-    """Linear maps in 4 bits, by each of their names."""
+    """Returns the linear maps in 4 bits, by each of their names."""
     if not is_quantized(model):
         return {}
     from bitsandbytes.nn import Linear4bit
@@ -40,10 +40,11 @@ def layers(model: nn.Module) -> dict[str, Any]:
 
 
 def prepare(model: nn.Module) -> None:
-    """Products in the type of all other weights. On CPUs, evaluation mode would pack the weights in a way that has no gradients.
+    """Makes products use the type of all other weights. On CPUs, evaluation mode would pack the weights in a way that has no
+    gradients.
 
     Raises:
-        UserError: the model's linear maps are of a kind whose weights could not be given on.
+        UserError: the model's linear maps are of a kind whose weights could not be passed on.
     """
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     for name, layer in layers(model).items():
@@ -53,13 +54,13 @@ def prepare(model: nn.Module) -> None:
 
 
 def refuse_kind(model: Any, name: str, kind: type) -> None:
-    """Raises ``UserError`` for a linear map of a kind whose weights in 4 bits could not be given on."""
+    """Raises ``UserError`` for a linear map of a kind whose weights in 4 bits could not be passed on."""
     if kind is not nn.Linear:
         raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is a {kind.__name__}, not a Linear (quantize)")
 
 
 def widen(model: Any) -> Any:
-    """The model with ordinary weights, in place, as its products used them."""
+    """Gives the model ordinary weights, in place, as its products used them."""
     if is_quantized(model):
         narrow = layers(model)
         model.dequantize()
@@ -70,7 +71,7 @@ def widen(model: Any) -> Any:
 
 
 def plain_config(model: Any) -> Any:
-    """The model's configuration as it is without 4 bits."""
+    """Returns the model's configuration without 4 bits."""
     config = copy.deepcopy(model.config)
     if is_quantized(model):
         del config.quantization_config
@@ -78,7 +79,7 @@ def plain_config(model: Any) -> Any:
 
 
 def plain_weight(layer: Any) -> Tensor:
-    """A linear map's weight as its products use it."""
+    """Returns a linear map's weight as its products use it."""
     if not hasattr(layer, "quant_state"):
         weight: Tensor = layer.weight
         return weight

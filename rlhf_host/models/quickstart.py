@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODEL = "quickstart"
-"""What settings call it."""
+"""Name of the model in settings."""
 
 VERSION = 2
-"""Part of the cached directory's name: goes up with every change to what is built."""
+"""Part of the cached directory's name; increases with every change to the built model."""
 
 _CHECK_PROBLEMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the model is made. ``target`` is where pre-training stops, so that there is something left for RL to learn."""
+    """Recipe of the model. Pre-training stops at ``target``, so that something is left for RL to learn."""
 
     hidden_size: int = 64
     intermediate_size: int = 256
     layers: int = 3
     heads: int = 2
-    """On CPUs vLLM has no attention for heads narrower than 32."""
+    """Number of heads. On CPUs, vLLM has no attention for heads narrower than 32."""
     batch_size: int = 128
     lr: float = 4e-3
     warmup_steps: int = 50
@@ -51,13 +51,11 @@ class Recipe:
 
 
 def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) -> Path:
-    """The model as an ordinary model directory (configuration, safetensors, tokenizer), built by the
-    first call.
+    """Returns the model as an ordinary model directory (configuration, safetensors, tokenizer), built by the first call.
 
-    It lies under ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``, for all who may read that. The directory appears whole or not at
-    all; of two processes that build at once, the first to finish wins and both get the same directory. What killed builds left
-    goes with the next one. ``progress`` shows a bar on standard error.
-    Raises ``UserError`` when the cache cannot be written.
+    It lies under ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``, for everyone who may read that. The directory appears complete or
+    not at all. If two processes build at once, the first to finish wins and both get the same directory. The next build removes
+    what killed builds left. ``progress`` shows a bar on standard error. Raises ``UserError`` if the cache cannot be written.
     """
     root = cache_directory()
     final = root / f"quickstart-{VERSION}"
@@ -85,7 +83,7 @@ def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) ->
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The model is so small that a second thread mostly waits, and the result must not depend on their number."""
+    """Uses one thread. The model is so small that a second thread mostly waits, and the result must not depend on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -98,12 +96,12 @@ def _one_thread() -> Iterator[None]:
 def pretrain(
     recipe: Recipe, show: Callable[[int, float], None] = lambda step, chance: None
 ) -> tuple[PreTrainedModel, dict[str, float]]:
-    """A model trained on the answers of training-split problems until a sampled answer is right with chance ``target``.
+    """Trains a model on the answers of training-split problems until a sampled answer is right with chance ``target``.
 
-    Deterministic on one kind of machine. Elsewhere floating point differs, but stopping at a measured chance instead of a step
-    makes the result alike. Held-out problems are never seen. Leaves torch's global generator alone.
+    Deterministic on one kind of machine. On others floating point differs, but training stops at a measured chance instead of a
+    step, so results are similar. Held-out problems are never seen. Leaves torch's global generator alone.
 
-    ``show(step, chance)`` is called at every check. Returns the model and what was measured.
+    ``show(step, chance)`` is called at every check. Returns the model and the measurements.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -179,7 +177,9 @@ def _build(directory: Path, recipe: Recipe, progress: bool) -> None:
 
 
 def _encode(problems: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
-    """Token ids ``[N, L]`` int64 of prompt, answer and end, right-padded, and where the answer and end are, ``[N, L]`` bool."""
+    """Returns token ids ``[N, L]`` int64 of prompt, answer and end, right-padded, and a mask of answer and end, ``[N, L]``
+    bool.
+    """
     prompts = tokenizer([prompt for prompt, _ in problems])["input_ids"]
     labels = tokenizer([label for _, label in problems])["input_ids"]
     length = max(len(prompt) + len(label) + 1 for prompt, label in zip(prompts, labels, strict=True))
@@ -193,8 +193,9 @@ def _encode(problems: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase)
 
 
 def _answer_logprobs(model: PreTrainedModel, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities ``[N, L - 1]`` of the answer tokens, 0 elsewhere, and their mask. Padding is at the right, so causal
-    attention needs no mask."""
+    """Returns log-probabilities ``[N, L - 1]`` of the answer tokens, 0 elsewhere, and their mask. Padding is at the right, so
+    causal attention needs no mask.
+    """
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
     mask = answers[:, 1:]
     logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
@@ -203,7 +204,7 @@ def _answer_logprobs(model: PreTrainedModel, tokens: Tensor, answers: Tensor) ->
 
 @torch.no_grad()
 def _chance(model: PreTrainedModel, tokens: Tensor, answers: Tensor) -> float:
-    """Mean probability of exactly the right answer: pass@1 at temperature 1 without sampling noise."""
+    """Returns the mean probability of exactly the right answer: pass@1 at temperature 1 without sampling noise."""
     parts = [
         _answer_logprobs(model, tokens[i : i + 512], answers[i : i + 512])[0].sum(-1).exp() for i in range(0, len(tokens), 512)
     ]

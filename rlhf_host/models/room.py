@@ -1,4 +1,4 @@
-"""How much memory there is for models: of this machine and its container, or of a device."""
+"""Memory available for models: of this machine and its container, or of a device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of a container's memory, in the two versions of control groups."""
+"""Files with the limit of a container's memory, in the two versions of control groups."""
 
 
 def machine_memory() -> dict[str, int]:
-    """Bytes by the names of ``/proc/meminfo``; at least ``MemTotal`` where the machine says anything."""
+    """Returns bytes by the names of ``/proc/meminfo``; at least ``MemTotal`` if the machine tells anything."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines}
@@ -23,7 +23,7 @@ def machine_memory() -> dict[str, int]:
 
 
 def container_memory() -> int | None:
-    """Bytes of memory that this container may use; ``None``: no limit is known."""
+    """Returns the bytes of memory that this container may use; None: no limit is known."""
     for limit in LIMITS:
         try:
             return int(limit.read_text(encoding="ascii"))
@@ -33,7 +33,7 @@ def container_memory() -> int | None:
 
 
 def room(device: Any) -> int | None:
-    """Bytes that a ``torch.device`` of this machine has for everything, swap included; ``None``: it is not known."""
+    """Returns the bytes that a ``torch.device`` of this machine has in total, swap included; None: unknown."""
     if device.type == "cpu" and "MemTotal" in (sizes := machine_memory()):
         allowed = container_memory()
         return min(sizes["MemTotal"], sizes["MemTotal"] if allowed is None else allowed) + sizes.get("SwapTotal", 0)

@@ -1,7 +1,8 @@
-"""Trials: does a layout, a twin or a decoder give what the model itself gives for each row alone?
+"""Trials of layouts, twins and decoders: each must compute the same as the model itself for each row alone.
 
-The oracle is the untouched model over one row at a time, without padding and without a mask. What was tried at a length serves rows
-up to that length, so windows, sparse attention and rotary positions that change with length need no list of families here.
+The oracle is the untouched model over one row at a time, without padding and without a mask. A trial at a length is valid for
+rows up to that length, so no list of model families is needed for windows, sparse attention and rotary positions that change
+with length.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
 from rlhf_host.models.loading import context_length
 
 EXACT = 1e-4
-"""Largest relative distance of a position's hidden state, where everything is computed in 32 bits."""
+"""Largest relative distance of a position's hidden state, if everything is computed in 32 bits."""
 ROUGH = 5e-2
-"""Largest mean of it in 16 bits, where rounding may send a token to another expert."""
+"""Largest mean distance in 16 bits, where rounding may send a token to another expert."""
 
 WIDE = (torch.float32, torch.float64)
-"""Types in which results must agree exactly, but for the order of sums."""
+"""Types in which results must agree exactly, except for the order of sums."""
 
 HELD = 2**16
-"""Elements of a parameter's gradient that are compared."""
+"""Number of elements of a parameter's gradient that are compared."""
 
 SHORTEST = 3
-"""Tokens of the shortest row that is tried: what changes with a row's length may do so from its fourth token on."""
+"""Tokens of the shortest row that is tried: effects of a row's length may begin at its fourth token."""
 
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, StopIteration)
-"""What models raise for input that they do not take."""
+"""Exceptions that models raise for input they do not accept."""
 
 Hidden = Callable[[nn.Module, Layout], Tensor]
 """``hidden(module, layout)``: hidden states at the places that predict, then at the rows' last ones."""
@@ -47,14 +48,14 @@ class DoesNotRun(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which module computes rows of a length rightly in each layout; ``None``: neither the twin nor the model."""
+    """Module that computes rows of a length correctly in each layout; None: neither the twin nor the model."""
 
     shared: nn.Module | None
     padded: nn.Module | None
     problems: tuple[str, ...] = ()
 
     def and_also(self, other: Verdict, model: nn.Module) -> Verdict:
-        """What both allow; the model itself where they allow different modules."""
+        """Returns what both verdicts allow; the model itself if they allow different modules."""
 
         def of_both(own: nn.Module | None, others: nn.Module | None) -> nn.Module | None:
             return own if own is others or own is None else None if others is None else model
@@ -65,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Four rows, two of which share a prompt. The others are always short: what changes with a row's length shows beside them."""
+    """Four rows, two of which share a prompt. The others are always short, so that effects of a row's length show beside them."""
 
     prompt_ids: list[list[int]]
     completions: Tensor
@@ -74,7 +75,7 @@ class Sample:
 
     @classmethod
     def of(cls, length: int, config: Any) -> Sample:
-        """The longest row has ``length`` tokens."""
+        """Returns a sample whose longest row has ``length`` tokens."""
         generator = torch.Generator().manual_seed(length)
         sizes = [length - length // 2, max(1, min(8, length // 3)), SHORTEST - 1]
         lengths = [length // 2, max(1, length // 4), max(1, min(8, length // 5)), 1]
@@ -94,7 +95,7 @@ class Sample:
 
 
 def random_text(config: Any, length: int, generator: torch.Generator) -> list[int]:
-    """Tokens, the padding token among them: it may end turns too, and some models skip it."""
+    """Returns tokens, including the padding token: it may end turns too, and some models skip it."""
     tokens = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
     tokens[length // 2] = (getattr(config, "pad_token_id", None) or 0) % config.vocab_size
     return tokens
@@ -102,18 +103,18 @@ def random_text(config: Any, length: int, generator: torch.Generator) -> list[in
 
 @torch.no_grad()
 def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exact: bool, with_shared: bool = True) -> Verdict:
-    """Try rows of ``length`` tokens, or as many as the model has positions for.
+    """Tries rows of ``length`` tokens, or as many as the model has positions for.
 
     Args:
         hidden: runs a module over a layout.
         model: the oracle.
-        twin: kernels' twin of it, or the model itself.
+        twin: the model with kernels, or the model itself.
         exact: everything is computed in 32 bits.
-        with_shared: try the shared layout too.
+        with_shared: tries the shared layout too.
 
     Raises:
-        DoesNotRun: not even over rows without padding and mask.
-        UserError: the model sees what comes after a token.
+        DoesNotRun: the model does not run, even over rows without padding and mask.
+        UserError: the model sees tokens that come after a token.
     """
     config, name = model.config.get_text_config(), type(model).__name__
     length = min(length, context_length(model))
@@ -150,7 +151,7 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
                 break
             problems.append(f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {gap:.1e})")
     if chosen["padded"] is not None and _follows_length(partial(hidden, model), sample, rows, exact):
-        problems.append(f"what {name} gives for a token changes with the length of its row")
+        problems.append(f"the result of {name} for a token changes with the length of its row")
         chosen = {"padded": None}
     if chosen["padded"] is None:
         if scalar_head(model) is None and _looks_ahead(partial(hidden, model), sample.alone()[0], exact):
@@ -162,7 +163,9 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
 
 
 def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: list[Tensor], exact: bool) -> bool:
-    """Whether a row's last token changes what is before it by being there: passes leave it out where nothing is read from it."""
+    """Returns True if the presence of a row's last token changes earlier results; passes leave that token out if nothing is
+    read from it.
+    """
     row = 2  # of a length at which passes leave tokens out
     size = sample.lengths[row]
     if size < 2:
@@ -173,7 +176,7 @@ def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: li
 
 
 def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -> bool:
-    """Whether a row's last token changes what is before it."""
+    """Returns True if the value of a row's last token changes earlier results."""
     other = row.input_ids.clone()
     other[0, -1] = 1 - other[0, -1].clamp(max=1)
     before, changed = hidden(row)[:-1], hidden(replace(row, input_ids=other))[:-1]
@@ -181,7 +184,9 @@ def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -
 
 
 def distance(values: Tensor, expected: Tensor, exact: bool) -> float:
-    """Relative distance of each row of ``[N, H]``: the largest, or in 16 bits the mean. NaN counts as infinite."""
+    """Returns the relative distance between the rows of two ``[N, H]``: the largest, or in 16 bits the mean. NaN counts as
+    infinite.
+    """
     expected = expected.float()
     gaps = (values.float() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-30)
     gap = float(gaps.max() if exact else gaps.mean())
@@ -189,7 +194,7 @@ def distance(values: Tensor, expected: Tensor, exact: bool) -> float:
 
 
 def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: bool, length: int = 64) -> str | None:
-    """Why the twin's gradients are not the model's, over rows of ``length`` tokens; ``None``: they are."""
+    """Returns why the twin's gradients are not the model's, over rows of ``length`` tokens; None if they are."""
     if not any(weight.requires_grad for weight in model.parameters()):
         return None
     config: Any = model.config
@@ -208,7 +213,7 @@ def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: 
 
 
 def _gradients(hidden: Hidden, module: nn.Module, layout: Layout, model: nn.Module) -> dict[str, Tensor]:
-    """Name → float32 elements of the parameter's gradient, not all of them: those of the whole model may be too many to hold."""
+    """Returns name → some float32 elements of the parameter's gradient; those of the whole model may be too many to hold."""
     gradients: dict[str, Tensor] = {}
 
     def keep(weight: Tensor, name: str) -> None:
@@ -230,13 +235,17 @@ def _gradients(hidden: Hidden, module: nn.Module, layout: Layout, model: nn.Modu
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
-    """Equal while the model holds the same parameters, on the same device, in the same types, in as many modules."""
+    """Returns a value that stays equal while the model holds the same parameters, on the same device, in the same types, in as
+    many modules.
+    """
     parameters = ((id(weight), weight.device, weight.dtype, weight.requires_grad) for weight in model.parameters())
     return (sum(1 for _ in model.modules()), *itertools.chain(parameters))
 
 
 def appearance(model: nn.Module) -> tuple[Any, ...]:
-    """Equal while nobody changes the model: its configuration, its modules' code and hooks, its weights."""
+    """Returns a value that stays equal while nobody changes the model: its configuration, its modules' code and hooks, its
+    weights.
+    """
     modules = [
         (type(module), vars(module).get("forward"), len(module._forward_hooks), len(module._forward_pre_hooks))
         for module in model.modules()

@@ -1,12 +1,12 @@
-"""What engines, backends, runtimes, kernels, servers and the two ends of a weight sync must have. Imports no torch.
+"""Interfaces of engines, backends, runtimes, kernels, servers and the two ends of a weight sync. Imports no torch.
 
 The host creates a plugin of these kinds as ``Plugin(options)``. This must be cheap and have no side effects. The host reads
-``traits`` from this object, so they may depend on the options. ``start`` does the work. Only the host creates the records that it
-passes to ``start``, so they may get new fields. A server is created in another way: see ``ServerPlugin``.
+``traits`` from this object, so they may depend on the options. ``start`` does the work. Only the host creates the records that
+it passes to ``start``, so they may get new fields. A server is created in another way: see ``ServerPlugin``.
 
-Errors have one meaning everywhere. ``UserError``: the settings or the input cannot work; raised before anything runs. ``RunError``:
-the run has to end. ``LostError``: a process is gone. Every other error is a defect of the plugin: one in ``generate`` is reported
-with the engine's name, others end the run with a traceback.
+Errors have one meaning everywhere. ``UserError``: the settings or the input cannot work; raised before anything runs.
+``RunError``: the run has to end. ``LostError``: a process is gone. Every other error is a defect of the plugin: one in
+``generate`` is reported with the engine's name, others end the run with a traceback.
 """
 
 from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult

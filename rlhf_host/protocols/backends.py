@@ -1,4 +1,4 @@
-"""Backends make optimizer steps."""
+"""Interface of backends, which make optimizer steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class BackendTraits(Traits):
     even_passes: bool = False
     """Ranks exchange tensors inside passes. So all must run the same number of passes, with gradients in the same order."""
     sharded: bool = False
-    """Weights are complete only inside ``run_pass``."""
+    """True if weights are complete only inside ``run_pass``."""
     state_bytes: int = 0
-    """Of each trained number, beside its weight and on the same device, in every process: gradient and optimizer. 0: less, or it is
-    not known."""
+    """Bytes per trained number for gradient and optimizer, beside the weight, on the same device, in every process. 0: less, or
+    unknown.
+    """
 
 
 class Ranks(Protocol):
@@ -47,7 +48,9 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``grad_norm`` is the norm before clipping. ``applied`` is False if it was not finite; then nothing was changed."""
+    """Result of a step. ``grad_norm`` is the norm before clipping. ``applied`` is False if it was not finite; then nothing was
+    changed.
+    """
 
     grad_norm: float
     lr: float
@@ -59,9 +62,9 @@ class BackendStart:
     """The argument of ``BackendPlugin.start``."""
 
     model: nn.Module
-    """Has the weights and their names."""
+    """Model with the weights and their names."""
     compute: nn.Module
-    """What passes run: ``model``, or a twin with the same parameters."""
+    """Module that passes run: ``model``, or a twin with the same parameters."""
     head: tuple[nn.Parameter, ...]
     """Parameters that ``run_head`` uses without calling their module's ``forward``."""
     role: RoleConfig
@@ -75,7 +78,7 @@ class Backend(Protocol):
     """One trained role, on the compute thread. Every rank calls all methods except ``backward`` and ``discard``."""
 
     exact: bool
-    """It computes in 32 bits."""
+    """True if it computes in 32 bits."""
     lr: float
     """Peak learning rate. It may be set between steps."""
 
@@ -83,7 +86,7 @@ class Backend(Protocol):
         """Return ``compute(*inputs)``, run where the weights are complete. Used only with ``sharded`` or ``even_passes``."""
 
     def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """The same for the head, inside ``run_pass``."""
+        """Does the same for the head, inside ``run_pass``."""
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Add to the gradient. ``loss`` is a share of the whole batch's loss, so gradients are summed over passes and ranks.
@@ -101,17 +104,18 @@ class Backend(Protocol):
     def save(self, directory: Path) -> Writer | None:
         """Write the state of optimizer and schedule into a directory that all ranks can see.
 
-        It may copy the state to host memory instead and return what writes the copy, so that training goes on meanwhile.
+        It may copy the state to host memory instead and return a function that writes the copy, so that training goes on
+        meanwhile.
         """
 
     def load(self, directory: Path) -> None:
         """Read this state. Raises ``UserError`` for a checkpoint of another backend."""
 
     def save_model(self, directory: Path) -> Writer | None:
-        """Write the model in Hugging Face format, or copy it, as ``save``; rank 0 writes."""
+        """Write the model in Hugging Face format, or copy it, as in ``save``; rank 0 writes."""
 
     def weights(self, bucket_bytes: int) -> Buckets:
-        """As ``Weights.buckets``: complete on rank 0; other ranks may give empty buckets."""
+        """Yield buckets as ``Weights.buckets`` does: complete on rank 0; other ranks may yield empty ones."""
 
     def offload(self) -> None:
         """Move what only training needs off the device. May do nothing."""
@@ -125,7 +129,7 @@ class BackendPlugin(Protocol):
 
     @property
     def traits(self) -> BackendTraits:
-        """May depend on the options."""
+        """Traits; they may depend on the options."""
 
     def start(self, start: BackendStart) -> Backend:
         """Start training this role. Raises ``UserError`` if the role cannot be trained this way."""

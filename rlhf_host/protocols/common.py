@@ -24,12 +24,14 @@ NO_WEIGHTS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What the host must know about a plugin before it starts it."""
+    """Facts that the host must know about a plugin before it starts it."""
 
     libraries: tuple[str, ...] = ()
     """Modules that ``start`` imports and that may not be installed."""
     debug: bool = True
-    """All its code runs in this process, on the calling thread, so a debugger can follow. ``--debug`` replaces other plugins."""
+    """True if all its code runs in this process, on the calling thread, so a debugger can follow. ``--debug`` replaces other
+    plugins.
+    """
 
 
 class Compute(Protocol):

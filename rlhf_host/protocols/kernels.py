@@ -1,4 +1,4 @@
-"""Kernels compute the same as a model, but faster on one kind of device or model."""
+"""Interface of kernels, which compute the same as a model, but faster on one kind of device or model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Use:
     autocast: torch.dtype | None
     """Precision of matrix products, if it is not ``dtype``."""
     even_passes: bool = False
-    """Gradients must come in the same order on every rank (``BackendTraits.even_passes``)."""
+    """True if gradients must come in the same order on every rank (``BackendTraits.even_passes``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class SharedRows:
 
 
 class Decoder(Protocol):
-    """Samples one batch after another. Called on the compute thread, in inference mode."""
+    """Sampler of one batch after another. Called on the compute thread, in inference mode."""
 
     ragged: bool
-    """A batch may have prompts of different lengths."""
+    """True if a batch may have prompts of different lengths."""
 
     def refresh(self) -> None:
-        """The weights have changed: update everything derived from them. May be called between two steps of a batch."""
+        """Update everything derived from the weights, which have changed. May be called between two steps of a batch."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Start a batch. Return logits ``[G, V]`` of the token after each of ``G`` distinct prompts."""
@@ -78,7 +78,7 @@ class KernelsPlugin(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """May depend on the options."""
+        """Traits; they may depend on the options."""
 
     def unsuited(self, model: nn.Module, use: Use) -> str | None:
         """Say in a few words why it is not for this model and use; ``None``: try it. Must not compute anything."""

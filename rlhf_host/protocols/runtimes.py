@@ -1,4 +1,6 @@
-"""Runtimes decide in which processes roles and engines run. ``rlhf_host.runtimes.building`` builds them in any process."""
+"""Interface of runtimes, which decide in which processes roles and engines run. ``rlhf_host.runtimes.building`` builds them in
+any process.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +27,29 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits(Traits):
     remote: bool = False
-    """Roles and engines are in other processes."""
+    """True if roles and engines are in other processes."""
     places: bool = False
-    """It takes ``--placement``."""
+    """True if it accepts ``--placement``."""
     sync: str = "ipc"
-    """The default weight sync, where engines have their own weights."""
+    """The default weight sync, for engines with their own weights."""
     sync_in_place: str = "in_process"
-    """The default weight sync, where the engine samples from the trainer's own module."""
+    """The default weight sync, for an engine that samples from the trainer's own module."""
     generates: bool = False
-    """It has ``engines`` for frozen roles that generate."""
+    """True if it has ``engines`` for frozen roles that generate."""
 
 
 @dataclass(slots=True)
 class Update:
-    """The result of one optimizer batch. ``refused`` says why a role's step was not made."""
+    """The result of one optimizer batch. ``refused`` tells why a role's step was not made."""
 
     metrics: Metrics
     refused: str | None = None
     flops: float = 0.0
-    """What the models need for the passes forward and backward."""
+    """Operations of the models for the passes forward and backward."""
     devices: int = 0
-    """On how many devices these ran; 0: it was not counted."""
+    """Number of devices on which these ran; 0: not counted."""
     peak_flops: float = 0.0
-    """What the slowest of the devices can do in a second; 0: unknown."""
+    """Peak operations per second of the slowest device; 0: unknown."""
 
 
 class Trainer(Protocol):
@@ -68,7 +70,7 @@ class Trainer(Protocol):
         """Train on one optimizer batch. ``sampled_now``: the weights are still those that sampled it."""
 
     def evaluate(self, batch: Batch) -> Metrics:
-        """The losses and metrics of a batch by the actor as it is, without a step; see ``Worker.evaluate``."""
+        """Return the losses and metrics of a batch by the present actor, without a step; see ``Worker.evaluate``."""
 
     def adjust(self, role: str, *, lr: float) -> None:
         """Set the peak learning rate of a trained role, from the next update on."""
@@ -82,7 +84,7 @@ class RuntimeStart:
     """Settings of each role of ``needs``, in the same order."""
     needs: Needs
     engine: PluginSpec | None
-    """``None``: nothing is sampled."""
+    """Engine; None: nothing is sampled."""
     backend: PluginSpec
     kernels: tuple[PluginSpec, ...]
     hooks: PluginManager
@@ -92,43 +94,45 @@ class RuntimeStart:
     train: TrainConfig
     """The section ``train`` of the configuration."""
     tokenizer: Any
-    """The actor's, to be saved with it."""
+    """Tokenizer of the actor, saved with it."""
     total_updates: int
-    """0 if nothing is trained."""
+    """Number of optimizer updates; 0 if nothing is trained."""
     placement: tuple[str, ...]
-    """As typed; only for runtimes with ``places``."""
+    """Placement as typed; only for runtimes with ``places``."""
     debug: bool
     adapter_rank: int = 0
-    """As in ``EngineStart``."""
+    """Rank of adapters, as in ``EngineStart``."""
 
 
 @runtime_checkable
 class Checking(Protocol):
-    """What the plugin of an engine or a backend may have too."""
+    """Optional interface of an engine's or backend's plugin with checks."""
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
-        """Raise ``UserError`` for a run that it cannot take part in, as far as settings say. Called before anything is loaded,
+        """Raise ``UserError`` for a run that it cannot take part in, as far as settings tell. Called before anything is loaded,
         also by ``--dry-run``.
 
         Args:
-            devices: role → ``cpu``, ``cuda``, ... of those that this process will hold; other places are not known before.
+            devices: role → ``cpu``, ``cuda``, ... for roles in this process; others are not known yet.
         """
 
 
 class Runtime(Protocol):
-    """``sync`` and ``close`` are called on the run's event loop and must not block it. The controller calls the rest."""
+    """A started runtime. ``sync`` and ``close`` are called on the run's event loop and must not block it. The controller calls
+    the rest.
+    """
 
     @property
     def trainer(self) -> Trainer:
-        """Trains all roles and computes with them."""
+        """Trainer of all roles, which also computes with them."""
 
     @property
     def engine(self) -> Generator | None:
-        """Answers the requests of episodes; ``None`` where nothing is sampled."""
+        """Engine for the requests of episodes; None if nothing is sampled."""
 
     @property
     def engines(self) -> Mapping[str, Generator]:
-        """By its name, the engine of each frozen role that generates; asked for where the traits say ``generates``."""
+        """Engine of each frozen role that generates, by its name; used if the traits have ``generates``."""
 
     @property
     def source(self) -> WeightSource:
@@ -144,21 +148,24 @@ class Runtime(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Roles and engines all compute in 32 bits."""
+        """True if roles and engines all compute in 32 bits."""
 
     async def sync(self, version: int) -> None:
-        """``await bring(targets, source, version)`` while nothing else uses the weights. Repeat it if an engine died meanwhile."""
+        """Call ``await bring(targets, source, version)`` while nothing else uses the weights. Repeat it if an engine died
+        meanwhile.
+        """
 
     def save_role(self, name: str, directory: Path) -> Writer | None:
         """Write a role in Hugging Face format, with the tokenizer.
 
-        It may copy the role to host memory instead and return what writes the copy, so that training goes on meanwhile. The
-        result returns when the files are complete.
+        It may copy the role to host memory instead and return a function that writes the copy, so that training goes on
+        meanwhile. The function returns when the files are complete.
         """
 
     def save_state(self, directory: Path) -> Writer | None:
         """Write optimizers and schedules of the trained roles into an existing directory, with a folder for each role; or copy
-        them, as ``save_role``."""
+        them, as in ``save_role``.
+        """
 
     def load_state(self, directory: Path) -> None:
         """Read what ``save_state`` wrote."""
@@ -172,7 +179,7 @@ class RuntimePlugin(Protocol):
 
     @property
     def traits(self) -> RuntimeTraits:
-        """May depend on the options."""
+        """Traits; they may depend on the options."""
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
         """Return lines for ``--dry-run``. Raises ``UserError`` for an impossible placement."""

@@ -1,6 +1,6 @@
-"""What a server must have through which the programs of agents ask the policy.
+"""Interface of a server through which the programs of agents ask the policy.
 
-An entry point in the group ``rlhf.servers`` names its class; there is one in an installation. The host makes it as
+An entry point in the group ``rlhf.servers`` names its class; an installation has at most one. The host makes it as
 ``Plugin(port=...)`` when the first episode of a run asks for an endpoint (``policy.endpoint()``).
 """
 
@@ -26,11 +26,12 @@ class Server(Protocol):
     """Base URLs for the episodes of one run. All calls come from the event loop on which episodes are played."""
 
     async def open(self, policy: EpisodePolicy) -> ServerSession:
-        """Returns a base URL for one attempt at an episode: requests to it call ``policy.answer``. Several may be opened at the
-        same time. Raises ``UserError`` where no server can be started."""
+        """Returns a base URL for one attempt at an episode: requests to it call ``policy.answer``. Several may be open at the
+        same time. Raises ``UserError`` if no server can be started.
+        """
 
     def close_session(self, session: ServerSession) -> None:
-        """Ends a session: requests under way are cancelled, and later ones find nothing."""
+        """Ends a session: cancels requests under way; later ones get an error."""
 
     async def close(self) -> None:
         """Ends the server."""
@@ -43,5 +44,5 @@ class ServerPlugin(Protocol):
         """Returns a server that is not yet started.
 
         Args:
-            port: on 127.0.0.1; 0: any free one.
+            port: port on 127.0.0.1; 0: any free one.
         """

@@ -20,10 +20,10 @@ class Weights(Protocol):
     size: int
     device: torch.device
     state: dict[str, Any]
-    """Such functions may keep anything here between calls."""
+    """Storage for such functions between calls."""
 
     def buckets(self, bucket_bytes: int) -> Buckets:
-        """Give all weights, under every name of the state dict, about ``bucket_bytes`` at a time.
+        """Yield all weights, under every name of the state dict, about ``bucket_bytes`` at a time.
 
         Every rank must iterate to the end. Rank 0 gets the data; the values on other ranks are not used. Order, names and
         shapes are the same every time.
@@ -40,7 +40,7 @@ class Loader(Protocol):
     size: int
     device: torch.device
     state: dict[str, Any]
-    """Such functions may keep anything here between calls."""
+    """Storage for such functions between calls."""
 
     def load(self, buckets: Buckets, version: int) -> None:
         """Replace all weights, then set ``version``. Waits until nothing is being generated, and clears cached prompts.
@@ -64,7 +64,7 @@ class SyncTarget:
     name: str
     engine: SyncEnd
     in_place: bool = False
-    """It samples from the trainer's own parameters, so no weights have to be sent."""
+    """True if it samples from the trainer's own parameters, so no weights have to be sent."""
 
 
 Bring: TypeAlias = "Callable[[Sequence[SyncTarget], WeightSource, int], Awaitable[None]]"

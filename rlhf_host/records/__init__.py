@@ -1,1 +1,1 @@
-"""The nouns: what hooks receive and return."""
+"""The records that hooks receive and return."""

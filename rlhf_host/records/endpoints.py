@@ -6,30 +6,31 @@ from typing import Protocol
 
 
 class Endpoint(Protocol):
-    """The base URL of one attempt at an episode, for any program that speaks OpenAI's API, and what the program reported."""
+    """The base URL of one attempt at an episode, for any program that speaks OpenAI's API, and the reports of the program."""
 
     base_url: str
-    """Ends in ``/v1``. One level up, ``POST reward``, ``done`` and ``fail`` take the program's reports."""
+    """Base URL; ends in ``/v1``. One level up, ``POST reward``, ``done`` and ``fail`` take the program's reports."""
 
     shared_url: str
-    """The base URL of all episodes together, for servers that know one only. A request there names its episode in its body:
-    ``"metadata": {"rlhf_episode": token}``."""
+    """The base URL of all episodes together, for programs that can use only one. A request there names its episode in its body:
+    ``"metadata": {"rlhf_episode": token}``.
+    """
     token: str
 
     @property
     def api_key(self) -> str:
-        """For clients that want one."""
+        """API key for clients that require one."""
 
     calls: int
-    """How many answers were asked for."""
+    """Number of answers that were requested."""
     reward: float | None
     score: float | None
     metrics: dict[str, float]
     final: str | None
-    """The id of the answer whose row is final, where the program named one."""
+    """Id of the answer whose row is final, if the program named one."""
     failed: tuple[str, bool] | None
-    """Why the program gave up, and whether another attempt may succeed."""
+    """Reason for which the program gave up, and True if another attempt may succeed."""
     truncated: bool
-    """A call found no room left in ``rollout.max_tokens``."""
+    """True if a call found no room left in ``rollout.max_tokens``."""
     lost: Exception | None
-    """What ended the engine, where something did: it answers nothing any more."""
+    """Error that ended the engine, if there was one: the engine answers nothing any more."""

@@ -27,7 +27,7 @@ class Task:
     ground_truth: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     agent: str | None = None
-    """Provisional: the alias of the agent that plays it, where a run has several; default: the first."""
+    """Provisional: alias of the agent that plays it, if a run has several; default: the first."""
     index: int = 0
     """Position in its data source, stable across runs."""
     source: str = ""
@@ -35,9 +35,9 @@ class Task:
     prompt_ids: tuple[int, ...] | None = None
     """The rendered and tokenised prompt, if the loader has computed it."""
     tools: Sequence[Any] | None = None
-    """Those that its row brings; they are in the prompt."""
+    """Tools from its row; they are in the prompt."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """What its row tells the chat template."""
+    """Values from its row for the chat template."""
 
 
 OF_HOST = ("call", "ignored", "retry")
@@ -52,19 +52,20 @@ class Episode:
     group_id: str
     task: Task
     sample: int = 0
-    """Which of the group's ``n`` episodes this is."""
+    """Index of this episode among the group's ``n``."""
     seed: int = 0
     turn: int = 0
     split: Literal["train", "eval"] = "train"
     state: Any = None
     events: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """What happened, for the log of trajectories: ``kind``, ``t`` in seconds since the episode began, and JSON values."""
+    """Events for the log of trajectories: ``kind``, ``t`` in seconds since the episode began, and JSON values."""
     began: float = field(default_factory=time.monotonic, repr=False)
 
     def log(self, kind: str, **values: Any) -> None:
-        """Note something for the log, such as a tool's result. Attempts of an episode share it. Raises ``ValueError`` for a value
-        that contains itself or is nested too deeply, for one called ``t``, and for the kinds of events that the host notes itself:
-        ``call``, ``ignored`` and ``retry``."""
+        """Adds something to the log, such as a tool's result. Attempts of an episode share the log. Raises ``ValueError`` for a
+        value that contains itself or is nested too deeply, for one called ``t``, and for the kinds of events that the host adds
+        itself: ``call``, ``ignored`` and ``retry``.
+        """
         if kind in OF_HOST or "t" in values:
             raise ValueError(
                 f"episode.log of {kind!r}: {kind if kind in OF_HOST else 't'} is the host's own: choose another name"
@@ -72,7 +73,7 @@ class Episode:
         self._note(kind, **values)
 
     def _note(self, kind: str, **values: Any) -> None:
-        """``log``, for the host."""
+        """Does the same as ``log``, for the host."""
         try:
             json.dumps(values, default=str, skipkeys=True)
         except (ValueError, RecursionError) as error:
@@ -123,7 +124,7 @@ class Reward:
                 raise ValueError(f"a reward disagrees with itself: {shown}; value is the sum of turns, of tokens and of parts")
 
     def _sums(self) -> dict[str, float]:
-        """What was given, each as a sum."""
+        """Returns the given values, each as a sum."""
         placed = {"turns": self.turns, "tokens": self.tokens, "parts": self.parts.values() if self.parts else None}
         sums = {} if self.value is None else {"value": float(self.value)}
         return sums | {name: float(sum(values)) for name, values in placed.items() if values is not None}
@@ -135,7 +136,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """Instead of a reward: the trajectory could not be scored, with the reason."""
+    """Returned in place of a reward: the trajectory could not be scored, for this reason."""
 
     reason: str
 
@@ -172,18 +173,21 @@ class Trajectory:
     columns: Mapping[str, float] = field(default_factory=dict)
     """Numbers that came with the data, such as ``label``; they become ``batch.columns``."""
     role: str = ""
-    """Whose row it is, where several take part in an episode: the seats of a game, a planner and a writer. Baselines compare rows
-    of one role only."""
+    """Role of the row, if several take part in an episode: the seats of a game, a planner and a writer. Baselines compare only
+    rows of one role.
+    """
     final: bool = True
-    """Whether it has the answer. Rewards judge such rows; the others of the episode, such as those of a sub-agent, take the
-    reward of the final rows of their role, or else of the episode."""
+    """True if the row has the answer. Rewards judge such rows; other rows of the episode, such as those of a sub-agent, get the
+    reward of the final rows of their role, or else of the episode.
+    """
     events: Sequence[Mapping[str, Any]] = ()
-    """Set by the host in an episode's first row: its calls of the policy where there were several, and what its agent noted."""
+    """Set by the host in an episode's first row: the calls of the policy if there were several, and the log of its agent."""
     advantages: Sequence[float] | None = field(default=None, repr=False, compare=False)
-    """Set by the host where they differ between the tokens in the loss: ``[T]``, of all completion tokens."""
+    """Set by the host if they differ between the tokens in the loss: ``[T]``, of all completion tokens."""
     trainer_logprobs: Sequence[float] | None = field(default=None, repr=False, compare=False)
-    """Set by the host where the trainer computes log-probabilities before the update: ``[T]``, of all completion tokens. What they
-    differ by from those of the segments is the mismatch with the sampler, and how old the tokens are."""
+    """Set by the host if the trainer computes log-probabilities before the update: ``[T]``, of all completion tokens. Their
+    difference from those of the segments comes from the mismatch with the sampler, and from the age of the tokens.
+    """
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -200,7 +204,7 @@ class Trajectory:
 
     @property
     def sampled(self) -> bool:
-        """A policy sampled it: it is no row of a data set."""
+        """True if a policy sampled it; False for a row of a data set."""
         return any(segment.logprobs is not None for segment in self.actions)
 
     @property
@@ -303,7 +307,9 @@ class Action:
 
 
 FAILED = "failed: "
-"""So the reason begins of a row that stands for an episode which could not be finished: a prompt, and nothing sampled."""
+"""Start of the ``unjudged_reason`` of a row that represents an episode which could not be finished: a prompt, and nothing
+sampled.
+"""
 
 
 class EpisodeFailed(Exception):
@@ -314,7 +320,7 @@ class EpisodeFailed(Exception):
         self.reason = reason
         self.retryable = retryable
         self.kind = ""
-        """Set by the host where a hook failed otherwise: ``AGENT:TYPE``, for the metrics."""
+        """Set by the host if a hook failed with another error: ``AGENT:TYPE``, for the metrics."""
 
 
 class NoRoom(EpisodeFailed):
@@ -331,14 +337,15 @@ class Policy(Protocol):
     tokenizer: Any
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
-        """What the policy says after ``token_ids``.
+        """Returns the policy's answer after ``token_ids``.
 
         Args:
-            sampling: default: ``self.sampling``. It may ask for fewer tokens and for more stops. Tokens that train come from the
-                run's own distribution, so in training nothing else may differ: change a copy (``dataclasses.replace``).
+            sampling: default: ``self.sampling``. It may ask for fewer tokens and for more stops: change a copy
+                (``dataclasses.replace``). In training nothing else may differ, because trained tokens must come from the run's
+                own distribution.
 
         Raises:
-            NoRoom: ``rollout.max_tokens`` leaves no room for another token; an ``EpisodeFailed``.
+            NoRoom: ``rollout.max_tokens`` leaves no room for another token. It is an ``EpisodeFailed``.
             ValueError: in training, for another distribution than the run's.
         """
 
@@ -350,36 +357,40 @@ class Policy(Protocol):
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Reply:
-        """The policy's next message in a conversation. Append ``reply.message`` and go on: earlier answers stay the tokens that
-        were sampled. A conversation that is changed, or other tools, begin a row of their own.
+        """Returns the policy's next message in a conversation. Append ``reply.message`` and go on: earlier answers stay the
+        tokens that were sampled. If the conversation or the tools are changed, a new row begins.
 
         Args:
-            messages: as OpenAI's chat completions take them; tool calls and results too.
-            tools: JSON schemas, as ``transformers.utils.get_json_schema`` makes them.
-            max_new_tokens: fewer than the run's, if anything.
+            messages: in the form of OpenAI's chat completions, including tool calls and results.
+            tools: JSON schemas, as from ``transformers.utils.get_json_schema``.
+            max_new_tokens: at most the run's.
             stop: texts that end the answer, in addition to the run's.
 
         Raises:
-            NoRoom: ``rollout.max_tokens`` leaves no room for another token; an ``EpisodeFailed``.
-            UserError: for a conversation that ends with the assistant's own message.
-            EpisodeFailed: for what the chat template cannot express.
+            NoRoom: ``rollout.max_tokens`` leaves no room for another token. It is an ``EpisodeFailed``.
+            UserError: the conversation ends with the assistant's own message.
+            EpisodeFailed: the chat template cannot express something.
         """
 
     def fork(self, role: str = "", *, trainable: bool = True) -> Policy:
-        """The policy again, with a tree of its own: a sub-agent, or another seat of a game. Its rows have the role, and without
-        ``trainable`` it has none. They are final where the policy itself has none; else they take its reward, or those that the
-        agent gives them (``agent_rewards``)."""
+        """Returns the policy with a new tree: for a sub-agent, or another seat of a game. Its rows have the role; without
+        ``trainable`` it has no rows. Its rows are final if the policy itself has none. Otherwise they get the policy's reward,
+        or the rewards that the agent gives them (``agent_rewards``).
+        """
 
     def role(self, name: str) -> Policy:
-        """A frozen model, as an opponent or a user to talk to, with a conversation tree of its own. It is never trained, and
-        samples as it is asked. The plugin declares it: ``Needs(roles=(RoleNeed("opponent", generates=True),))``. Raises
-        ``ValueError`` for another name."""
+        """Returns a frozen model, as an opponent or a user to talk to, with its own conversation tree. It is never trained, and
+        samples as requested. The plugin declares it: ``Needs(roles=(RoleNeed("opponent", generates=True),))``. Raises
+        ``ValueError`` for another name.
+        """
 
     async def endpoint(self) -> Endpoint:
-        """The policy behind a base URL that OpenAI's clients understand, as long as the episode lasts. Its calls are in the same
-        tree. Raises ``PluginError`` without a server (``pip install rlhf-server``)."""
+        """Returns a base URL for the policy that OpenAI's clients understand, valid as long as the episode lasts. Its calls are
+        in the same tree. Raises ``PluginError`` without a server (``pip install rlhf-server``).
+        """
 
     def trajectories(self, final: str | None = None) -> list[Trajectory]:
-        """The rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. The row with the last
-        answer is final; where forks alone answered, it is one of each role. With ``final``, the ``call_id`` of an answer, it is
-        the row that has it."""
+        """Returns the rows of all calls so far, those of forks too. Every sampled token is an action in exactly one. The row
+        with the last answer is final; if only forks answered, one row of each role is. With ``final``, the ``call_id`` of an
+        answer, the row with that answer is.
+        """

@@ -1,4 +1,4 @@
-"""What engines are asked for, and what they answer. Nothing here imports torch."""
+"""Requests to engines, and their answers. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. With ``top_k = 0``, ``top_p = 1`` and ``min_p = 0`` the distribution is not truncated."""
+    """Settings for drawing tokens. With ``top_k = 0``, ``top_p = 1`` and ``min_p = 0`` the distribution is not truncated."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -35,7 +35,7 @@ SampleKey: TypeAlias = tuple[int, ...]
 class Generation:
     """The answer of an engine: ``token_ids`` and, per token, its log-probability and the version of the weights.
 
-    Engines may give lists. In a run they become ``Numbers``, which take little memory and compare, add and slice as lists do.
+    Engines may return lists. In a run they become ``Numbers``, which take little memory and compare, add and slice like lists.
     """
 
     token_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""What a policy said, read as a chat message. Nothing here imports torch."""
+"""Answers of a policy, read as chat messages. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = "stop"
     problems: tuple[str, ...] = ()
-    """What could not be read, such as calls that are no JSON; the text is then in ``content``."""
+    """Parts that could not be read, such as calls that are not JSON; their text is then in ``content``."""
     call_id: str = ""
-    """Which call of the episode it answers."""
+    """Id of the call of the episode that it answers."""
 
     @property
     def message(self) -> Message:
-        """The message to append to a conversation. Reasoning stays out of it: the next prompt has the sampled tokens themselves."""
+        """The message to append to a conversation. It has no reasoning: the next prompt has the sampled tokens themselves."""
         said: Message = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             calls = [{"id": call.id, "type": "function", "function": _function(call)} for call in self.tool_calls]

@@ -1,4 +1,4 @@
-"""Names of metrics that programs and data choose: a bounded number, readable, and none that is the host's own."""
+"""Names of metrics that programs and data choose: a bounded number, readable, and different from the host's own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlhf_host.errors import visible
 log = logging.getLogger(__name__)
 
 MOST = 100
-"""Names of one row, and of one source in a run."""
+"""Maximum number of names of one row, and of one source in a run."""
 LONGEST = 200
-"""Characters of a name."""
+"""Maximum characters of a name."""
 
 
 def misnamed(names: Mapping[Any, Any]) -> str:
-    """Why these are no metrics; nothing where they are."""
+    """Returns what is wrong with these metrics, or an empty string."""
     if len(names) > MOST:
         return f"{len(names)} metrics; at most {MOST}"
     odd = [name for name in names if not is_name(name)]
@@ -33,11 +33,11 @@ def shown(name: Any) -> str:
 
 
 class MetricNames:
-    """The names that one source gives in a run: the first ones. Others are left out, which is said once.
+    """The names that one source uses in a run: the first ones. Others are left out, which is logged once.
 
     Args:
-        whose: for the message.
-        prefix: before each name in the log.
+        whose: owner of the names, for the message.
+        prefix: text before each name in the log.
     """
 
     def __init__(self, whose: str, most: int = MOST, prefix: str = ""):
@@ -59,7 +59,7 @@ class MetricNames:
 
 
 class RowMetrics:
-    """What agents, rewards and programs measured of rows, beside the metrics of the host, whose names stay its own."""
+    """Metrics of rows from agents, rewards and programs, beside the metrics of the host, whose names stay its own."""
 
     def __init__(self) -> None:
         self._names = MetricNames("rows", 2 * MOST)
@@ -68,7 +68,7 @@ class RowMetrics:
         self._said: set[str] = set()
 
     def beside(self, host: Mapping[str, float], means: Mapping[str, float]) -> dict[str, float]:
-        """All of them. A name that the host has used becomes ``plugin/NAME``."""
+        """Returns all of them. A name that the host has used becomes ``plugin/NAME``."""
         self._host |= host.keys()
         own = {self._free(name): value for name, value in means.items() if self._names.takes(name)}
         return {**own, **host}

@@ -1,4 +1,4 @@
-"""What plugins declare, and what they receive at the start and end of a run. Nothing here imports torch."""
+"""Declarations of plugins, and the records that they receive at the start and end of a run. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -75,18 +75,19 @@ class Forbid:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plugin needs; depends only on its options. The host merges all needs, provides exactly these, and first refuses
-    impossible runs.
+    """The needs of a plugin; they depend only on its options. The host merges all needs, provides exactly these, and first
+    refuses impossible runs.
 
-    Raises ``TypeError`` for a string in place of an ``Output`` or a ``Forbid``, ``ValueError`` for other values that cannot be.
+    Raises ``TypeError`` for a string in place of an ``Output`` or a ``Forbid``, ``ValueError`` for other invalid values.
     """
 
     data: DataFormat | None = None
-    """What it trains on: ``prompts`` that the engine answers, or rows of a data set."""
+    """Data for training: ``prompts`` that the engine answers, or rows of a data set."""
     roles: tuple[RoleNeed, ...] = ()
     min_group_size: int = 1
-    """Episodes of a task that it compares. The host refuses a smaller ``rollout.n``, and leaves rows of smaller groups out of the
-    loss, unless a plugin makes the rows to train on."""
+    """Number of episodes of a task that it compares. The host refuses a smaller ``rollout.n``, and leaves rows of smaller
+    groups out of the loss, unless a plugin makes the rows to train on.
+    """
     outputs: tuple[Output, ...] = ()
     """In addition to the ``logprobs`` of the pass."""
     forbids: tuple[Forbid, ...] = ()
@@ -95,8 +96,9 @@ class Needs:
     on_policy: bool = False
     """True: it is only correct for the weights that sampled. So one update per batch, and no saved trajectories."""
     weights: Literal["token", "row"] | None = "token"
-    """For an algorithm: which ``importance_weights`` its loss terms take: any (``token``), only ``[B]`` (``row``), or none
-    (``None``). For a correction: what it returns, ``[B, T]`` or ``[B]``."""
+    """For an algorithm: the ``importance_weights`` that its loss terms accept: any (``token``), only ``[B]`` (``row``), or none
+    (``None``). For a correction: the shape that it returns, ``[B, T]`` or ``[B]``.
+    """
     in_place: bool | None = None
     """For a weight sync. True: only for engines that sample from the trainer's own module. False: only for other engines."""
     rounded_weights: bool = False
@@ -104,22 +106,25 @@ class Needs:
     unit_rows: bool = False
     """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
     episodes_at_once: int | None = None
-    """For an agent: so many of its episodes are played side by side, for each split. Their deadlines begin with them."""
+    """For an agent: number of its episodes that are played at the same time, for each split. Their deadlines begin with them."""
     separator: str | None = None
     """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
     overlap_safe: bool = False
-    """For a reward with a state. True: with ``async_depth`` it may score beside the steps. The state in a checkpoint has then
-    counted just the groups that are not scored again after a resume; scoring stands still while it is noted."""
+    """For a reward with a state. True: with ``async_depth`` it may score beside the steps. The state in a checkpoint then
+    counts exactly the groups that are not scored again after a resume; scoring pauses while the state is saved.
+    """
     ratio: bool = True
-    """For an algorithm. False: its loss has no ratio to the policy that sampled, so nothing corrects the later of several updates
-    per batch, which is told."""
+    """For an algorithm. False: its loss has no ratio to the policy that sampled. So nothing corrects the later of several
+    updates per batch, and a warning says so.
+    """
     server: bool = False
-    """For an agent. True: it asks for ``policy.endpoint()``, so a run without an installed server (``pip install rlhf-server``) is
-    refused before it starts."""
+    """For an agent. True: it calls ``policy.endpoint()``, so a run without an installed server (``pip install rlhf-server``) is
+    refused before it starts.
+    """
 
     @property
     def samples(self) -> bool:
-        """It trains on answers that the run samples, not on rows of a data set."""
+        """True if it trains on answers that the run samples, not on rows of a data set."""
         return self.data in (None, "prompts")
 
     def __post_init__(self) -> None:
@@ -165,13 +170,13 @@ class RoleHandle(Protocol):
         """Longest row, in tokens."""
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Per trajectory, log-probabilities of its completion tokens."""
+        """Returns, per trajectory, log-probabilities of its completion tokens."""
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Per trajectory, the scalar head at each completion token."""
+        """Returns, per trajectory, the scalar head at each completion token."""
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Per trajectory, the scalar head where transformers reads it; see ``Outputs.scores``."""
+        """Returns, per trajectory, the scalar head where transformers reads it; see ``Outputs.scores``."""
 
 
 @dataclass(slots=True)
@@ -186,7 +191,7 @@ class ScoreContext:
 
 @dataclass(slots=True)
 class Outcome:
-    """How the run ended, for ``run_finished``. ``load_run`` also knows ``running`` and ``killed``."""
+    """End of the run, for ``run_finished``. ``load_run`` also knows ``running`` and ``killed``."""
 
     status: Literal["finished", "interrupted", "failed", "running", "killed"]
     step: int
@@ -194,7 +199,7 @@ class Outcome:
     error: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None
-    """Why a plugin ended the run early (``Stop``)."""
+    """Reason for which a plugin ended the run early (``Stop``)."""
 
 
 @dataclass(frozen=True, slots=True)

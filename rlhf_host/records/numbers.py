@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex
 
 
 class Numbers(array):  # type: ignore[type-arg]
-    """An ``array`` that compares, adds and slices as a list does, so that code for lists reads it.
+    """An ``array`` that compares, adds and slices like a list, so that code for lists can use it.
 
-    ``Numbers("i", ids)`` holds token ids and versions, ``Numbers("f", ...)`` what was computed in 32 bits, ``Numbers("d", ...)``
+    ``Numbers("i", ids)`` holds token ids and versions, ``Numbers("f", ...)`` results computed in 32 bits, ``Numbers("d", ...)``
     any floats. numpy reads it without copying.
     """
 

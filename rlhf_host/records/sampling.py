@@ -1,5 +1,6 @@
-"""What a request may ask of the sampling: one table for settings, agents, servers and engines. Outside of it, numbers overflow, and
-with them every answer of the same batch."""
+"""Limits of sampling settings: one table for settings, agents, servers and engines. Outside of them, numbers overflow, and with
+them every answer of the same batch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any
 from rlhf_host.records.episodes import Sampling
 
 COLDEST, HOTTEST = 0.01, 100.0
-"""Below, a distribution is greedy but for rounding, and vLLM takes this temperature instead. Above, it is uniform."""
+"""Below the first, a distribution is greedy except for rounding, and vLLM uses this temperature instead. Above the second, it
+is uniform.
+"""
 MOST = 2**31 - 1
 
 
@@ -40,11 +43,11 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "stop": (lambda value: _all(value, lambda one: isinstance(one, str) and bool(one)), "texts, none of them empty"),
     "stop_token_ids": (lambda value: _all(value, lambda one: _is_count(one, 0)), f"whole numbers from 0 to {MOST}"),
 }
-"""Field of ``Sampling`` → whether a value is right, and what is."""
+"""Field of ``Sampling`` → a check of a value, and a text that says which values are valid."""
 
 
 def misfit(sampling: Sampling) -> str | None:
-    """What of it cannot be asked for, as ``NAME should be ..., not ...``."""
+    """Returns what is wrong with it, as ``NAME should be ..., not ...``."""
     for name, (fits, rule) in RULES.items():
         if not fits(value := getattr(sampling, name)):
             return f"{name} should be {rule}, not {reprlib.repr(value)}"

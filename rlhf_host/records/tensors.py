@@ -19,7 +19,7 @@ _SUM_OVER = re.compile(r"sequence-mean-token-sum-over\((\d+(?:\.\d+)?)\)")
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """How token losses become one number. ``length`` divides the sums of ``sequence-mean-token-sum`` by a constant.
+    """Reduction of token losses to one number. ``length`` divides the sums of ``sequence-mean-token-sum`` by a constant.
 
     Raises ``ValueError`` for an unknown name, or a length that is not above 0.
     """
@@ -34,7 +34,7 @@ class Aggregation:
 
     @classmethod
     def parse(cls, text: str) -> Aggregation:
-        """As options and command lines write it, such as ``sequence-mean-token-sum-over(256)``."""
+        """Parses the form of options and command lines, such as ``sequence-mean-token-sum-over(256)``."""
         match = _SUM_OVER.fullmatch(text)
         return cls("sequence-mean-token-sum", float(match[1])) if match else cls(text)
 
@@ -144,11 +144,11 @@ class Batch:
         return self.completion_mask.sum(-1)
 
     def batch(self) -> Batch:
-        """The part of it that workers get."""
+        """Returns the part of it that workers get."""
         return Batch(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Batch)})
 
     def map(self, change: Callable[[str, Any], Any]) -> Self:
-        """A copy with ``change(field, tensor)`` in place of every tensor."""
+        """Returns a copy with ``change(field, tensor)`` in place of every tensor."""
 
         def walk(name: str, value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -160,7 +160,7 @@ class Batch:
         return type(self)(**{f.name: walk(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def select(self, rows: Sequence[int], *, trim: bool = True) -> Self:
-        """The given rows, in that order; ``trim`` cuts ``T`` to the longest of them."""
+        """Returns the given rows, in that order; ``trim`` cuts ``T`` to the longest of them."""
         index = self.group_id.new_tensor(list(rows))
         count, width = len(self), self.completion_ids.shape[1]
         length = int(self.completion_mask.index_select(0, index).sum(-1).max()) if trim and len(index) else 0 if trim else width
@@ -179,7 +179,7 @@ class Batch:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """For what is not there: where it is instead."""
+            """Raises an error for a field that is not here, and tells where it is instead."""
             place = "is bootstrap[role] now" if name == "bootstrap_value" else "does not exist"
             if name in Experience.__dataclass_fields__:
                 place = "stays with the controller: give it in prepare_batch"
@@ -188,7 +188,7 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class Experience(Batch):
-    """Groups as tensors, also with what only the controller has: rewards, scores, records."""
+    """Groups as tensors, including data that only the controller has: rewards, scores, records."""
 
     rewards: Tensor
     """``[B]``: the weighted sum over reward plugins, after ``transform_rewards``."""
@@ -229,15 +229,15 @@ class Distribution:
     own: Tensor
     """The same shape: of the model in the pass, with gradient."""
     ids: Tensor | None = None
-    """``[B, T, k]`` int64: which tokens; ``None``: the whole vocabulary, in order."""
+    """``[B, T, k]`` int64: the tokens; None: the whole vocabulary, in order."""
 
 
 RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap"]
-"""What a role can be asked for over a batch."""
+"""Quantities that can be requested of a role over a batch."""
 OF_ROWS = ("scores", "bootstrap")
-"""Those of them that are ``[B]``; the others are ``[B, T]``."""
+"""Quantities of shape ``[B]``; the others are ``[B, T]``."""
 AT_TOKENS = ("token_scores", *OF_ROWS)
-"""Those of them that are read at a token itself, the last one too; the others are read where a token is predicted."""
+"""Quantities that are read at a token itself, the last one too; the others are read where a token is predicted."""
 
 
 @dataclass(slots=True)
@@ -262,17 +262,19 @@ class Outputs:
     token_scores: Tensor | None = None
     """``[B, T]`` fp32: scalar head at token t itself, which ``values`` has one place later; 0 at padding."""
     router_loss: Tensor | None = None
-    """Scalar: what keeps a model's experts evenly used, of the rows' tokens, where the role has ``router_aux_loss_coef``."""
+    """Scalar: the loss that keeps a model's experts evenly used, over the rows' tokens, if the role has
+    ``router_aux_loss_coef``.
+    """
 
 
 @dataclass(slots=True)
 class Metric:
-    """A metric of the step. ``values`` may have any shape; ``mask`` (same shape) says which elements count.
+    """A metric of the step. ``values`` may have any shape; ``mask`` (same shape) selects the elements that count.
 
     ``mean``, ``sum``, ``min`` and ``max`` are over all counted elements of the whole optimizer batch. ``ess`` is the effective
     sample size of weights as a fraction, ``(Σw)²/(N·Σw²)``: 1 if all are equal, 0 if all are 0. ``calibration`` is the expected
-    calibration error of predictions with two outcomes (arXiv:1706.04599, eq. 3). ``values`` are the probabilities of what turned
-    out to be true. Ten bins share the confidences ``max(p, 1 − p)`` from 0.5 to 1.
+    calibration error of predictions with two outcomes (arXiv:1706.04599, eq. 3). ``values`` are the probabilities of what
+    turned out to be true. Ten bins share the confidences ``max(p, 1 − p)`` from 0.5 to 1.
     """
 
     name: str

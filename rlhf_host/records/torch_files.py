@@ -1,4 +1,4 @@
-"""Files that ``torch.save`` wrote, read as data: nothing in them runs."""
+"""Files written by ``torch.save``, read as data: no code in them runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OTHER = "take another checkpoint of the run, or start a new run"
 
 
 def load_data(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The dict of plain values and tensors in a file, on the CPU.
+    """Returns the dict of plain values and tensors in a file, on the CPU.
 
     Args:
-        kinds: keys that it must have, and of what type their values are.
+        kinds: keys that it must have, with the types of their values.
 
     Raises:
-        UserError: the file holds anything else, or cannot be read. PyTorch's own words would advise to let it run code.
+        UserError: the file holds anything else, or cannot be read. PyTorch's own message would advise to let it run code.
     """
     try:
         with warnings.catch_warnings():
@@ -40,7 +40,7 @@ def load_data(path: Path, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 
 def more_than_data(path: Path) -> UserError:
-    """What to say of a pickle with objects, whose making may run code."""
+    """Returns the message for a pickle with objects, whose construction may run code."""
     return UserError(
         f"{path} holds more than plain values and tensors, so reading it could run code, which is refused: it was not written by"
         f" a run; {OTHER}"

@@ -1,8 +1,8 @@
 """Rollouts: episodes, scoring, filtering, and the batch of groups as tensors.
 
-The names here are for packages through which something else than an agent's hooks asks the policy of an episode. ``misfit`` says
-what is wrong with a ``Sampling`` that a request asks for, ``misnamed`` with names of metrics that a program reports. Importing
-this loads no torch.
+The names here are for packages, such as servers, that ask an episode's policy on behalf of a program. ``misfit`` tells what is
+wrong with a ``Sampling`` of a request, ``misnamed`` what is wrong with metric names that a program reports. Importing this
+loads no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far sampling runs ahead of training: which draws may begin, and which make the next batch. Counts, no clock, no tasks."""
+"""Rules of sampling ahead of training: which draws may begin, and which form the next batch. Only counters: no clock, no tasks."""
 
 from __future__ import annotations
 
@@ -9,87 +9,87 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Admission:
-    """Draws are numbered in the order of the stream (``ordinal``). A batch is the next ``batch`` kept ones in this order, so it
-    does not depend on which of them were over first.
+    """Rules for draws, which are numbered in the order of the stream (``ordinal``). A batch is the next ``batch`` kept draws in
+    this order, so it does not depend on which of them finish first.
 
-    A batch has ``batch`` places, and there are ``depth + 1`` batches of them. A draw has a place from its admission until the
-    weights that its batch trains are *published* to the engines; a dropped one gives it to another draw, as long as its batch may
-    refill. So before a draw that is admitted under version v there are less than ``(depth + 1) · batch`` others with places, every
-    version frees ``batch``, and the draw is trained from version ``v + depth`` at the latest. With depth 0 this is the synchronous
-    loop.
+    A batch has ``batch`` places, and there are ``depth + 1`` batches of them. A draw holds a place from its admission until the
+    weights that its batch trains are *published* to the engines. A dropped draw gives its place to another one, as long as its
+    batch may refill. So when a draw is admitted under version v, fewer than ``(depth + 1) · batch`` others before it hold
+    places. Every version frees ``batch`` places, so the draw is trained from version ``v + depth`` at the latest. With depth 0
+    this is the synchronous loop.
     """
 
     batch: int
     """Groups of a step."""
     depth: int
-    """By how many versions a batch may be older than the weights that it trains."""
+    """Maximum age of a batch, in weight versions."""
     steps: int
-    """Versions of the whole run: nothing is admitted that could not be trained."""
+    """Number of versions of the whole run: nothing is admitted that could not be trained."""
     budget: int
-    """So many draws make a batch even if fewer than ``batch`` are kept."""
+    """Maximum number of draws per batch: so many make a batch even if fewer than ``batch`` are kept."""
     version: int = 0
-    """Of the engines."""
+    """Version of the engines."""
     admitted: int = 0
-    """The next ordinal."""
+    """Next ordinal."""
     unsettled: int = 0
-    """The ordinal whose verdict is next."""
+    """Ordinal whose verdict is next."""
     taken: int = 0
-    """The first ordinal that no batch has."""
+    """First ordinal that is in no batch."""
     passed: set[int] = field(default_factory=set)
-    """Later ones that batches have."""
+    """Later ordinals that are in batches."""
     held: int = 0
-    """Places."""
+    """Places in use."""
     filling: int = 0
-    """Verdicts of the batch that is filled."""
+    """Verdicts of the batch that is being filled."""
     _kept: int = 0
     _dropped: set[int] = field(default_factory=set)
     """Draws that gave their places away before their turn."""
     _complete: deque[int] = field(default_factory=deque)
-    """Draws of each batch that is complete and not taken."""
+    """Draws of each batch that is complete but not taken."""
     _training: bool = False
 
     @property
     def max_age(self) -> int:
-        """Of a batch, in versions."""
+        """Maximum age of a batch, in versions."""
         return self.depth
 
     @property
     def room(self) -> bool:
-        """Whether another draw may begin."""
+        """True if another draw may begin."""
         return self.held < (min(self.depth, self.steps - self.version - 1) + 1) * self.batch
 
     def begin_at(self, ordinal: int, passed: Collection[int] = ()) -> None:
-        """Go on from there."""
+        """Sets the ordinal to go on from."""
         self.admitted = self.unsettled = self.taken = ordinal
         self.passed = {*passed}
 
     def pass_over(self) -> bool:
-        """Leave out the next ordinal if a batch has it; whether it was."""
+        """Skips the next ordinal if a batch has it; returns True if so."""
         known = self.admitted in self.passed
         self.admitted += known
         return known
 
     def admit(self) -> int:
-        """The ordinal of a draw that begins."""
+        """Returns the ordinal of a draw that begins."""
         self.held += 1
         self.admitted += 1
         return self.admitted - 1
 
     def verdict(self, ordinal: int, *, kept: bool) -> None:
-        """Before its turn. The place of a dropped draw is free at once if its batch may refill whatever comes before it."""
+        """Notes a verdict before its turn. The place of a dropped draw is free at once if its batch may refill in any case."""
         if not kept and ordinal + 1 - (self.unsettled - self.filling) <= self.budget - self.batch:
             self._dropped.add(ordinal)
             self.held -= 1
 
     def over(self, ordinal: int) -> None:
-        """It waits for its turn."""
+        """Notes that a draw is finished; it waits for its turn."""
 
     def surplus(self) -> range:
-        """Draws to give back to the stream, as if they had never begun."""
+        """Returns draws to give back to the stream, as if they had never begun."""
         return range(0)
 
     def settle(self, *, kept: bool) -> None:
-        """The verdict of the draw ``unsettled``."""
+        """Notes the verdict of the draw ``unsettled``."""
         self.filling += 1
         self._kept += kept
         left, missing = self.budget - self.filling, self.batch - self._kept
@@ -103,7 +103,7 @@ class Admission:
             self.filling = self._kept = 0
 
     def take(self) -> Sequence[int] | None:
-        """The ordinals of the next batch with the dropped ones, in order; ``None``: it is not complete yet."""
+        """Returns the ordinals of the next batch, dropped ones included, in order; None: it is not complete yet."""
         if not self._complete:
             return None
         first = self.taken
@@ -112,26 +112,26 @@ class Admission:
         return range(first, self.taken)
 
     def publish(self, version: int) -> None:
-        """The engines have the weights that the batch taken last trained."""
+        """Notes that the engines have the weights that the last taken batch trained."""
         self.held -= self._training * self.batch
         self.version, self._training = version, False
 
 
 @dataclass(slots=True)
 class InAdvance(Admission):
-    """For ``depth`` 0: begins as many draws as it may take to have ``batch`` kept ones, by the share that was kept so far, because
-    replacing dropped draws one after the other would wait for one episode after the other. Batches are the same: what was begun
-    beyond the last kept draw of a batch is given back.
+    """Rules for ``depth`` 0: begins enough draws to get ``batch`` kept ones, judging by the share kept so far. Replacing
+    dropped draws one by one would wait for one episode after the other. The batches are the same: draws beyond the last kept
+    one of a batch are given back.
     """
 
     asked: int = 1
-    """Verdicts of the run, and one more that is kept."""
+    """Verdicts of the run, plus one that is kept."""
     granted: int = 1
-    """The kept ones."""
+    """Kept verdicts of the run, plus one."""
     sure: int = 0
-    """Kept draws of the batch that is filled."""
+    """Kept draws of the batch that is being filled."""
     _known: set[int] = field(default_factory=set)
-    """Its draws that have a verdict."""
+    """Draws of that batch that have a verdict."""
 
     @property
     def room(self) -> bool:

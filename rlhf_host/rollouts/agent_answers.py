@@ -1,4 +1,4 @@
-"""What agents give of an episode, checked and made plain: steps, trajectories, rewards and metrics."""
+"""Checks and conversion of an agent's results: steps, trajectories, rewards and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_host.rollouts.policy import foreign
 
 
 def trajectory_problem(trajectory: Trajectory, episode: Episode, vocabulary: int) -> str:
-    """What of an agent's own trajectory the host cannot use."""
+    """Returns what is wrong with an agent's own trajectory, or an empty string."""
     if not isinstance(trajectory, Trajectory):
         return f"gave a {type(trajectory).__name__} from agent_run, expected Trajectory"
     if trajectory.group_id != episode.group_id or trajectory.episode_id != episode.episode_id:
@@ -35,7 +35,7 @@ def trajectory_problem(trajectory: Trajectory, episode: Episode, vocabulary: int
 
 
 def step_problem(step: Step, vocabulary: int) -> str:
-    """What of a step no one can use."""
+    """Returns what is wrong with a step, or an empty string."""
     seen = step.observation
     if hasattr(seen, "tolist"):
         step.observation = seen = seen.tolist()  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ def step_problem(step: Step, vocabulary: int) -> str:
 
 
 def told_problem(row: Trajectory) -> str:
-    """What an agent says of a row that is no reward, score or metric."""
+    """Returns what is wrong with the rewards, scores or metrics that an agent gives a row, or an empty string."""
     for name, value in row.metrics.items():
         if not isinstance(name, str):
             return f"gave a metric with the name {name!r}; a name is a text"
@@ -68,14 +68,14 @@ def told_problem(row: Trajectory) -> str:
 
 
 def make_plain(row: Trajectory) -> None:
-    """Other numbers than these have no place in files."""
+    """Converts numbers to types that files can hold."""
     row.metrics = {name: float(value) for name, value in row.metrics.items()}
     row.agent_rewards = [None if value is None else float(value) for value in row.agent_rewards]
     row.score = None if row.score is None else float(row.score)
 
 
 def branch_problem(row: Trajectory, rows: Sequence[Trajectory]) -> str:
-    """Whether a row does not begin as the row that it says it branched from."""
+    """Returns what is wrong with a row that does not begin as the row it claims to branch from, or an empty string."""
     if row.parent is None:
         return ""
     if not 0 <= row.parent < row.row:

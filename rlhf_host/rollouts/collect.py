@@ -1,4 +1,4 @@
-"""The batch of groups: tasks become episodes, groups are scored as they finish, filters drop, more are drawn."""
+"""Collection of a batch: tasks become episodes, groups are scored as they finish, filters drop some, and more tasks are drawn."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rlhf_host.rollouts.watch import watched
 T = TypeVar("T")
 
 TELL_S = {"eval": 20.0, "train": 60.0}
-"""So often it is told how far a rollout of a split is."""
+"""Seconds between two reports of a split's progress."""
 SHOWN = 3
-"""Groups that a message names."""
+"""Number of groups that a message names."""
 
 
 class NoBatchError(RunError):
-    """No batch can be made of what was drawn.
+    """No batch can be made from the draws.
 
     Args:
-        draws: what became of them, as in ``Collected``.
+        draws: their outcomes, as in ``Collected``.
     """
 
     def __init__(self, message: str, draws: Sequence[tuple[int, str, int, str]]):
@@ -43,7 +43,7 @@ class NoBatchError(RunError):
 
 @dataclass(slots=True)
 class Collected:
-    """What a rollout gave: the kept groups in the order their tasks were drawn, and what happened on the way."""
+    """Results of a rollout: the kept groups in the order their tasks were drawn, and counts of events."""
 
     groups: list[Group] = field(default_factory=list)
     drawn: int = 0
@@ -51,18 +51,21 @@ class Collected:
     unjudged: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
-    """How episodes ended: ``finished``, ``truncated`` or ``failed``, and of these ``failed/AGENT:TYPE`` where a hook raised."""
+    """Counts of how episodes ended: ``finished``, ``truncated`` or ``failed``, and for failures of a hook
+    ``failed/AGENT:TYPE``.
+    """
     dropped: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
-    """What the logs of episodes count: calls of the policy, and what was odd about them."""
+    """Counts from the logs of episodes: calls of the policy, and anything unusual about them."""
     draws: list[tuple[int, str, int, str]] = field(default_factory=list)
-    """Of each draw its number, the source and index of its task, and what became of it: ``trained``, ``dropped: REASON``,
-    ``unjudged`` or ``failed``."""
+    """Number of each draw, source and index of its task, and its outcome: ``trained``, ``dropped: REASON``, ``unjudged`` or
+    ``failed``.
+    """
     unjudged_rows: list[Trajectory] = field(default_factory=list)
-    """Unjudged trajectories, for the log, and rows that stand for failed episodes."""
+    """Unjudged trajectories, for the log, and rows that represent failed episodes."""
 
     def add(self, other: Collected) -> None:
-        """What happened after it."""
+        """Adds the results of a later rollout."""
         self.groups += other.groups
         self.drawn += other.drawn
         self.trajectories += other.trajectories
@@ -72,13 +75,13 @@ class Collected:
         self.unjudged_rows += other.unjudged_rows
 
     def note_unjudged(self, rows: Sequence[Trajectory]) -> None:
-        """Count the trajectories, and those without a reward."""
+        """Counts the trajectories, and those without a reward."""
         self.trajectories += len(rows)
         self.unjudged_rows += (missed := [row for row in rows if row.reward is None])
         self.unjudged.update(row.unjudged_reason or "unknown" for row in missed)
 
     def trajectories_in_order(self) -> list[Trajectory]:
-        """Those of the kept groups, then the unjudged ones."""
+        """Returns the trajectories of the kept groups, then the unjudged ones."""
         return [trajectory for group in self.groups for trajectory in group.trajectories] + self.unjudged_rows
 
     def metrics(self) -> dict[str, float]:
@@ -88,7 +91,7 @@ class Collected:
         return {f"rollout/{name}": float(value) for name, value in values.items()} | self._of_agents()
 
     def _of_agents(self) -> dict[str, float]:
-        """Means per episode; nothing where each was one call."""
+        """Returns means per episode; nothing if each episode was one call."""
         episodes = sum(self.states[name] for name in ("finished", "truncated", "failed"))
         if set(self.events) <= {"calls", "rows"} and all(count <= episodes for count in self.events.values()):
             return {}
@@ -97,26 +100,26 @@ class Collected:
 
 @dataclass(slots=True)
 class Played:
-    """A group whose episodes are over and scored."""
+    """A group whose episodes have finished and are scored."""
 
     group: Group
     failed: list[Trajectory]
-    """A row for each episode that failed."""
+    """One row for each episode that failed."""
     states: Counter[str]
-    """How all ended."""
+    """Counts of how the episodes ended."""
     kept: bool | None = None
-    """Whether it makes a batch; ``None``: filters have not been asked."""
+    """True if it belongs in a batch; None: filters have not been asked."""
     reason: str = ""
-    """Of the filter that refused it."""
+    """Reason of the filter that refused it."""
 
     def is_of(self, task: Task) -> bool:
-        """Whether what was read from a file is of this task: data may have changed."""
+        """Returns True if a group read from a file is of this task; the data may have changed."""
         mine = self.group.task
         same = (mine.source, mine.index) == (task.source, task.index)
         return same and json.dumps(mine.prompt, default=str) == json.dumps(task.prompt, default=str)
 
     def belong_to(self, task: Task, decode: Callable[[Sequence[int]], str]) -> None:
-        """Give what was read from a file its task."""
+        """Gives a group read from a file its task."""
         self.group.task = task
         for row in (*self.group.trajectories, *self.failed):
             row.task, row.decode = task, decode
@@ -124,11 +127,11 @@ class Played:
 
 @dataclass(slots=True, eq=False)
 class _Playing:
-    """A group that is not over."""
+    """A group that is not finished."""
 
     group_id: str
     episodes: int
-    """So many are not over."""
+    """Number of episodes that are not finished."""
     since: float
     what: str = "plays"
 
@@ -144,23 +147,24 @@ class Collector:
     seed: int
     split: Literal["train", "eval"]
     scoring: Barrier | None = None
-    """Which groups pass when they are over."""
+    """Barrier that groups pass when they are finished."""
 
     def __post_init__(self) -> None:
         self.manager, self.settings = self.episodes.manager, self.episodes.settings.rollout
         self.gate = self.episodes.model.engine
         self.open: set[_Playing] = set()
         self.over = 0
-        """Episodes that were played and groups that were scored."""
+        """Number of episodes played plus groups scored."""
         self.groups_over = 0
         self.judges = judges(self.manager, self.split)
         self.needless = brings_signal(self.manager)
         self.in_order = bool({*self.manager.names("keep_group")} & {*self.manager.names("state_dict")})
-        """Whether filters must be asked in the order of the draws."""
+        """True if filters must be asked in the order of the draws."""
 
     async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
-        """Groups until ``groups`` are kept: rounds of draws, each refilling what the last one dropped. Raises ``RunError`` when
-        too many trajectories are unjudged, or the refills are used up with nothing kept."""
+        """Collects groups until ``groups`` are kept, in rounds of draws, each replacing what the last one dropped. Raises
+        ``RunError`` if too many trajectories are unjudged, or if the refills are used up with nothing kept.
+        """
         collected = Collected()
         budget = groups * (1 + self.settings.max_refills)
         while len(collected.groups) < groups and collected.drawn < budget:
@@ -170,7 +174,7 @@ class Collector:
         return collected
 
     async def run(self, draws: Sequence[Draw], context: ScoreContext, into: Collected) -> None:
-        """Roll out and score the draws; kept groups are appended in draw order."""
+        """Plays and scores the draws; appends kept groups in draw order."""
         for draw in draws:
             self.episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         numbers = range(into.drawn, into.drawn + len(draws))
@@ -187,7 +191,7 @@ class Collector:
         self.check(into, context)
 
     def check(self, into: Collected, context: ScoreContext) -> None:
-        """Raises ``NoBatchError`` when too much of it could not be judged."""
+        """Raises ``NoBatchError`` if too many trajectories could not be judged."""
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
         if total and lost / total > self.settings.max_unjudged:
@@ -201,7 +205,7 @@ class Collector:
             )
 
     def begin(self, group_id: str, draw: Draw, context: ScoreContext) -> asyncio.Task[Played]:
-        """Play a draw's episodes and have them scored, beside whatever else is done."""
+        """Starts playing and scoring a draw's episodes, concurrently with other work."""
         [group] = self._open([group_id])
         task = asyncio.create_task(self._play(group, draw, context))
         task.add_done_callback(lambda _: self._close(group))  # a task that is cancelled at once never begins
@@ -252,19 +256,19 @@ class Collector:
         return Played(Group(group_id, draw.task, trajectories), failed, states)
 
     async def watched(self, work: Coroutine[Any, Any, T], of: int | None = None) -> T:
-        """What ``work`` gives. It is told now and then how far it is; when no token is sampled, no request is answered, no episode
-        ends and no group is scored meanwhile, that is told too, and in the end an error.
+        """Returns the result of ``work``. Logs its progress now and then. Warns, then raises, if nothing progresses: no token
+        is sampled, no request answered, no episode ends and no group is scored.
 
         Args:
-            of: so many groups.
+            of: number of groups.
         """
         before, sampled = self.groups_over, self.episodes.sampled
 
         def progress() -> str:
             over, tokens = self.groups_over - before, self.episodes.sampled - sampled
             of_all = "" if of is None else f" of {of:,}"
-            made = f", {tokens:,} tokens are sampled" if tokens else ""
-            return f"{'Evaluating' if self.split == 'eval' else 'Sampling'}: {over:,}{of_all} tasks are over{made}"
+            made = f", {tokens:,} tokens sampled" if tokens else ""
+            return f"{'Evaluating' if self.split == 'eval' else 'Sampling'}: {over:,}{of_all} tasks are finished{made}"
 
         def waiting() -> str:
             now = time.monotonic()
@@ -280,20 +284,21 @@ class Collector:
         return await watched(work, moved, waiting, *own)
 
     def _at_work(self) -> list[str]:
-        """What is done outside of the host, for people."""
+        """Returns the work that is done outside of the host, for people."""
         calls = {f"calls of {hook} are with {key}": count for (key, hook), count in self.manager.awaited.items()}
         work = {f"requests are with {self.episodes.model.engine_name}": self.gate.in_flight, **calls}
         return [f"{count} {what}" for what, count in work.items() if count]
 
     def _whom(self) -> list[str]:
-        """The same, with what waits for new weights, or that nothing is done."""
+        """Returns the same, with what waits for new weights, or that nothing is done."""
         nothing = f"no request is with {self.episodes.model.engine_name}, and no plugin is at work"
         held = self.gate.held
         return [*(self._at_work() or [nothing]), *([f"{held} requests wait for new weights"] if held else [])]
 
     def ask(self, played: Played) -> bool:
-        """Whether something of it is judged and no filter refuses it. To be called in the order of the draws where filters have a
-        state, so that it does not depend on timing."""
+        """Returns True if some of the group is judged and no filter refuses it. If filters have a state, call this in the order
+        of the draws, so that the result does not depend on timing.
+        """
         if played.kept is None:
             judged = self._judged(played.group)
             reason = drop_reason(self.manager, judged) if judged.trajectories and self.split == "train" else None
@@ -301,7 +306,7 @@ class Collector:
         return played.kept
 
     def settle(self, number: int, played: Played, into: Collected) -> bool:
-        """Count what happened in the draw ``number``, and take its group if it is kept; whether it is."""
+        """Counts the events of the draw ``number``, and adds its group if it is kept; returns True if so."""
         group, failed = played.group, played.failed
         into.failed += Counter(row.unjudged_reason.removeprefix(FAILED) for row in failed if row.unjudged_reason)
         into.states += played.states
@@ -324,7 +329,7 @@ class Collector:
 
 
 def counted(rows: Sequence[Trajectory]) -> Counter[str]:
-    """What happened in their episodes."""
+    """Returns the counts of events in their episodes."""
     counts = Counter(rows=sum(bool(row.actions) for row in rows))
     for row in rows:
         calls = [event for event in row.events if event["kind"] == "call"]
@@ -338,7 +343,7 @@ def counted(rows: Sequence[Trajectory]) -> Counter[str]:
 
 
 def refuse_empty(collected: Collected) -> None:
-    """Raises ``NoBatchError`` where no group was kept."""
+    """Raises ``NoBatchError`` if no group was kept."""
     if not collected.groups:
         commonest = (collected.dropped + collected.unjudged).most_common(3)
         reasons = ", ".join(f"{reason} ({count})" for reason, count in commonest)
@@ -346,7 +351,7 @@ def refuse_empty(collected: Collected) -> None:
 
 
 def drop_reason(manager: PluginManager, group: Group) -> str | None:
-    """Why a filter refuses the group; ``None``: it stays."""
+    """Returns why a filter refuses the group; None: no filter does."""
     for key, verdict in manager.each("keep_group", group=group):
         if verdict is not True:
             return verdict.reason if isinstance(verdict, Drop) else key
@@ -354,8 +359,9 @@ def drop_reason(manager: PluginManager, group: Group) -> str | None:
 
 
 async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. The first failure cancels the rest, waits for their end, and is raised alone. Raises ``RunError``
-    when a piece of work was cancelled by somebody else."""
+    """Returns all results, in order. The first failure cancels the rest, waits for their end, and is raised alone. Raises
+    ``RunError`` if something else cancelled a piece of work.
+    """
     stray, works = RunError(f"{purpose} was cancelled, and not by the host"), list(works)
 
     async def guarded(work: Coroutine[Any, Any, T]) -> T:

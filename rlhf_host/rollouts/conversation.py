@@ -1,7 +1,7 @@
-"""What was said in an episode, as a tree: every call of the policy with the tokens it saw and sampled, and the rows they make.
+"""The messages of an episode as a tree: every call of the policy with the tokens it saw and sampled, and the resulting rows.
 
-A conversation only grows by appending tokens. Where a program goes on from an answer, its next call is a child of that answer's
-call, and sees exactly its tokens. Where it changes what was said before, or drops some of it, the call is a new root.
+A conversation only grows by appending tokens. If a program goes on from an answer, its next call is a child of that answer's
+call, and sees exactly its tokens. If it changes or drops earlier messages, the call is a new root.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from rlhf_host.records.messages import Reply
 from rlhf_host.records.numbers import Numbers
 
 Why = Literal["root", "extend", "edited", "tools", "template"]
-"""Why a call stands where it does: after another (``extend``), or as a root, because nothing matches (``root``), a message was
-changed (``edited``), the tools were (``tools``), or the chat template would write earlier turns otherwise (``template``)."""
+"""Reason for a call's position: it follows another (``extend``), or it is a root, because nothing matches (``root``), a message
+was changed (``edited``), the tools were (``tools``), or the chat template would write earlier turns differently (``template``).
+"""
 Status = Literal["pending", "done", "failed", "cancelled", "undelivered"]
 
 
 class Codec(Protocol):
-    """What the tree needs of ``data.codec.ChatCodec``."""
+    """Methods of ``data.codec.ChatCodec`` that the tree needs."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """The tokens of a conversation that begins."""
+        """Returns the tokens of a new conversation."""
 
     def delta(
         self,
@@ -42,25 +43,25 @@ class Codec(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """The tokens between an answer and the next one."""
+        """Returns the tokens between an answer and the next one."""
 
     def rewrites(
         self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> bool:
-        """Whether the chat template writes ``messages`` otherwise once ``new`` follow."""
+        """Returns True if the chat template writes ``messages`` differently once ``new`` follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a call goes, and what it adds to the tokens there."""
+    """Position of a call, and the tokens it adds there."""
 
     parent: Call | None
     added: Sequence[int]
     why: Why
     path: bytes = b""
-    """Digest of the whole conversation that it sees; empty where tokens were given."""
+    """Digest of the whole conversation that it sees; empty if tokens were given."""
     new: Sequence[Message] = ()
-    """The messages that are not in the parent's conversation."""
+    """Messages that are not in the parent's conversation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +95,7 @@ class Call:
 
     @property
     def line(self) -> list[Call]:
-        """From its root to itself."""
+        """Calls from its root to itself."""
         line: list[Call] = []
         call: Call | None = self
         while call is not None:
@@ -113,13 +114,13 @@ class Call:
 
 
 class Tree:
-    """The calls of one episode's attempt. No I/O and no engine; not for several threads at once.
+    """Calls of one attempt at an episode. No I/O and no engine; not thread-safe.
 
     Args:
-        codec: messages to tokens; without one, only tokens can be asked.
-        history: ``append``: earlier turns stay as they were sampled. ``template``: a new root where the chat template would write
-            them otherwise. ``refuse``: an error there.
-        numbers: of calls, where several trees share them.
+        codec: turns messages into tokens; without it, calls must give tokens.
+        history: ``append``: earlier turns stay as they were sampled. ``template``: a new root if the chat template would write
+            them differently. ``refuse``: an error in that case.
+        numbers: numbers of calls, if several trees share them.
     """
 
     def __init__(
@@ -136,15 +137,19 @@ class Tree:
         self._unread: list[Call] = []  # not in it yet
         self._tools: set[bytes] = set()
         self.ambiguous = 0
-        """How often several answers could have been meant."""
+        """Number of times that several answers matched."""
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Plan:
-        """Where the answer to ``messages`` belongs. Raises ``UserError`` for a conversation that the policy cannot answer."""
+        """Returns where the answer to ``messages`` belongs. Raises ``UserError`` for a conversation that the policy cannot
+        answer.
+        """
         assert self.codec is not None
         if not messages:
             raise UserError("a conversation without messages")
         if messages[-1].get("role") == "assistant":
-            raise UserError("the conversation ends with the assistant's own message: its turn cannot be begun for it")
+            raise UserError(
+                "the conversation ends with the assistant's own message: end it with a message for the assistant to answer"
+            )
         start = _digest(tools or [])
         path = list(_paths(start, messages))
         found: Call | None = None
@@ -162,7 +167,7 @@ class Tree:
         elif self.history != "append" and self.codec.rewrites(_thinking(messages[:until], found), new, tools):
             if self.history == "refuse":
                 raise EpisodeFailed(
-                    "the chat template writes earlier turns otherwise once others follow, and rollout.history is refuse"
+                    "the chat template writes earlier turns differently once others follow, and rollout.history is refuse"
                 )
             why = "template"
         self._tools.add(start)
@@ -175,7 +180,7 @@ class Tree:
         return Plan(None, self.codec.render(seen, tools), why, path[-1], messages)
 
     def plan_ids(self, token_ids: Sequence[int]) -> Plan:
-        """As ``plan``, for tokens: after the longest answer with which they begin."""
+        """Returns the same as ``plan`` for tokens: after the longest answer with which they begin."""
         for call in self._unread:
             assert call.generation is not None
             ids = np.asarray([*call.prompt_ids, *call.generation.token_ids], np.int32)
@@ -188,7 +193,7 @@ class Tree:
         return Plan(None, token_ids, "root")
 
     def begin(self, plan: Plan) -> Call:
-        """A call that waits for its answer."""
+        """Returns a call that waits for its answer."""
         if plan.parent is not None and plan.parent.status == "undelivered":
             plan.parent.status = "done"
         begins = len(plan.added) + (plan.parent.ends if plan.parent else 0)
@@ -198,7 +203,7 @@ class Tree:
         return call
 
     def done(self, call: Call, generation: Generation, reply: Reply | None = None) -> None:
-        """The answer is there. What follows it can be planned from now on."""
+        """Stores the answer. From now on, calls that follow it can be planned."""
         call.generation, call.status = generation, "done"
         call.seconds = time.monotonic() - call.started
         self._unread.append(call)
@@ -208,15 +213,15 @@ class Tree:
         self._said.setdefault(_next(call.path, reply.message, ()), []).append(call)
 
     def drop(self, call: Call, status: Status, reason: str = "") -> None:
-        """The call came to nothing, or its answer did not arrive: it trains nothing, unless somebody goes on from it after all."""
+        """Drops a call that failed or whose answer did not arrive. It trains nothing, unless a later call goes on from it."""
         call.status, call.reason = status, reason
         if call.generation is None:
             call.seconds = time.monotonic() - call.started
 
     def rows(self, episode: Episode, role: str = "", final: str | None = None) -> list[Trajectory]:
-        """The trajectories of what was said so far: every answer is an action in exactly one, and in the prompt of those that
-        branch off behind it. They are in the order of their first own answers; none is final but the one with the last answer,
-        or with the answer ``final``.
+        """Returns the trajectories so far. Every answer is an action in exactly one of them, and part of the prompt in those
+        that branch off after it. They are in the order of their first own answers. Only the one with the last answer, or with
+        the answer ``final``, is final.
         """
         done = [call for call in self.calls if call.status == "done"]
         inner = {id(call.parent) for call in done}
@@ -257,19 +262,19 @@ class Tree:
         return made
 
     def _meant(self, calls: Sequence[Call], message: Message) -> Call:
-        """Which of several calls with the same answer: the one whose tool calls it names, else the last."""
+        """Returns the call meant, of several with the same answer: the one whose tool calls match, else the last."""
         ids = [call.get("id") for call in message.get("tool_calls") or ()]
         same = [call for call in calls if ids and call.reply and [each.id for each in call.reply.tool_calls] == ids]
         self.ambiguous += len(same or calls) > 1
         return (same or calls)[-1]
 
     def _edited(self, messages: Sequence[Message]) -> bool:
-        """Whether the conversation has answers, though none of this tree's."""
+        """Returns True if the conversation has answers, but none from this tree."""
         return bool(self._said) and any(message.get("role") == "assistant" for message in messages)
 
 
 def _thinking(messages: Sequence[Message], last: Call) -> list[Message]:
-    """The conversation up to the answer of ``last``, with the reasoning that its answers had."""
+    """Returns the conversation up to the answer of ``last``, with the reasoning of its answers."""
     seen = [dict(message) for message in messages]
     places = [place for place, message in enumerate(seen) if message.get("role") == "assistant"]
     line = [call for call in last.line if call.reply is not None]
@@ -280,7 +285,7 @@ def _thinking(messages: Sequence[Message], last: Call) -> list[Message]:
 
 
 def _paths(start: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
-    """A digest for each beginning of the conversation."""
+    """Yields a digest for each prefix of the conversation."""
     path = start
     names: tuple[Any, ...] = ()
     for message in messages:
@@ -291,8 +296,9 @@ def _paths(start: bytes, messages: Sequence[Message]) -> Iterator[bytes]:
 
 
 def _next(path: bytes, message: Message, names: Sequence[Any]) -> bytes:
-    """One message further. Reasoning is left out, because programs leave it out; a tool's result names its call by position,
-    because programs make up ids of their own."""
+    """Returns the digest after one more message. It leaves out reasoning, because programs do, and names a tool's call by
+    position, because programs invent their own ids.
+    """
     role = {"developer": "system"}.get(str(message.get("role")), message.get("role"))
     content = text_of(message.get("content"))
     if role != "assistant":

@@ -1,4 +1,4 @@
-"""Base URLs for the episodes of a run, from the installed server: it is looked up and imported when the first episode asks."""
+"""Base URLs for the episodes of a run, from the installed server, which is imported when the first episode asks for one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlhf_host.rollouts.policy import EpisodePolicy
 
 
 class Endpoints:
-    """Belongs to the run's event loop.
+    """Endpoints of a run; used on its event loop.
 
     Args:
-        port: on 127.0.0.1; 0: any free one.
+        port: port on 127.0.0.1; 0: any free one.
     """
 
     def __init__(self, port: int = 0):
@@ -24,7 +24,9 @@ class Endpoints:
         self._name = ""
 
     async def open(self, policy: EpisodePolicy) -> ServerSession:
-        """Raises ``PluginError`` without a server, ``UserError`` where it cannot be started, ``RunError`` for a defect of it."""
+        """Opens an endpoint. Raises ``PluginError`` if no server is installed, ``UserError`` if it cannot be started,
+        ``RunError`` for a defect of it.
+        """
         if self._server is None:
             info = find_server()
             self._name, plugin = str(info), cast(ServerPlugin, load(info))

@@ -1,4 +1,4 @@
-"""What episodes are played with: the settings of a split, and the model that answers."""
+"""Settings of episodes: those of a split, and the model that answers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rlhf_host.records.episodes import NoRoom, Sampling
 from rlhf_host.rollouts.gate import Gate
 
 MOST_TOKENS = 1 << 31
-"""Of a vocabulary whose size is not known."""
+"""Assumed vocabulary size if the size is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
-    """The settings that all episodes of a split share."""
+    """Settings that all episodes of a split share."""
 
     sampling: Sampling
     max_tokens: int
     """Longest trajectory, prompt included."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Its template and system prompt."""
+    """Chat template and system prompt."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """Its retries and deadlines, its history and its format of tool calls."""
+    """Retries and deadlines, history and format of tool calls."""
     strict: bool = False
-    """Whatever an agent raises ends the run at once."""
+    """If True, any exception of an agent ends the run at once."""
 
     def fitting(self, length: int) -> Sampling:
-        """The sampling for a turn after ``length`` tokens."""
+        """Returns the sampling for a turn after ``length`` tokens."""
         room = self.max_tokens - length
         if room <= 0:
             raise NoRoom(f"the prompt has {length} tokens; no room is left of max_tokens {self.max_tokens}")
@@ -39,7 +39,7 @@ class EpisodeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledModel:
-    """The model that answers in episodes: its engine, and what its tokens mean."""
+    """Model that answers in episodes: its engine, and the meaning of its tokens."""
 
     engine: Gate
     tokenizer: Any
@@ -47,4 +47,4 @@ class SampledModel:
     stop_ids: Collection[int] = ()
     """Tokens that end an answer, beside the tokenizer's end of sequence."""
     vocabulary: int = MOST_TOKENS
-    """The model's, which may have more tokens than its tokenizer."""
+    """Tokens of the model, which may be more than its tokenizer has."""

@@ -1,4 +1,4 @@
-"""One episode: an agent and the policy taking turns, token in, token out."""
+"""One episode: an agent and the policy take turns, token in, token out."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ log = logging.getLogger(__name__)
 
 
 def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
-    """63 bits fixed by what is drawn, not by when or beside what: the same task in another epoch gets another seed."""
+    """Returns a 63-bit seed that depends on what is drawn, not on timing or order. The same task in another epoch gets another
+    seed.
+    """
     text = f"{seed}|{split}|{task.source}|{task.index}|{epoch}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 POSITIVE = 1e-3
-"""Rounding may bring a log-probability so far above 0."""
+"""Largest log-probability above 0 that rounding may cause."""
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Episodes:
     def __post_init__(self) -> None:
         self.codec = self._codec(for_chat(self.model.tokenizer, self.settings.data))
         self._codecs: dict[str, ChatCodec] = {}
-        """Of tasks whose rows tell the chat template something, by what that is."""
+        """Codecs of tasks whose rows pass values to the chat template, by these values."""
         self.answered = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
@@ -86,7 +88,7 @@ class Episodes:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the engines have sampled, as far as these say."""
+        """Number of tokens that the engines have sampled, if they report it."""
         return self.model.engine.sampled + sum(each.sampled for each in self.frozen.values())
 
     def _codec(self, tokenizer: Any) -> ChatCodec:
@@ -99,7 +101,7 @@ class Episodes:
         )
 
     def codec_of(self, task: Task) -> ChatCodec:
-        """The codec whose chat template knows what the task's row tells it."""
+        """Returns the codec whose chat template gets the values of the task's row."""
         if not task.template_kwargs:
             return self.codec
         key = json.dumps(task.template_kwargs, sort_keys=True, default=str)
@@ -122,7 +124,7 @@ class Episodes:
         return self.agents[name]
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """What the engine answers. Raises ``RunError`` with its name for whatever it gets wrong."""
+        """Returns the engine's answer. Raises ``RunError`` with the engine's name if the answer is invalid."""
         with blaming(self.model.engine_name, "generate"):
             answer = await self.model.engine.generate(token_ids, sampling, key)
             count, logprobs = len(answer.token_ids), answer.logprobs
@@ -138,11 +140,11 @@ class Episodes:
         return answer
 
     async def play(self, episode: Episode) -> list[Trajectory]:
-        """The episode's trajectories; retried as configured when it fails retryably.
+        """Returns the episode's trajectories; retries a retryable failure as configured.
 
         Raises:
-            EpisodeFailed: it could not be finished. Whatever an agent's hook raises, and an answer that nobody can use, fails its
-                episode alone; the first of each kind is said. The host's own errors end the run.
+            EpisodeFailed: it could not be finished. An exception of an agent's hook, or an unusable answer, fails only its own
+                episode; the first of each kind is logged. The host's own errors end the run.
         """
         attempts = self.settings.rollout.episode_retries + 1
         while True:
@@ -166,7 +168,7 @@ class Episodes:
                 episode._note("retry", reason=failure.reason)
 
     def failed_row(self, episode: Episode, reason: str) -> Trajectory:
-        """What the log has of an episode that failed."""
+        """Returns the log's row for an episode that failed."""
         ids = (episode.episode_id, episode.group_id)
         prompt = Segment("prompt", Numbers("i", episode.task.prompt_ids or ()))
         row = Trajectory(*ids, episode.task, [prompt], "abort", episode.sample, unjudged_reason=f"{FAILED}{reason}")
@@ -180,7 +182,7 @@ class Episodes:
         if failure.kind not in self._noted:
             self._noted.add(failure.kind)
             shown = (type(cause), cause, cause.__traceback__) if cause and cause is not error else None
-            log.warning("%s; this episode has failed, and others that fail so are counted", error, exc_info=shown)
+            log.warning("%s; this episode failed; further failures of this kind are only counted", error, exc_info=shown)
         return failure
 
     async def _play_once(self, episode: Episode) -> list[Trajectory]:
@@ -221,7 +223,7 @@ class Episodes:
             raise
 
     def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
-        """The policy for one attempt at an episode."""
+        """Returns the policy for one attempt at an episode."""
         return EpisodePolicy(episode, self, expected=expected)
 
     async def _run_by_agent(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
@@ -315,5 +317,5 @@ class Episodes:
 
 
 def as_messages(seen: str | Sequence[Message]) -> list[Message]:
-    """A text as a user's message."""
+    """Returns a text as a user's message."""
     return [{"role": "user", "content": seen}] if isinstance(seen, str) else list(seen)

@@ -22,12 +22,12 @@ from rlhf_host.rollouts.scoring import AGENT
 def make_experience(
     groups: Sequence[Group], weights: dict[str, float], *, step: int, max_new_tokens: int, temperature: float, version: int = 0
 ) -> Experience:
-    """Rows in group order, right-padded.
+    """Returns rows in group order, right-padded.
 
     Args:
         groups: judged trajectories only.
         weights: reward alias → weight, as ``score_group`` used them.
-        version: of the weights that the step begins with.
+        version: version of the weights at the start of the step.
     """
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     if any(AGENT in row.rewards for row in rows):
@@ -78,15 +78,15 @@ def make_experience(
 
 @dataclass(frozen=True, slots=True)
 class _Completions:
-    """The completion tokens of all rows, one after the other: there may be millions."""
+    """The completion tokens of all rows, one after the other. There may be millions."""
 
     mask: Tensor
-    """``[B, T]``: where they are in their rows."""
+    """``[B, T]``: positions of the tokens in their rows."""
     ids: Tensor
     logprobs: Tensor
     versions: Tensor
     turns: Tensor
-    """Which turn of its row an action token belongs to; -1 for others."""
+    """Turn of its row that an action token belongs to; -1 for others."""
 
     @classmethod
     def of(cls, rows: Sequence[Trajectory]) -> _Completions:
@@ -116,7 +116,7 @@ class _Completions:
         )
 
     def spread(self, values: Tensor, fill: int = 0) -> Tensor:
-        """``[B, T]``: their values at their places, ``fill`` elsewhere."""
+        """Returns ``[B, T]``: the values at their tokens' positions, ``fill`` elsewhere."""
         # Where nothing is written zeros take no memory.
         shape = self.mask.shape
         empty = torch.full(shape, fill, dtype=values.dtype) if fill else torch.zeros(shape, dtype=values.dtype)
@@ -124,24 +124,26 @@ class _Completions:
 
 
 def _tensor(values: Sequence[Any] | np.ndarray, dtype: Any) -> Tensor:
-    """By way of numpy, which reads a list of numbers several times faster than torch does."""
+    """Converts by way of numpy, which reads a list of numbers several times faster than torch."""
     return torch.from_numpy(np.array(values, dtype=dtype))
 
 
 def _numbered(names: Sequence[Any]) -> Tensor:
-    """Each name's number, in the order in which they come."""
+    """Returns each name's number, in order of first appearance."""
     numbers: dict[Any, int] = {}
     return _tensor([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
 def _token_column(segments: Sequence[Segment], name: str) -> Tensor:
-    """Of all their tokens, one after the other."""
+    """Returns one value for each of their tokens, one after the other."""
     parts = [segment.columns.get(name, [math.nan] * len(segment.token_ids)) for segment in segments]
     return _tensor(np.concatenate([np.asarray(part, np.float32) for part in parts]), np.float32)
 
 
 def _reward_columns(rows: Sequence[Trajectory], weights: dict[str, float]) -> dict[str, tuple[float, list[float]]]:
-    """Name → weight, and the raw reward of each row (NaN without one): of each plugin, or of each part that its rewards have."""
+    """Returns name → weight, and the raw reward of each row (NaN without one), for each plugin, or for each part of its
+    rewards.
+    """
     columns = {}
     for alias, weight in weights.items():
         rewards = [row.rewards.get(alias) for row in rows]
@@ -155,7 +157,7 @@ def _reward_columns(rows: Sequence[Trajectory], weights: dict[str, float]) -> di
 
 
 def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_ids: Tensor, action_mask: Tensor) -> Tensor:
-    """``[B, T]``: the weighted rewards on their tokens: where the plugin said, else on the last action token."""
+    """Returns ``[B, T]``: the weighted rewards at the tokens that the plugin chose, else on the last action token."""
     whole = [0.0] * len(rows)
     placed: list[tuple[int, float, Reward]] = []
     for i, row in enumerate(rows):
@@ -179,7 +181,7 @@ def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_i
 
 
 def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
-    """``[B]`` → ``[B, T]``: on each row's last action token, where it has one."""
+    """Converts ``[B]`` to ``[B, T]``: the value is on each row's last action token, if it has one."""
     rows, backwards = torch.arange(len(values)), action_mask.numpy()[:, ::-1]
     last = action_mask.shape[1] - 1 - torch.from_numpy(backwards.argmax(-1))
     out = torch.zeros(action_mask.shape)
@@ -188,10 +190,10 @@ def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
-    """``transform_rewards`` in order, then ``shape_rewards`` summed and ``loss_masks`` combined, in place.
+    """Applies ``transform_rewards`` in order, then adds ``shape_rewards`` and combines ``loss_masks``, in place.
 
-    What a transform changes lands on the row's last action token too. Rows whose group is smaller than the plugins need stay out
-    of the loss, unless a plugin makes the rows to train on.
+    The change made by a transform is also added on the row's last action token. Rows whose group is smaller than the plugins
+    need are not in the loss, unless a plugin makes the rows to train on.
     """
     before = experience.rewards.clone()
     for key in hooks.names("transform_rewards"):
@@ -213,13 +215,13 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
 
 
 def apply_masks(experience: Experience, hooks: PluginManager) -> None:
-    """``loss_masks`` combined, in place."""
+    """Combines ``loss_masks``, in place."""
     for _, mask in hooks.each("loss_masks", experience=experience):
         experience.loss_mask = experience.loss_mask & mask
 
 
 def _finite(values: Tensor, key: str, hook: str) -> Tensor:
-    """As float32, where what was finite may be infinite. Raises ``RunError`` for what is not finite there."""
+    """Returns float32. Values that are finite may become infinite. Raises ``RunError`` for values that are not finite."""
     values = values.to(torch.float32)
     if not bool(torch.isfinite(values).all()):
         raise RunError(f"{key} gave non-finite numbers from {hook}")
@@ -227,8 +229,9 @@ def _finite(values: Tensor, key: str, hook: str) -> Tensor:
 
 
 def reward_metrics(experience: Experience) -> dict[str, float]:
-    """Rewards, scores, lengths and truncation of a batch, as they go to the log; without any reward, none are made up. Rewards and
-    scores are those of final rows: the others have them from there."""
+    """Returns rewards, scores, lengths and truncation of a batch for the log; nothing about rewards if there are none. Rewards
+    and scores are those of final rows, from which other rows take theirs.
+    """
     final = _tensor([row.final for row in experience.trajectories], np.bool_) if experience.trajectories else slice(None)
     rewards = experience.rewards[final].double()
     lengths = experience.action_mask.sum(-1).double()
@@ -243,7 +246,7 @@ def reward_metrics(experience: Experience) -> dict[str, float]:
 
 
 def row_means(rows: Iterable[Trajectory]) -> dict[str, float]:
-    """Means of what agents, rewards and programs measured of rows, over those that have it."""
+    """Returns means of the metrics that agents, rewards and programs measured per row, over the rows that have them."""
     measured: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.metrics.items():
@@ -252,7 +255,7 @@ def row_means(rows: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def joined(*parts: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of all parts. Raises ``RunError`` for a name in two of them: a plugin's would hide the host's."""
+    """Returns the metrics of all parts. Raises ``RunError`` for a name in two of them: a plugin's would hide the host's."""
     whole: dict[str, float] = {}
     for part in parts:
         if both := sorted(whole.keys() & part.keys()):

@@ -1,5 +1,4 @@
-"""What work on the event loop passes through, and waits at while it is closed: requests while weights change, scoring while states
-are noted."""
+"""Barriers for work on the event loop: requests wait while weights change, scoring waits while states are saved."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 
 
 class Barrier:
-    """Work passes until it is closed."""
+    """A barrier that lets work pass until it is closed."""
 
     def __init__(self) -> None:
         self.closed, self.in_flight, self.held = False, 0, 0
@@ -20,7 +19,7 @@ class Barrier:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Work that is waited for when it closes."""
+        """Marks work that closing waits for."""
         while self.closed:
             self.held += 1
             try:
@@ -36,12 +35,12 @@ class Barrier:
                 self._idle.set()
 
     def close(self) -> None:
-        """Let nothing new through."""
+        """Closes the barrier to new work."""
         self.closed = True
         self._opened.clear()
 
     async def hold(self) -> None:
-        """Close, and wait until what is under way is over."""
+        """Closes the barrier and waits until work under way is finished."""
         self.close()
         while self.in_flight:
             self._idle.clear()
@@ -53,7 +52,7 @@ class Barrier:
 
 
 class Gate(Barrier):
-    """Requests of episodes on their way to an engine. Episodes go on while it is closed; their next request waits."""
+    """Gate for the requests of episodes to an engine. Episodes go on while it is closed; their next request waits."""
 
     def __init__(self, engine: Generator):
         super().__init__()
@@ -62,11 +61,11 @@ class Gate(Barrier):
 
     @property
     def sampled(self) -> int:
-        """Tokens that the engine has sampled; 0 where it does not count them."""
+        """Number of tokens that the engine has sampled; 0 if it does not count them."""
         return self.engine.sampled if isinstance(self.engine, Counting) else 0
 
     def expect(self, more: int) -> None:
-        """So many more requests than before may come soon."""
+        """Announces how many more requests than before may come soon."""
         self.expected += more
         if not self.closed:
             self.engine.expect(self.expected)

@@ -1,4 +1,4 @@
-"""Batches of the oldest draws that are over: later ones may pass those that take long, each of which has a deadline."""
+"""Batches of the oldest finished draws: later draws may pass slow ones, each of which has a deadline."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 from rlhf_host.rollouts.admission import Admission
 
 NONE = -1
-"""No draw has its turn."""
+"""Ordinal for "no draw has its turn"."""
 
 
 @dataclass(slots=True)
 class Overtaking(Admission):
-    """A batch passes over up to ``batch`` draws that are not over, and others get their places meanwhile, so that sampling goes on.
-    It waits for those that otherwise would be trained from a version more than ``max_staleness`` after their own.
+    """A batch may skip up to ``batch`` unfinished draws; others get their places meanwhile, so that sampling goes on. It waits
+    for a draw that would otherwise be trained from a version more than ``max_staleness`` after its own.
 
-    Before a draw that is admitted under version v there are less than ``(depth + 1) · batch`` others with places, and ``batch``
-    that were passed. So once it is over, it is trained from version ``v + depth + 1`` at the latest. Those that are waited for
-    were passed: they fit into one batch.
+    When a draw is admitted under version v, fewer than ``(depth + 1) · batch`` others before it hold places, and ``batch`` were
+    skipped. So once it is finished, it is trained from version ``v + depth + 1`` at the latest. Draws that a batch waits for
+    were skipped before, so they fit into one batch.
     """
 
     max_staleness: int = 1
-    """By how many versions a batch may be older than the weights that it trains; more than ``depth``."""
+    """Maximum age of a batch, in weight versions; more than ``depth``."""
     _places: dict[int, int] = field(default_factory=dict)
-    """The version of each draw that has a place and is in no batch, by ordinal."""
+    """Version of each draw that has a place and is in no batch, by ordinal."""
     _fit: set[int] = field(default_factory=set)
-    """Those of them that are settled."""
+    """Draws with a place that are settled."""
     _gone: list[int] = field(default_factory=list)
     """Dropped draws for the next batch, without a place."""
     _over: deque[int] = field(default_factory=deque)
     _newest: int = -1
-    """The last ordinal of a batch."""
+    """Last ordinal of a batch."""
     _older: int = 0
     """Places before it."""
 
@@ -59,7 +59,7 @@ class Overtaking(Admission):
         return ordinal
 
     def verdict(self, ordinal: int, *, kept: bool) -> None:
-        """Nothing to know before its turn, which comes at once."""
+        """Does nothing before a draw's turn, which comes at once."""
 
     def over(self, ordinal: int) -> None:
         self._over.append(ordinal)

@@ -16,37 +16,37 @@ from rlhf_host.rollouts.admission import Admission
 from rlhf_host.rollouts.collect import Collected, Collector, Played, refuse_empty
 
 BEFORE = -1
-"""A version of before the run was resumed."""
+"""Version that stands for all before the run was resumed."""
 CLOSE_S = 10.0
-"""How long closing waits for episodes that were cancelled."""
+"""Seconds that closing waits for cancelled episodes."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A draw that no batch has."""
+    """A draw that is in no batch."""
 
     place: dict[str, Any]
-    """Where the stream was before it."""
+    """Position of the stream before it."""
     epoch: int
     task: asyncio.Task[Played] | None = None
     played: Played | None = None
     over: int = BEFORE
-    """The version under which it was."""
+    """Version under which it finished."""
     collected: Collected | None = None
-    """What its verdict added."""
+    """Counts that its verdict added."""
 
 
 class Pipeline:
-    """Batches of groups that were begun up to ``admission.max_age`` versions ago, in the order of the draws unless ``admission``
-    lets some pass others. What filters without a state drop is replaced at once. With depth 0 nothing is begun before its step,
-    and nothing is open after it.
+    """Batches of groups that were begun up to ``admission.max_age`` versions ago, in the order of the draws unless
+    ``admission`` lets some pass others. Groups dropped by filters without a state are replaced at once. With depth 0 no draw
+    begins before its step, and none is open after it.
 
-    What changes it happens on the event loop. ``state_dict`` and ``finished`` may be asked by the controller at any time.
+    It changes on the event loop only. The controller may call ``state_dict`` and ``finished`` at any time.
 
     Args:
-        context: of the rewards; its step is that of the admission.
-        fixed: what is begun under a version is over before the next one, and is begun at once; so with an engine whose batches do
-            not depend on time, a run gives the same values again.
+        context: context for rewards; its step is that of the admission.
+        fixed: draws begin at once under a version and finish before the next one. With an engine whose batches do not depend on
+            timing, a repeated run gives the same values.
     """
 
     steps = None
@@ -68,18 +68,20 @@ class Pipeline:
         self._open: dict[int, _Open] = {}
         self._restored: dict[int, Played] = {}
         self._filled = Collected()
-        """Of the batch that is filled."""
+        """Counts of the batch that is being filled."""
         self.max_age = admission.max_age
         self._tasks: set[asyncio.Task[Played]] = set()
         self._ending: set[asyncio.Task[Played]] = set()
         """Tasks of draws that were given back."""
         self._news = asyncio.Event()
-        """Set whenever a draw is over, however it ended: who waits then looks at what it waits for."""
+        """Set whenever a draw finishes, however it ends; waiting tasks then check their condition."""
         self._error: BaseException | None = None
         self._closed = False
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
-        """The groups of the next batch, as soon as they are over. Raises what ended a group that no batch can do without."""
+        """Returns the groups of the next batch as soon as they are finished. Raises the error of a group that the batch cannot
+        do without.
+        """
         if not self.admission.depth:
             self._admit()
         taken = await self.collector.watched(self._next())
@@ -103,13 +105,13 @@ class Pipeline:
         return taken
 
     async def published(self, version: int) -> None:
-        """The engines have the weights of ``version``: more draws may begin."""
+        """Notes that the engines have the weights of ``version``, so more draws may begin."""
         self.admission.publish(version)
         if self.admission.depth:
             self._admit()
 
     async def wait_until_over(self) -> None:
-        """With ``fixed``: wait until all that was begun is over."""
+        """Waits, if ``fixed``, until all open draws are finished."""
         await self.collector.watched(self._rest())
 
     async def _rest(self) -> None:
@@ -118,11 +120,11 @@ class Pipeline:
 
     @property
     def _still(self) -> bool:
-        """Whether what was begun is over."""
+        """True if all open draws are finished."""
         return all(one.played is not None for one in self._open.values())
 
     async def close(self) -> None:
-        """Cancel what is open."""
+        """Cancels open draws."""
         self._closed = True
         for task in (open_ := self._tasks | self._ending):
             task.cancel()
@@ -130,14 +132,15 @@ class Pipeline:
             await asyncio.wait(open_, timeout=CLOSE_S)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream was before the first draw that no batch has: a resumed run draws again from there, and passes over
-        those that a batch has."""
+        """Returns the position of the stream before the first draw that is in no batch. A resumed run draws again from there,
+        and skips draws that a batch has.
+        """
         first = self._open.get(self.admission.taken)
         place = first.place if first is not None else self.stream.state_dict()
         return {**place, "ordinal": self.admission.taken, "passed": sorted(self.admission.passed), "max_age": self.max_age}
 
     def finished(self) -> dict[int, Played]:
-        """Ordinal → group that is over and in no batch. A resumed run does not play it again."""
+        """Returns ordinal → finished group that is in no batch. A resumed run does not play it again."""
         version = self.admission.version
         return {
             ordinal: one.played
@@ -146,10 +149,10 @@ class Pipeline:
         } | self._restored
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Go on from there.
+        """Restores the position.
 
         Args:
-            finished: as of ``finished``.
+            finished: as returned by ``finished``.
         """
         self.stream.load_state_dict(state)
         self.admission.begin_at(state.get("ordinal", 0), state.get("passed", ()))
@@ -158,7 +161,7 @@ class Pipeline:
             self.max_age = max(self.max_age, state["max_age"])
 
     def _admit(self) -> None:
-        """Begin what there is room for, after what was restored."""
+        """Begins as many draws as there is room for, after the restored ones."""
         if self._closed or self._error is not None or (self.fixed and not self._still):
             return
         while True:
@@ -172,7 +175,7 @@ class Pipeline:
                 return
 
     def _begin(self) -> None:
-        """The next draw."""
+        """Begins the next draw."""
         episodes, step = self.collector.episodes, self.admission.version + 1
         place = self.stream.state_dict()
         [draw] = self.stream.draw(1, step)
@@ -204,7 +207,7 @@ class Pipeline:
             self._fail(error)
 
     def _take_in(self, ordinal: int, played: Played) -> None:
-        """Make batches of it, and begin what there is room for now."""
+        """Adds a finished draw to a batch, and begins the draws that now have room."""
         if self.fixed and not self._still:
             return
         if not (self.fixed or self.collector.in_order):
@@ -215,7 +218,7 @@ class Pipeline:
             self._admit()
 
     def _settle(self) -> bool:
-        """Make batches of what is over, as its turn comes; whether there was something."""
+        """Puts finished draws into batches, in their turn; returns True if there were any."""
         settled = self.admission.unsettled
         while (one := self._open.get(ordinal := self.admission.unsettled)) is not None and one.played is not None:
             one.collected = Collected(drawn=1)
@@ -229,7 +232,7 @@ class Pipeline:
         return self.admission.unsettled != settled
 
     def _give_back(self, surplus: Iterable[int]) -> None:
-        """End draws as if they had never begun."""
+        """Ends draws as if they had never begun."""
         first: _Open | None = None
         for ordinal in surplus:
             one = self._open.pop(ordinal)
@@ -244,13 +247,13 @@ class Pipeline:
             self.stream.load_state_dict(first.place)
 
     async def _wait(self) -> None:
-        """Until something is over. Raises what went wrong."""
+        """Waits until a draw finishes. Raises what went wrong."""
         if self._error is not None:
             raise self._error
         self._news.clear()
         await self._news.wait()
 
     def _fail(self, error: BaseException) -> None:
-        """Whoever waits for a batch hears of it."""
+        """Passes the error to whoever waits for a batch."""
         if not self._closed and self._error is None:
             self._error = error

@@ -25,7 +25,7 @@ from rlhf_host.rollouts.episode_settings import EpisodeSettings
 
 
 class PolicyHost(Protocol):
-    """What a policy needs of whoever plays its episode: ``Episodes``."""
+    """Methods of ``Episodes`` that a policy needs."""
 
     @property
     def settings(self) -> EpisodeSettings: ...
@@ -36,32 +36,33 @@ class PolicyHost(Protocol):
 
     @property
     def endpoints(self) -> Server | None:
-        """``None``: there is no policy server here."""
+        """Endpoints; None: there is no policy server here."""
 
     @property
     def frozen(self) -> Mapping[str, PolicyHost]:
         """Roles that generate."""
 
     def codec_of(self, task: Task) -> ChatCodec:
-        """What renders the task's conversations."""
+        """Returns the codec of the task's conversations."""
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """What the engine answers, checked."""
+        """Returns the engine's answer, checked."""
 
 
 MOST = 1 << 62
-"""Above the number of every call."""
+"""Limit above the number of every call."""
 FIRST_CALL_S, NEXT_CALL_S = 1.0, 0.2
-"""So long engines wait with a batch for an episode that has asked nothing yet, or has just been answered. Hooks that are called in
-turns mostly come back in one time: for them both are the first."""
+"""Seconds that engines wait with a batch for an episode that has not asked yet, and for one that was just answered. Hooks that
+are called in turn mostly return in the first time, so both are then the first.
+"""
 
 
 @dataclass(slots=True)
 class Expected:
-    """Whether engines wait with a batch for this episode. One that is busy with something else must not hold up the others: it is
-    waited for while a call of its own is open, and for a moment before its next one.
+    """Counter of whether engines wait with a batch for this episode. An episode that is busy with something else must not delay
+    the others: engines wait for it while a call of its own is open, and for a moment before its next one.
 
-    ``add(±1)`` is told of each change; the episode begins as one that is waited for.
+    ``add(±1)`` is called at each change. At first, engines wait for the episode.
     """
 
     add: Callable[[int], None]
@@ -86,7 +87,9 @@ class Expected:
             self._wait(self.next_s)
 
     def end(self) -> None:
-        """It counts again, as when it began: whoever counts episodes takes it away. A call that outlives it changes nothing."""
+        """Counts the episode again, as at its beginning; the code that counts episodes subtracts it. A call that lasts longer
+        changes nothing.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self._set(True)
@@ -111,7 +114,7 @@ class EpisodePolicy:
     _: KW_ONLY
     expected: Expected | None = None
     name: str = ""
-    """Whose rows these are: ``Trajectory.role``."""
+    """Role of its rows: ``Trajectory.role``."""
     trainable: bool = True
     sampling: Sampling = field(init=False)
     codec: ChatCodec = field(init=False)
@@ -166,7 +169,7 @@ class EpisodePolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, sampling: Sampling | None = None
     ) -> Call:
-        """``chat``, with all there is to know of the answer."""
+        """Returns the same as ``chat``, with all details of the answer."""
         return await self.answer(self.tree.plan(messages, tools), sampling, tools, parsed=True)
 
     async def answer(
@@ -178,7 +181,7 @@ class EpisodePolicy:
         parsed: bool = False,
         key: SampleKey | None = None,
     ) -> Call:
-        """The planned call, answered by the engine."""
+        """Returns the engine's answer to the planned call."""
         length = len(plan.added) + (plan.parent.ends if plan.parent else 0)
         chosen = self.host.settings.fitting(length)
         if sampling is not None:
@@ -204,7 +207,7 @@ class EpisodePolicy:
         return call
 
     def read(self, call: Call, answer: Generation, tools: Sequence[Mapping[str, Any]] | None = None) -> Reply:
-        """The answer as a message, its calls with ids."""
+        """Returns the answer as a message, its calls with ids."""
         reply = self.codec.parse(answer.token_ids, tools=tools, finish_reason=answer.finish_reason)
         calls = [replace(one, id=self._call_id(call, number)) for number, one in enumerate(reply.tool_calls)]
         return replace(reply, tool_calls=tuple(calls))
@@ -217,8 +220,9 @@ class EpisodePolicy:
         return self.served
 
     def close(self) -> None:
-        """Close its endpoints, and note what was asked in the episode's log. Raises what ended the engine where a program heard of
-        it alone."""
+        """Closes its endpoints, and adds the requests to the episode's log. Raises an error that ended the engine if only a
+        program received it.
+        """
         lost = None
         for policy in self._family():
             if policy.served is not None and policy.host.endpoints is not None:
@@ -276,7 +280,7 @@ class EpisodePolicy:
         return [self, *(one for fork in self.forks for one in fork._family())]
 
     def _key(self, prompt: Sequence[int]) -> SampleKey:
-        """Fixed by what is asked, not by when: calls side by side come in any order."""
+        """Returns a key that depends on the request and not on its time, because parallel calls come in any order."""
         digest = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8, salt=self._salt)
         asked = int.from_bytes(digest.digest(), "big") >> 2
         self._asked[asked] += 1
@@ -287,7 +291,7 @@ class EpisodePolicy:
         return hashlib.blake2b(self.name.encode(), digest_size=16).digest()
 
     def _call_id(self, call: Call, number: int) -> str:
-        """Nine letters and digits, which is what Mistral's template takes; the same in a run that is repeated."""
+        """Returns nine letters and digits, as Mistral's template requires; the same in a repeated run."""
         text = f"{self.episode.episode_id}/{self.name}/{call.number}/{number}"
         value = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         letters = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -295,7 +299,7 @@ class EpisodePolicy:
 
 
 def foreign(token_ids: Sequence[int], vocabulary: int) -> str:
-    """Why no model can read these tokens; nothing where it can."""
+    """Returns why no model can read these tokens; empty if it can."""
     ids = np.asarray(token_ids)
     if ids.size and (ids.ndim != 1 or ids.dtype.kind not in "iu" or not 0 <= ids.min() <= ids.max() < vocabulary):
         return f"tokens are whole numbers from 0 to {vocabulary - 1}, not {reprlib.repr(token_ids)}"
@@ -303,7 +307,7 @@ def foreign(token_ids: Sequence[int], vocabulary: int) -> str:
 
 
 def _event(policy: EpisodePolicy, call: Call) -> dict[str, Any]:
-    """A call in the episode's log. Its tokens are in the rows."""
+    """Returns a call as an entry of the episode's log. Its tokens are in the rows."""
     event: dict[str, Any] = {"kind": "call", "t": round(call.started - policy.episode.began, 6), "id": call.id}
     if policy.name:
         event["role"] = policy.name
@@ -320,7 +324,9 @@ def _event(policy: EpisodePolicy, call: Call) -> dict[str, Any]:
 
 
 def _within(asked: Sampling, run: Sampling, *, train: bool) -> Sampling:
-    """``asked``, within the run's bounds. Raises ``ValueError`` where it would train on another distribution than the run's."""
+    """Returns ``asked`` within the run's bounds. Raises ``ValueError`` if it would train on another distribution than the
+    run's.
+    """
     bounds: dict[str, Any] = {
         "max_new_tokens": min(asked.max_new_tokens, run.max_new_tokens),
         "stop": tuple(dict.fromkeys(run.stop + asked.stop)),

@@ -1,4 +1,4 @@
-"""Scoring: each reward plugin judges a group on its own; a failure is never a zero."""
+"""Scoring: each reward plugin judges a group by itself; a failure never counts as zero."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Judges = dict[str, tuple[str, float]]
 
 
 def judges(manager: PluginManager, split: str) -> Judges:
-    """Who scores a split: in evaluation the rewards of ``eval.reward`` where there are any, else all others."""
+    """Returns the rewards of a split: in evaluation those of ``eval.reward`` if there are any, else all others."""
     scoring = [manager.by_key[key] for key in manager.names("score")]
     own = [item for item in scoring if item.kind == EVAL_REWARD]
     chosen = own if own and split == "eval" else [item for item in scoring if item.kind != EVAL_REWARD]
@@ -37,7 +37,7 @@ def judges(manager: PluginManager, split: str) -> Judges:
 
 
 def brings_signal(manager: PluginManager) -> bool:
-    """Whether the algorithm learns from something else than rewards, so that a trajectory may have none."""
+    """Returns True if the algorithm learns from something other than rewards, so that a trajectory may have none."""
     return any(not own.rewards for key, own in manager.each("needs") if manager.by_key[key].kind == "algo")
 
 
@@ -50,14 +50,14 @@ async def score_group(
     *,
     needless: bool = False,
 ) -> None:
-    """Fill ``rewards``, ``reward``, ``score`` and ``metrics`` of the trajectories, in place.
+    """Fills ``rewards``, ``reward``, ``score`` and ``metrics`` of the trajectories, in place.
 
-    Every plugin is called alone, with a deadline and its retries, and judges the final rows. A plugin that raises, is late,
-    answers with the wrong length or a number that is not finite could not judge; where its weight is not zero the trajectory is
-    unjudged. Rows that are not final take over what the final ones of their episode got.
+    Every plugin is called alone, with a deadline and its retries, and judges the final rows. A plugin could not judge if it
+    raises, is late, or returns the wrong number of rewards or one that is not finite. The trajectory is then unjudged, unless
+    the plugin's weight is zero. Rows that are not final get the values of the final rows of their episode.
 
     Args:
-        needless: a trajectory that nobody rewards is worth 0.
+        needless: if True, a trajectory without a reward counts as 0.
     """
     if not trajectories:
         return
@@ -82,8 +82,9 @@ async def score_group(
 
 
 def _take_over(trajectories: Sequence[Trajectory], weights: dict[str, float], needless: bool) -> None:
-    """Fill the rows that are not final: the mean reward, by plugin, of the final rows of their episode and role, or else of their
-    episode. Rewards that the agent gave such a row itself stand in place of the agent's."""
+    """Fills the rows that are not final with the mean reward, by plugin, of the final rows of their episode and role, or else
+    of their episode. Rewards that the agent gave such a row itself replace the agent's.
+    """
     finals = [row for row in trajectories if row.final]
     for row in (row for row in trajectories if not row.final):
         same = [final for final in finals if final.episode_id == row.episode_id]
@@ -103,7 +104,7 @@ def _take_over(trajectories: Sequence[Trajectory], weights: dict[str, float], ne
 
 
 def _mean(rewards: Sequence[Reward]) -> Reward:
-    """Of several verdicts of one plugin, without their places: those are of other rows."""
+    """Returns the mean of several verdicts of one plugin, without their token positions, which are those of other rows."""
     names = dict.fromkeys(name for reward in rewards for name in reward.parts)
     if not all(reward.parts for reward in rewards):
         names = {}
@@ -205,5 +206,5 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
 
 
 def _fits(value: float) -> bool:
-    """Whether it is finite in float32 too, which batches have."""
+    """Returns True if the number is finite in float32 too, which batches use."""
     return abs(value) <= _LARGEST

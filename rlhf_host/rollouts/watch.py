@@ -1,4 +1,4 @@
-"""Rollouts that take long: how far they are is told, and those in which nothing moves are ended."""
+"""Watching of slow rollouts: their progress is logged, and a rollout in which nothing progresses is ended."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SAY_S = 60.0
-"""So often it is told that nothing moves."""
+"""Seconds between two warnings that nothing progresses."""
 LOOKS = 12
-"""In this time."""
+"""Number of checks in this time."""
 TURNS = 100
-"""Of the event loop. Where nothing is at work for so long, nothing will ever move: whatever could go on has done so."""
+"""Turns of the event loop. If nothing works for so many turns, nothing will ever progress: everything that could go on has done
+so.
+"""
 
 
 async def watched(
@@ -31,17 +33,18 @@ async def watched(
     progress: Callable[[], str] | None = None,
     tell_s: float = SAY_S,
 ) -> T:
-    """What ``work`` gives.
+    """Returns the result of ``work``.
 
     Args:
-        moved: gives something else whenever anything is done.
-        waiting: what is not done, for people.
-        stall_s: nothing may be done for so long; 0: no limit.
-        at_work: whether something outside of the event loop is, an engine or a plugin, so that something may move.
-        progress: how far it is, for people, told every ``tell_s`` while something moves.
+        moved: returns a different value whenever there was progress.
+        waiting: unfinished work, for people.
+        stall_s: maximum seconds without progress; 0: no limit.
+        at_work: returns True if something outside of the event loop is working, an engine or a plugin, so that progress is
+            possible.
+        progress: returns the progress, for people; logged every ``tell_s`` seconds while there is some.
 
     Raises:
-        RunError: nothing was, or nothing ever will be.
+        RunError: there was no progress for too long, or no progress is possible.
     """
     loop = asyncio.get_running_loop()
     last, since, said, problem = moved(), loop.time(), 0.0, ""
@@ -60,16 +63,16 @@ async def watched(
         if done != last:
             last, since, said, idle = done, now, 0.0, 0
         elif idle > TURNS:
-            problem = f"the rollout would wait for ever: {waiting()}. This is a mistake of rlhf-host: please report it"
+            problem = f"the rollout cannot go on: {waiting()}. This is a bug in rlhf-host: please report it"
             deadline.reschedule(now)
             return
         elif stall_s and still >= stall_s:
-            problem = f"nothing has moved in the rollout for {still:.0f} s (rollout.stall_s {stall_s:g}): {waiting()}"
+            problem = f"no progress in the rollout for {still:.0f} s (rollout.stall_s {stall_s:g}): {waiting()}"
             deadline.reschedule(now)
             return
         elif still - said >= SAY_S:
             said = still
-            log.warning("nothing has moved in the rollout for %.0f s: %s", still, waiting())
+            log.warning("no progress in the rollout for %.0f s: %s", still, waiting())
         timer = loop.call_later(0.0 if idle else period, look)
 
     timer = loop.call_later(period, look)

@@ -1,4 +1,4 @@
-"""What a run left in its directory. Importing this loads no torch; a name that needs it does when it is first used.
+"""Results that a run left in its directory. Importing this loads no torch; a name that needs it does when it is first used.
 
 ``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means.
 ``read_steps`` reads saved trajectories, of a run or a file, as the records that hooks get.

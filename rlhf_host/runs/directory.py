@@ -1,4 +1,4 @@
-"""One reader of run directories: what was set, what was measured, what was sampled, and how it ended."""
+"""One reader of run directories: settings, metrics, samples, and how the run ended."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.runs.signs import Signs
 
 HEADLINES = ("eval/pass@1", "eval/score/mean", "eval/reward/mean", "eval/loss", "reward/mean", "loss")
-"""What says most about a run, of those that it has; before them comes what ``checkpoint.best`` names."""
+"""The most telling metrics of a run, as far as it has them; the one named by ``checkpoint.best`` comes before them."""
 
 _SHORT = {f"roles.{role}.": f"{short}." for short, role in SHORTHANDS.items()}
 
 
 class RunDirectory:
-    """Reads when asked, and forgives what a killed run leaves half-written.
+    """Reader of a run directory. It reads on demand, and tolerates half-written files of a killed run.
 
     Raises:
-        UserError: ``path`` is no run directory.
+        UserError: ``path`` is not a run directory.
     """
 
     def __init__(self, path: str | Path):
@@ -35,7 +35,7 @@ class RunDirectory:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """``config.yaml``, as plain values. Raises ``UserError`` when it is not that of a run."""
+        """``config.yaml``, as plain values. Raises ``UserError`` if it is not that of a run."""
         settings: Any = plain(read_yaml(self.path / CONFIG))
         for section, name in (("train", "steps"), ("checkpoint", ""), ("roles", "actor"), ("data", "sources")):
             inside = settings.get(section) if isinstance(settings, dict) else None
@@ -46,7 +46,7 @@ class RunDirectory:
 
     @cached_property
     def plugins(self) -> list[dict[str, Any]]:
-        """Kind, alias, name, distribution and version of each."""
+        """Kind, alias, name, distribution and version of each plugin."""
         path = self.path / PLUGINS
         try:
             found: Any = json.loads(path.read_text("utf-8"))
@@ -57,12 +57,12 @@ class RunDirectory:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """``run.json``: when it began and ended, how, and with what. Empty for runs of older versions."""
+        """``run.json``: when and how the run began and ended, and its packages. Empty for runs of older versions."""
         return about_run(self.path)
 
     @property
     def status(self) -> Any:
-        """``running``, ``finished``, ``interrupted``, ``failed``, or ``killed`` where nothing could be written at the end."""
+        """``running``, ``finished``, ``interrupted``, ``failed``, or ``killed`` if nothing could be written at the end."""
         known = self.about.get("status", "finished" if (self.path / "model").is_dir() else "running")
         if known == "running" and not self.in_use:
             return "killed"
@@ -70,12 +70,12 @@ class RunDirectory:
 
     @property
     def in_use(self) -> bool:
-        """Whether a process writes there now."""
+        """True if a process is writing there now."""
         return in_use(self.path)
 
     @property
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """Step and directory of the whole checkpoints, oldest first."""
+        """Step and directory of the complete checkpoints, oldest first."""
         return checkpoint_dirs(self.path)
 
     @cached_property
@@ -86,7 +86,7 @@ class RunDirectory:
 
     @cached_property
     def curves(self) -> dict[str, tuple[list[int], list[float]]]:
-        """Metric → its steps and values, without those that are no finite number."""
+        """Metric → its steps and values, without values that are not finite numbers."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for row in self.metrics:
             for name, value in row.items():
@@ -97,31 +97,31 @@ class RunDirectory:
         return found
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Raises ``UserError`` for a metric that the run does not have."""
+        """Returns a metric's steps and values. Raises ``UserError`` for a metric that the run does not have."""
         if name not in self.curves:
             raise UserError(f"{self.path} has no metric {name!r}{near_matches(name, self.curves)}")
         return self.curves[name]
 
     @property
     def step(self) -> int:
-        """The last one that is logged."""
+        """Last logged step."""
         rows = self.metrics
         return int(rows[-1]["step"]) if rows else 0
 
     @property
     def steps(self) -> int | None:
-        """How many were planned."""
+        """Number of planned steps."""
         return self.about.get("steps") or self.settings["train"]["steps"]
 
     @property
     def headline(self) -> str | None:
-        """The metric that says most."""
+        """Most telling metric."""
         best = self.settings["checkpoint"].get("best")
         return next((name for name in (best, *HEADLINES) if name in self.curves), None)
 
     @property
     def warnings(self) -> list[str]:
-        """What was told of its metrics while it ran."""
+        """Warnings about its metrics that were given while it ran."""
         signs = Signs()
         rows = [row for row in self.metrics if row["step"]]
         looks = ({name: value for name, value in row.items() if _finite(value)} for row in rows)
@@ -138,12 +138,12 @@ class RunDirectory:
         return dict(sorted(found.items(), key=lambda item: item[0][1]))
 
     def rows(self, split: str, step: int) -> list[dict[str, Any]]:
-        """The trajectories of a step, as ``trajectories/`` has them."""
+        """Returns the trajectories of a step, as in ``trajectories/``."""
         return list(_rows(self.trajectories[split, step]))
 
     @cached_property
     def draws(self) -> dict[str, int]:
-        """What became of the tasks that were drawn, by ``ledger.jsonl``: outcome → how many."""
+        """Outcomes of the tasks that were drawn, from ``ledger.jsonl``: outcome → number."""
         counts: dict[str, int] = {}
         for row in _rows(self.path / "ledger.jsonl"):
             with suppress(KeyError, TypeError, ValueError):
@@ -153,7 +153,7 @@ class RunDirectory:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A tree of settings as dotted names, those of roles as files and flags spell them."""
+    """Returns a tree of settings as dotted names; those of roles have the form of files and flags."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -164,12 +164,12 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _finite(value: Any) -> bool:
-    """Whether it is a number that a plot can show; JSON has larger ones."""
+    """Returns True for a number that a plot can show; JSON has larger ones."""
     return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of JSON objects; a killed run may have left part of one."""
+    """Yields the complete lines of JSON objects; a killed run may have left part of one."""
     if path.exists():
         for line in path.read_bytes().splitlines():
             try:

@@ -1,4 +1,4 @@
-"""Which model of a run is meant: the final one, that of a checkpoint, or another role's."""
+"""Choice of a run's model: the final one, that of a checkpoint, or another role's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_host.errors import UserError, near_matches
 ACTOR = "actor"
 LINKS = {Path(link).name: link for link in (BEST, LAST)}
 SHOWN = 8
-"""Steps that a message lists at most."""
+"""Maximum number of steps that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +20,24 @@ class RunModel:
 
     path: Path
     run: Path | None = None
-    """Its run directory; ``None``: it is no run's."""
+    """Its run directory; None: it does not belong to a run."""
     step: int | None = None
-    """After which it was written."""
+    """Step after which it was written."""
     notice: str | None = None
-    """What to tell whoever may have expected another model."""
+    """Note for users who may have expected another model."""
 
 
 def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> RunModel:
-    """The model that ``path`` means.
+    """Returns the model that ``path`` means.
 
     Args:
-        path: a run directory, a checkpoint, or the directory of a model. Of a finished run it is the final model, of any other
-            the newest checkpoint's. Loading looks whether a checkpoint's is as it was written.
-        checkpoint: of a run directory: ``best``, ``last`` or a step.
-        role: whose model; other roles than the actor are in checkpoints alone.
+        path: a run directory, a checkpoint, or the directory of a model. A finished run's is the final model, any other run's
+            that of the newest checkpoint. Loading checks that a checkpoint's model is as it was written.
+        checkpoint: checkpoint in a run directory: ``best``, ``last`` or a step.
+        role: role of the model; roles other than the actor are only in checkpoints.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such model.
     """
     path = path.expanduser()
     if not path.is_dir():
@@ -60,7 +60,7 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
 
 
 def run_of(path: Path) -> Path | None:
-    """The run directory that ``path`` is, or lies in."""
+    """Returns the run directory that ``path`` is, or is inside."""
     path = path.expanduser()
     # RUN/checkpoints/step-000001/roles/critic is the deepest.
     return next((parent for parent in (path, *path.absolute().parents[:4]) if (parent / CONFIG).is_file()), None)
@@ -84,7 +84,7 @@ def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
 
 
 def _checkpoint(run: Path, name: str) -> Path:
-    """The directory of the checkpoint with this name or step."""
+    """Returns the directory of the checkpoint with this name or step."""
     checkpoints = dict(checkpoint_dirs(run))
     if name in LINKS:
         if (run / LINKS[name]).is_dir():
@@ -101,7 +101,7 @@ def _checkpoint(run: Path, name: str) -> Path:
 
 
 def _kept(steps: dict[int, Path], wanted: int) -> str:
-    """The steps that there are, those near to the wanted one where they are many."""
+    """Returns the existing steps; if there are many, those near the requested one."""
     near = sorted(sorted(steps, key=lambda step: abs(step - wanted))[:SHOWN])
     return f"; it has those of {'step' if len(near) == 1 else 'steps'} {', '.join(map(str, near))}" if near else ""
 
@@ -118,7 +118,7 @@ def _of_checkpoint(checkpoint: Path, role: str, notice: str | None = None) -> Ru
 
 
 def _step(path: Path) -> int | None:
-    """Of the checkpoint that ``path`` is, or lies in; of a finished run's final model, the run's."""
+    """Returns the step of the checkpoint that ``path`` is, or is inside; for a finished run's final model, the run's."""
     for parent in (path.absolute(), *path.absolute().parents[:2]):
         name = parent.resolve().name  # best and last are links
         if (parent / "state.json").is_file() and (step := name.removeprefix("step-")).isdecimal():

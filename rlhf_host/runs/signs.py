@@ -1,4 +1,4 @@
-"""Signs that a run goes wrong, in the metrics of its steps."""
+"""Signs of trouble in the metrics of a run's steps."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from dataclasses import dataclass, field
 from rlhf_host.plugins.recommended import recommended
 
 BEGINNING = 5
-"""Steps whose mean entropy is the one at the start."""
+"""Number of first steps whose mean entropy counts as the one at the start."""
 GONE = 20
-"""Steps without a sign after which it is reported again."""
+"""Number of steps without a sign after which it is reported again."""
 
 ENTROPY, OF_START = 0.05, 0.05
-"""Nats per token, and part of the entropy at the start: a policy that is under both hardly explores."""
+"""Nats per token, and share of the entropy at the start: a policy that is below both hardly explores."""
 IDENTICAL, LEARNED = 0.9, 0.8
-"""Part of the groups, and the mean score above which neither this nor a low entropy is a sign: a model that knows the one right
-answer always gives it."""
+"""Share of the groups, and the mean score above which neither this nor a low entropy is a sign: a model that knows the one
+right answer always gives it.
+"""
 DROPPED = 0.9
-"""Part of the groups."""
+"""Share of the groups."""
 MISMATCH, MISMATCH_K3 = 0.05, 0.01
 """Nats per token. Engines in 16 bits are usually around 0.01, and 0.001 in k3. NeMo-RL's nightly tests fail above a mean factor
 of 1.05 to 1.1 between the two probabilities (0.05 to 0.1 nats), and above a divergence of 0.01."""
 TRUNCATED = 0.9
-"""Part of the trajectories."""
+"""Share of the trajectories."""
 
 
 @dataclass(slots=True)
 class Signs:
-    """Reports each sign once, and again after it was gone. A resumed run begins anew."""
+    """Reports each sign once, and again after it had disappeared. A resumed run starts anew."""
 
     _beginning: list[float] = field(default_factory=list)
     _looks: int = 0
     _seen: dict[str, int] = field(default_factory=dict)
-    """Sign → the look at which it was there last."""
+    """Sign → the last check that found it."""
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
-        """What is to be reported of a step."""
+        """Returns the reports about a step."""
         self._looks += 1
         entropy = metrics.get("entropy", math.nan)
         if len(self._beginning) < BEGINNING and math.isfinite(entropy):

@@ -14,7 +14,7 @@ from rlhf_host.runs.directory import RunDirectory, flat
 
 
 def usual_settings(run: RunDirectory) -> dict[str, Any]:
-    """Of all settings, and of the options of those plugins that are installed."""
+    """Returns the defaults of all settings, and of the options of installed plugins."""
     found = flat(RunConfig().model_dump(mode="json"))
     sections = {"reward": "reward", "extension": "with", "tracker": "tracker"}
     kinds = ({"kind": kind, "alias": "", "name": run.settings[kind]["name"]} for kind in KINDS if kind in run.settings)

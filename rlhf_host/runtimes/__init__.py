@@ -1,1 +1,1 @@
-"""Runtimes: where roles live."""
+"""Runtimes: the processes in which roles and engines run."""

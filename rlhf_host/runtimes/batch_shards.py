@@ -1,4 +1,4 @@
-"""Shards: an optimizer batch's rows dealt out over ranks by tokens, and sent without padding."""
+"""Shards: the rows of an optimizer batch, distributed over ranks by tokens and sent without padding."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlhf_host.records.tensors import Batch
 from rlhf_host.training.batching import group_rows
 
 UNEVEN = 0.03
-"""How far the heaviest rank may be above the mean before groups are split, which costs their prompt once more."""
+"""Excess of the heaviest rank over the mean above which groups are split, which costs their prompt once more."""
 
 
 PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature")
-"""Fields of a ``Batch`` that a forward pass takes: they stay the same in a step, and are sent once."""
+"""Fields of a ``Batch`` that a forward pass needs. They stay the same in a step, so they are sent once."""
 UPDATES = tuple(field.name for field in dataclasses.fields(Batch) if field.name not in PASSES)
-"""What an update takes besides."""
+"""Fields that an update needs in addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Ragged:
     values: np.ndarray
     dtype: torch.dtype
     fill: int
-    """At padding."""
+    """Value at padding."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,12 +52,12 @@ class Shard:
     rows: list[int]
     """Their places in the whole batch."""
     lengths: np.ndarray
-    """Completion tokens of each."""
+    """Completion tokens of each row."""
     fields: dict[str, Any]
-    """As in a ``Batch``, with arrays and ``Ragged`` in place of tensors."""
+    """Fields of a ``Batch``, with arrays and ``Ragged`` in place of tensors."""
 
     def batch(self, more: Shard | None = None) -> Batch:
-        """The rows with these fields, and those of ``more``; all others are ``None``."""
+        """Returns the rows with these fields, and those of ``more``; all other fields are None."""
         lengths = torch.from_numpy(self.lengths.copy())
         mask = torch.arange(int(lengths.max()) if len(lengths) else 0) < lengths[:, None]
 
@@ -74,7 +74,9 @@ class Shard:
 
 
 def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Sequence[str]) -> list[Shard]:
-    """Each rank's fields of these names. Padding of the host's own fields is left out; what plugins gave goes as it is."""
+    """Returns each rank's fields of these names. Padding of the host's own fields is left out; fields of plugins are sent
+    unchanged.
+    """
     fields: dict[str, Any] = {name: getattr(batch, name) if name in names else None for name in (*PASSES, *UPDATES)}
     fields["completion_mask"] = None  # known by the lengths
     some, lengths = Batch(**fields), batch.lengths
@@ -108,7 +110,8 @@ def _make_shard(batch: Batch, shape: torch.Size, rows: Sequence[int], lengths: T
 
 
 def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
-    """Which rows each of ``count`` ranks gets, about equally many tokens each; a group stays together where that is even enough.
+    """Returns the rows for each of ``count`` ranks, with about equally many tokens each. A group stays together if that is even
+    enough.
 
     Args:
         unit_rows: rows that share a ``unit_id`` must stay together.
@@ -131,8 +134,9 @@ def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
 
 
 def deal(units: Sequence[list[int]], sizes: Sequence[int], count: int) -> list[list[list[int]]]:
-    """Share units out among ``count`` hands so that each has about equally many tokens: the largest first, to the hand with
-    least. Within a hand they keep their order; with fewer units than hands some stay empty."""
+    """Distributes units to ``count`` hands so that each has about equally many tokens: the largest first, to the hand with the
+    fewest. Within a hand they keep their order; with fewer units than hands some stay empty.
+    """
     if count == 1:
         return [list(units)]
     loads, hands = [0] * count, [list[int]() for _ in range(count)]

@@ -1,6 +1,6 @@
-"""What a runtime's processes are made of: the roles of one process, and an engine, built from specs wherever that is.
+"""Parts of a runtime's processes: the roles of one process, and an engine, built from specs in any process.
 
-Public, for runtimes of other distributions too. Importing it loads no torch, so a device can be chosen before.
+Public, for runtimes of other distributions too. Importing it loads no torch, so a device can be chosen first.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolesSetup:
-    """All that it takes to build some of a run's roles."""
+    """All data needed to build some of a run's roles."""
 
     roles: Sequence[tuple[RoleNeed, RoleConfig]]
     needs: Needs
     plugins: Sequence[PluginSpec] | PluginManager
-    """As specs the setup can be pickled, and the roles built in another process."""
+    """Plugins. As specs, the setup can be pickled and the roles built in another process."""
     backend: PluginSpec
     kernels: Sequence[PluginSpec]
     train: TrainConfig
     total_updates: int
     adapter_rank: int = 0
-    """As in ``EngineStart``."""
+    """Rank of adapters, as in ``EngineStart``."""
     host_version: str = __version__
 
     @classmethod
     def of(cls, start: RuntimeStart, names: Iterable[str] | None = None, *, here: bool = False) -> RolesSetup:
-        """
+        """Returns the setup.
+
         Args:
-            names: of the roles; default: all.
+            names: names of the roles; default: all.
             here: the roles are built in the controller's own process, with its plugins.
 
         Raises:
-            PluginError: a plugin that workers need cannot go to another process.
+            PluginError: a plugin that workers need cannot be sent to another process.
         """
         needs = [need for need in start.needs.roles if names is None or need.name in set(names)]
         apart = start.hooks.specs() if start.total_updates and not here else ()
@@ -74,12 +75,12 @@ class RolesSetup:
 
 
 class Roles:
-    """The models of one process: ``worker`` computes with them and trains them, ``weights`` shows the actor's to syncs.
+    """The models of one process: ``worker`` computes with them and trains them, ``weights`` gives the actor's weights to syncs.
 
-    Use them on one thread.
+    Use it on one thread.
 
     Args:
-        ranks: the processes that train the same roles; default: this one alone.
+        ranks: the processes that train the same roles; default: only this one.
 
     Raises:
         UserError: models, options or versions that cannot be used here.
@@ -130,7 +131,7 @@ class Roles:
         self.context_lengths = {name: context_length(model) for name, model in self.models.items()}
         """Longest row of each role, in tokens."""
         self.exact = all(role.passes.exact and (role.backend is None or role.backend.exact) for role in roles.values())
-        """All compute in 32 bits."""
+        """True if everything computes in 32 bits."""
         self.weights: LocalWeights | None = None
         if (actor := self.models.get("actor")) is not None:
             weights = self.backends["actor"].weights if "actor" in self.backends else None
@@ -139,17 +140,17 @@ class Roles:
             self.weights = LocalWeights(actor, weights, rank=ranks.rank * ranks.parts + ranks.part, size=ranks.processes)
 
     def run(self, function: str, arguments: Mapping[str, Any]) -> Any:
-        """What ``WeightSource.run`` does on one rank; on a thread of its own it may wait for other ends of a sync."""
+        """Does the work of ``WeightSource.run`` on one rank. On its own thread, it may wait for other ends of a sync."""
         from rlhf_host.engines.loading import call_by_path
 
         return call_by_path(function, self.weights, arguments)
 
     def save_role(self, name: str, directory: str | Path) -> None:
-        """In Hugging Face format, without tokenizer. Collective."""
+        """Writes the role in Hugging Face format, without tokenizer. Collective."""
         self.copy_role(name, directory)()
 
     def copy_role(self, name: str, directory: str | Path) -> Writer:
-        """Copy what ``save_role`` writes. Collective; the result, which writes it, is for any thread of this process."""
+        """Copies what ``save_role`` writes. Collective. Returns a function that writes it, for any thread of this process."""
         from rlhf_host.models.loading import quiet_transformers
 
         trainer = self.worker.roles[name].trainer
@@ -158,11 +159,11 @@ class Roles:
         return partial(_write, [(trainer, "save_model", write)])
 
     def save_state(self, directory: str | Path) -> None:
-        """Optimizers and schedules, a folder for each role. Collective."""
+        """Writes optimizers and schedules, a folder for each role. Collective."""
         self.copy_state(directory)()
 
     def copy_state(self, directory: str | Path) -> Writer:
-        """Copy what ``save_state`` writes, as ``copy_role``."""
+        """Copies what ``save_state`` writes, like ``copy_role``."""
         writers = []
         for name, backend in self.backends.items():
             Path(directory, name).mkdir(exist_ok=True)
@@ -172,14 +173,14 @@ class Roles:
         return partial(_write, writers)
 
     def load_state(self, directory: str | Path) -> None:
-        """Take them back. Collective."""
+        """Loads optimizers and schedules. Collective."""
         for name, backend in self.backends.items():
             with blaming(self.worker.roles[name].trainer, "load"):
                 backend.load(Path(directory, name))
 
 
 def _write(writers: list[tuple[str, str, Writer | None]]) -> None:
-    """Let each write, and its copy go."""
+    """Calls each writer, and frees its copy."""
     while writers:
         trainer, method, write = writers.pop(0)
         if write is not None:
@@ -188,7 +189,7 @@ def _write(writers: list[tuple[str, str, Writer | None]]) -> None:
 
 
 def _report_frozen(name: str, model: Any) -> None:
-    """Say how much is trained, where it is not everything."""
+    """Logs how many weights are trained, if not all."""
     whole, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     if trained < whole:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
@@ -196,15 +197,15 @@ def _report_frozen(name: str, model: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """All that it takes to start the run's engine in another process, with weights of its own; can be pickled."""
+    """All data needed to start the run's engine in another process, with its own weights; can be pickled."""
 
     engine: PluginSpec
     kernels: Sequence[PluginSpec]
     role: RoleConfig
     version: int
-    """Of the weights in ``role.model``; -1: a sync will bring others."""
+    """Version of the weights in ``role.model``; -1: a sync will bring others."""
     adapter_rank: int = 0
-    """As in ``EngineStart``."""
+    """Rank of adapters, as in ``EngineStart``."""
     host_version: str = __version__
 
     @classmethod
@@ -219,7 +220,9 @@ class EngineSetup:
 
 
 def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
-    """What writes a role, and then the tokenizer beside it. Give a copy of the tokenizer: others use theirs meanwhile."""
+    """Returns a function that writes a role, and then the tokenizer beside it. Pass a copy of the tokenizer: others use theirs
+    meanwhile.
+    """
 
     def both() -> None:
         write()
@@ -229,7 +232,7 @@ def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
 
 
 def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
-    """Raises ``UserError`` for a plugin, model or options that cannot be used here."""
+    """Starts the engine. Raises ``UserError`` for a plugin, model or options that cannot be used here."""
     from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
 
     check_host(setup.host_version)
@@ -249,7 +252,7 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
-    """A model directory for an engine with weights of its own, which are ordinary ones."""
+    """Writes a model directory for an engine with its own weights, in ordinary form."""
     from rlhf_host.models import quantized
     from rlhf_host.models.loading import quiet_transformers
 
@@ -265,14 +268,16 @@ def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights
 
 
 def tried_kernels(specs: Sequence[PluginSpec]) -> TriedKernels:
-    """The run's choice of kernels, for this process."""
+    """Returns the run's choice of kernels, for this process."""
     from rlhf_host.engines.kernels import TriedKernels
 
     return TriedKernels([(spec.name, spec.build()) for spec in specs])
 
 
 def located(role: RoleConfig) -> RoleConfig:
-    """With the model's own directory, so that no process needs this working directory, or to build the quickstart model."""
+    """Returns the settings with the model's absolute directory, so that no process needs this working directory, or to build
+    the quickstart model.
+    """
     from rlhf_host.models.places import find_model, with_base
 
     role = with_base(role)
@@ -289,7 +294,7 @@ def located(role: RoleConfig) -> RoleConfig:
 
 
 def plain(error: Exception) -> Exception:
-    """An error that survives the way to another process: of the project's own kinds, with the words of ``error`` alone."""
+    """Returns an error that can be sent to another process: of the project's own kinds, with only the text of ``error``."""
     for kind in (UserError, LostError, RunError):
         if isinstance(error, kind):
             return kind(str(error))

@@ -1,4 +1,4 @@
-"""The one thread of a process on which models are loaded, trained and sampled, and nowhere else."""
+"""The one thread of a process on which models are loaded, trained and sampled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Work: TypeAlias = tuple[Future[Any], Callable[[], Any]]
 
 
 class OneThread:
-    """Does work in the order it was submitted. Work waits for no other work, so nothing can lock up.
+    """Does work in the order it was submitted. No work waits for other work, so there are no deadlocks.
 
-    The thread's operators use ``threads`` threads (0: as torch finds it). All other threads of the process should use one,
-    or a second OpenMP pool starts on the same cores and both get several times slower: the caller's thread is set to one.
+    The thread's operators use ``threads`` threads (0: as torch finds it). All other threads of the process should use one, or a
+    second OpenMP pool starts on the same cores and both get several times slower: the caller's thread is set to one.
     """
 
     def __init__(self, threads: int = 0):
@@ -38,7 +38,7 @@ class OneThread:
         return future
 
     def close(self) -> None:
-        """End the thread after what is submitted already."""
+        """Ends the thread after the work that is already submitted."""
         self._closed = True
         self._queue.put(None)
 
@@ -49,7 +49,7 @@ class OneThread:
 
 
 class Inline:
-    """Work runs at once, on the caller's thread, where a debugger can follow it."""
+    """Runs work at once, on the caller's thread, where a debugger can follow it."""
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -61,7 +61,9 @@ class Inline:
 
 
 def do(works: Iterable[_Work]) -> None:
-    """Do each work and have its future say what came of it. Raises what is no ``Exception``, such as ``KeyboardInterrupt``."""
+    """Does each work and stores its result in its future. Raises anything that is not an ``Exception``, such as
+    ``KeyboardInterrupt``.
+    """
     for future, work in works:
         if not future.set_running_or_notify_cancel():
             continue

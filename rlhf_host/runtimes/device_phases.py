@@ -1,4 +1,4 @@
-"""Workers and engines on the same devices: they use the memory one after the other."""
+"""Sharing of devices by workers and engines, which use the memory one after the other."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 class DevicePhases:
-    """While engines sample, what workers need for training lies in CPU memory; while those train, the engines sleep.
+    """Phases of shared devices. While engines sample, the training data of workers is in CPU memory; while workers train, the
+    engines sleep.
 
-    For engines with the option ``sleep``. Both methods wait until it is done; call them from any thread but the event loop's.
+    For engines with the option ``sleep``. The methods wait until the switch is done; call them from any thread except the event
+    loop's.
     """
 
     def __init__(self, engines: EnginePool, groups: Sequence[WorkerGroup]):
@@ -26,10 +28,10 @@ class DevicePhases:
         self._lock = threading.Lock()
 
     def train(self, trainable: bool = True) -> None:
-        """Before workers compute: engines sleep, unless they are at work just now.
+        """Prepares for workers to compute: engines sleep, unless they are working at the moment.
 
         Args:
-            trainable: a role that is trained will compute. Others are always there.
+            trainable: a trained role will compute. Other roles are always on the device.
         """
         with self._lock:
             with contextlib.suppress(RunError):
@@ -38,13 +40,13 @@ class DevicePhases:
                 self._move("reload", away=False)
 
     def sample(self) -> None:
-        """Before engines compute."""
+        """Prepares for engines to compute."""
         with self._lock:
             self._move("offload", away=True)
             self._engines.wake()
 
     def both(self) -> None:
-        """Before weights travel: both are there."""
+        """Prepares for sending weights: workers and engines are both on the device."""
         with self._lock:
             self._move("reload", away=False)
             self._engines.wake()

@@ -1,4 +1,4 @@
-"""Who gets which request: groups stay where their prompt is cached, engines are kept evenly busy. No Ray, no clock."""
+"""Distribution of requests: groups stay where their prompt is cached, and engines are kept evenly busy. No Ray, no clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HOMES = 100_000
-"""Groups whose engine is remembered."""
+"""Number of groups whose engine is remembered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -19,10 +19,10 @@ class Ticket:
     group: Hashable
     """Requests of one group share their prompt."""
     tokens: int
-    """Of the prompt, and at most to come."""
+    """Tokens of the prompt, plus the most that may be sampled."""
     content: Any = None
     dropped: bool = False
-    """Nobody waits for it any more."""
+    """True if nobody waits for it any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,10 +30,10 @@ class Lane:
     """One engine's requests."""
 
     capacity: int | None = None
-    """How many it gets at a time; ``None``: all there are."""
+    """Maximum number of requests at a time; None: no limit."""
     open: bool = False
     tokens: int = 0
-    """Of what was sent and what waits for this engine."""
+    """Tokens of requests that were sent to this engine or wait for it."""
     sent: dict[int, Ticket] = field(default_factory=dict)
     waiting: deque[Ticket] = field(default_factory=deque)
 
@@ -43,7 +43,9 @@ class Lane:
 
 
 class Dispatcher:
-    """Deals requests out over lanes, each request to one at a time. The work per request does not depend on how many there are."""
+    """Distributes requests over lanes, each request to one lane at a time. The work per request does not depend on their
+    number.
+    """
 
     def __init__(self, lanes: int):
         self.lanes = [Lane() for _ in range(lanes)]
@@ -53,7 +55,7 @@ class Dispatcher:
 
     @property
     def waits(self) -> bool:
-        """Whether there is anything to deal."""
+        """True if there is anything to distribute."""
         return bool(self.arrived or self._free or any(lane.waiting for lane in self.lanes))
 
     @property
@@ -61,7 +63,7 @@ class Dispatcher:
         return sum(len(lane.sent) for lane in self.lanes)
 
     def deal(self) -> list[list[Ticket]]:
-        """What to send to each lane now; it counts as sent."""
+        """Returns the requests to send to each lane now; they count as sent."""
         self._place()
         batches: list[list[Ticket]] = [[] for _ in self.lanes]
         while True:
@@ -88,7 +90,7 @@ class Dispatcher:
         self._free.extend(sorted(groups.items(), key=lambda item: -sum(ticket.tokens for ticket in item[1])))
 
     def _assign(self) -> None:
-        """Groups without a lane go to the one with the fewest tokens, while any has room."""
+        """Assigns groups without a lane to the one with the fewest tokens, as long as any has room."""
         while self._free:
             able = [lane for lane in self.lanes if lane.open and lane.room > 0]
             if not able:
@@ -117,19 +119,19 @@ class Dispatcher:
         return batch
 
     def answered(self, lane: Lane, number: int) -> Ticket | None:
-        """The request is done with; ``None`` when it was not this lane's any more."""
+        """Removes a finished request and returns it; None if it was no longer this lane's."""
         ticket = lane.sent.pop(number, None)
         if ticket is not None:
             lane.tokens -= ticket.tokens
         return ticket
 
     def drop(self, ticket: Ticket) -> Lane | None:
-        """Nobody waits for it: it will not be sent, or here is the lane that it was sent to."""
+        """Drops a request that nobody waits for: it will not be sent. Returns its lane if it was sent already."""
         ticket.dropped = True
         return next((lane for lane in self.lanes if ticket.number in lane.sent), None)
 
     def close(self, lane: Lane) -> int:
-        """The lane's engine is lost: what it had is dealt again, before what came later. How many that are."""
+        """Removes a lane whose engine is lost. Its requests are distributed again, before later ones. Returns their number."""
         lane.open = False
         groups: dict[Hashable, list[Ticket]] = {}
         tickets = self._empty(lane)
@@ -139,7 +141,7 @@ class Dispatcher:
         return len(tickets)
 
     def drain(self) -> list[Ticket]:
-        """Everything that is not answered; nothing is left."""
+        """Removes and returns every request that is not answered."""
         waiting = [ticket for _, tickets in self._free for ticket in tickets] + self.arrived
         for lane in self.lanes:
             waiting += self._empty(lane)

@@ -1,4 +1,4 @@
-"""Several engines in processes of their own that act as one: who gets which request, and when."""
+"""Several engines in their own processes that act as one: which engine gets which request, and when."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ from rlhf_host.runtimes.ray_actors import EngineInfo
 from rlhf_host.runtimes.worker_group import plain_error, wait_all
 
 QUIET_S = 0.05
-"""Engines that work in waves get requests when all that may come are there, or no new one came for so long."""
+"""Seconds without a new request after which engines that work in waves get requests, even if not all expected ones have come."""
 AHEAD = 2
-"""An engine gets so many times what it decodes together, so that it never waits for more; the rest goes to whoever is free."""
+"""Requests per engine, as a multiple of what it decodes together, so that it never waits; the rest goes to any engine that is
+free.
+"""
 CLOSE_S = 30.0
-"""For engines to release what they hold; after that they are killed. vLLM gives its own processes 5 seconds."""
+"""Seconds for engines to free their resources; after that they are killed. vLLM gives its own processes 5 seconds."""
 
 
 class EnginePool:
-    """``protocols.Generator`` over several.
+    """A ``protocols.Generator`` over several engines.
 
-    A group's samples go to one engine, which has their prompt cached; new groups to the one with the fewest tokens in flight. All
-    of one turn of the event loop travels in one call. An engine that dies is started again (``EngineLives``); meanwhile the others
-    take over what it had not answered, and a request is answered once, whoever does it.
+    A group's samples go to one engine, which has their prompt cached; new groups go to the engine with the fewest tokens in
+    flight. All requests of one turn of the event loop are sent in one call. An engine that dies is started again
+    (``EngineLives``); meanwhile the others take over its unanswered requests. Every request is answered exactly once.
 
     Call everything but ``lives.start``, ``sleep`` and ``wake`` on the run's event loop.
     """
 
     def __init__(self, actors: Sequence[tuple[str, Any, tuple[Any, ...]]], traits: EngineTraits, *, wait_s: float = 60.0):
-        """Args: actors: per engine its name, its actor, and the arguments of that actor's ``start``."""
+        """Creates the pool.
+
+        Args:
+            actors: per engine its name, its actor, and the arguments of that actor's ``start``.
+        """
         self._queue = Dispatcher(len(actors))
         self._waves = traits.waves
         for lane in self._queue.lanes:
@@ -50,9 +56,9 @@ class EnginePool:
         )
         self.version = -1
         self.coming = -1
-        """The version that is being brought: an engine may have it before that is known here."""
+        """Version that is being brought: an engine may have it before that is known here."""
         self.resync: Callable[[], Awaitable[None]] | None = None
-        """Brings the current version to all ``targets`` that lack it; called after an engine was started again."""
+        """Brings the current version to all ``targets`` that lack it; called after an engine was restarted."""
         self._numbers = itertools.count()
         self._expected = 0
         self._news = 0.0
@@ -60,31 +66,31 @@ class EnginePool:
         self._aborted: dict[Lane, list[int]] = defaultdict(list)
         self._readers: set[asyncio.Task[None]] = set()
         self._sampled: dict[str, int] = {}
-        """Life of an engine → tokens that it has sampled."""
+        """Life of an engine → number of tokens that it has sampled."""
         self._busy_since: float | None = None
         self._busy_s = 0.0
         self._closed = False
         self._asleep = False
         self._waking: asyncio.Task[None] | None = None
         self.before_sampling: Callable[[], None] = self.wake
-        """Called in a thread before requests go to engines that sleep; wakes them."""
+        """Called in a thread before requests go to sleeping engines; wakes them."""
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which something was being generated."""
+        """Seconds in which at least one engine was generating."""
         since = self._busy_since
         return self._busy_s + (time.perf_counter() - since if since is not None else 0.0)
 
     @property
     def sampled(self) -> int:
-        """Tokens that the engines have sampled, as of their last words."""
+        """Number of tokens that the engines have sampled, by their last reports."""
         return sum(self._sampled.values())
 
     def expect(self, count: int) -> None:
         self._expected = count
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """Raises ``RunError`` when there are no weights yet, or no engine is left."""
+        """Generates one completion. Raises ``RunError`` if there are no weights yet, or no engine is left."""
         if self._closed:
             raise RunError("the engines are closed")
         if all(seat.state == "gone" for seat in self.lives.seats):
@@ -104,13 +110,13 @@ class EnginePool:
             raise
 
     async def metrics(self) -> list[Metric]:
-        """Of the engines that answer: one that died has nothing to say."""
+        """Returns the metrics of the engines that answer; an engine that died has none."""
         asked = [seat.actor.metrics.remote(seat.engine.life) for seat in self.lives.up if seat.engine is not None]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [metric for answer in answers if not isinstance(answer, BaseException) for metric in answer]
 
     def synced(self, version: int) -> None:
-        """``version`` was brought to the engines: those that say they hold it serve, others do not."""
+        """Notes that ``version`` was brought to the engines: those that report it are used, others are not."""
         self.version = version
         for seat in self.lives.seats:
             if seat.engine is not None:
@@ -119,10 +125,10 @@ class EnginePool:
         self._dispatch()
 
     def sleep(self) -> None:
-        """Have the engines give their memory back until the next request.
+        """Makes the engines free their memory until the next request.
 
         Raises:
-            RunError: while requests are in flight.
+            RunError: requests are in flight.
         """
         if self._asleep:
             return
@@ -136,7 +142,7 @@ class EnginePool:
             raise
 
     def wake(self) -> None:
-        """Undo ``sleep``."""
+        """Reverses ``sleep``."""
         if self._asleep:
             self._everywhere(lambda actor: actor.wake.remote())
             self._asleep = False
@@ -146,7 +152,7 @@ class EnginePool:
         wait_all([call(seat.actor) for seat in up], *(f"engine {seat.name}" for seat in up))
 
     async def close(self) -> None:
-        """Fail what is pending, and let the engines release what they hold."""
+        """Fails pending requests, and lets the engines free their resources."""
         self._closed = True
         self.lives.close()
         for task in self._readers:
@@ -190,7 +196,7 @@ class EnginePool:
         self._dispatch()
 
     def _patience(self) -> float:
-        """How long engines that work in waves should wait for more requests: a wave is best with all that may come."""
+        """Returns how long engines that work in waves should wait for more requests: a wave is best with all expected ones."""
         arrived = len(self._queue.arrived)
         if not self._waves or not arrived or arrived + self._queue.in_flight >= self._expected:
             return 0.0
@@ -212,7 +218,7 @@ class EnginePool:
         reader.add_done_callback(self._readers.discard)
 
     async def _read(self, seat: Seat, engine: RemoteEngine, stream: Any, numbers: Sequence[int]) -> None:
-        """Take answers as they come."""
+        """Reads answers as they come."""
         import ray
 
         try:
@@ -246,7 +252,7 @@ class EnginePool:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Engines have room now: what waits gets it, or nothing is in flight."""
+        """Sends waiting requests to engines that now have room; notes if nothing is in flight."""
         if self._queue.waits:
             self._dispatch_soon()
         if self._busy_since is not None and not self._queue.in_flight:

@@ -1,4 +1,4 @@
-"""Engines in Ray's processes, one life after another: which are up, and how one that died comes back."""
+"""Engines in Ray's processes, over restarts: which engines are up, and the restart of one that died."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from rlhf_host.runtimes.worker_group import plain_error
 log = logging.getLogger(__name__)
 
 State = Literal["serving", "unsynced", "down", "homeless", "gone"]
-"""Serving; up but without the run's current weights; being started again; waiting for a machine; never to come back."""
+"""States: serving; up but without the run's current weights; being restarted; waiting for a machine; lost for good."""
 
 RETRY_S = 0.5
-"""Between attempts to reach an engine that is being started again."""
+"""Seconds between attempts to reach an engine that is being restarted."""
 MOVE_S = 3.0
-"""How long Ray may take to find another machine for an engine whose own is gone, before that is said."""
+"""Seconds that Ray may take to find another machine for an engine before a message says so."""
 
 
 class EngineLost(LostError):
-    """An engine's process died while something was asked of it."""
+    """Raised if an engine's process died during a request."""
 
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """The place of one engine, whichever process is in it now."""
+    """The place of one engine, over all of its processes."""
 
     name: str
     actor: Any
     start_arguments: tuple[Any, ...]
-    """Of ``EngineActor.start``."""
+    """Arguments of ``EngineActor.start``."""
     lane: Lane
     state: State = "unsynced"
     engine: RemoteEngine | None = None
@@ -54,16 +54,16 @@ class RemoteEngine:
         self._lives, self._seat = lives, seat
 
     async def run(self, function: str, **arguments: Any) -> Any:
-        """``"package.module:function"(loader, **arguments)`` in the engine's process. Raises ``EngineLost``."""
+        """Runs ``"package.module:function"(loader, **arguments)`` in the engine's process. Raises ``EngineLost``."""
         result, self.version = await self._ask(self._seat.actor.run, function, arguments)
         return result
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """One completion from this very engine. Raises as the engine does, and ``EngineLost``."""
+        """Returns one completion from exactly this engine. Raises the engine's errors, and ``EngineLost``."""
         return await self._ask(self._seat.actor.generate_alone, Request(tuple(token_ids), sampling, key))
 
     def set_version(self, version: int) -> None:
-        """Raises ``RunError`` unless the engine itself says that it holds ``version``: its own word counts."""
+        """Sets the version. Raises ``RunError`` unless the engine itself reports that it holds ``version``."""
         if self.version != version:
             raise RunError(f"engine {self.name} holds weights of version {self.version}, not {version}: they did not arrive")
 
@@ -82,12 +82,12 @@ class RemoteEngine:
 
 
 class EngineLives:
-    """The engines of a pool. One that dies is started again and given the current weights.
+    """The engines of a pool. An engine that dies is restarted and gets the current weights.
 
     Args:
-        wait_s: how long a run without any engine waits for a machine.
-        on_lost: what the pool does about an engine's requests; gives how many they were.
-        on_back: brings an engine that was started again to the current weights.
+        wait_s: seconds that a run without any engine waits for a machine.
+        on_lost: distributes an engine's requests again; returns their number.
+        on_back: brings the current weights to a restarted engine.
         fail: fails every request, because no engine is left.
     """
 
@@ -102,14 +102,14 @@ class EngineLives:
     ):
         self.seats = list(seats)
         self.homeless: Callable[[str], bool] = lambda name: False
-        """Whether no machine has room for the engine of this name; called in a thread."""
+        """Returns True if no machine has room for the engine of this name; called in a thread."""
         self.restarts = 0
         self._closed = False
         self._wait_s, self._on_lost, self._on_back, self._fail = wait_s, on_lost, on_back, fail
 
     @property
     def targets(self) -> list[SyncTarget]:
-        """The engines that are up, as weight sync sees them; other objects after each that was started again."""
+        """The engines that are up, as weight sync sees them. A restarted engine is a new object."""
         return [SyncTarget(seat.name, seat.engine) for seat in self.up if seat.engine is not None]
 
     @property
@@ -117,12 +117,12 @@ class EngineLives:
         return [seat for seat in self.seats if seat.engine is not None]
 
     def start(self, infos: Iterable[EngineInfo]) -> None:
-        """The engines are up; ``infos`` in the order of the seats."""
+        """Notes that the engines are up; ``infos`` in the order of the seats."""
         for seat, info in zip(self.seats, infos, strict=True):
             self._begin_life(seat, info)
 
     def report_lost(self, engine: RemoteEngine) -> None:
-        """This life of an engine is over: others get what it had not answered, and it is started again."""
+        """Notes that this life of an engine is over. Others get its unanswered requests, and it is restarted."""
         seat = next((seat for seat in self.seats if seat.engine is engine), None)
         if seat is None or self._closed:
             return
@@ -138,7 +138,7 @@ class EngineLives:
                 seat.revival.cancel()
 
     async def _revive(self, seat: Seat) -> None:
-        """Wait for the new process, build its engine, have it synced."""
+        """Waits for the new process, builds its engine, and has it synced."""
         import ray
 
         since = time.monotonic()
@@ -171,7 +171,7 @@ class EngineLives:
             self._fail(error)
 
     async def _look_for_machine(self, seat: Seat, waited_s: float) -> None:
-        """Say it, once, where no machine has room for an engine. Raises ``LostError`` when that leaves the run without any."""
+        """Logs, once, that no machine has room for an engine. Raises ``LostError`` if the run is then without any."""
         if not await asyncio.to_thread(self.homeless, seat.name):
             seat.state = "down"
             return
@@ -188,7 +188,7 @@ class EngineLives:
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether a call failed because the process is not there any more, and not in what was called."""
+    """Returns True if a call failed because the process is gone, and not because of an error in the called code."""
     from ray.exceptions import RayTaskError
 
     return isinstance(error.cause, LifeOver) if isinstance(error, RayTaskError) else True

@@ -1,4 +1,6 @@
-"""Processes that are there and do not answer (stopped, or hanging): ended, so that whoever waits for them hears of it."""
+"""Detection of processes that exist but do not answer (stopped, or hanging). They are killed, so that whoever waits for them
+gets an error.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +14,33 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 ASKS = 6
-"""Within ``stall_s``."""
+"""Number of checks within ``stall_s``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One that is up."""
+    """A process that is up."""
 
     name: str
     actor: Any
     ask: Callable[[], Any]
-    """Gives a reference to its answer, which comes whatever else it does."""
+    """Returns a reference to its answer, which comes whatever else it does."""
     restarts: bool = False
-    """Ray starts it again."""
+    """True if Ray restarts it."""
 
 
 class Heartbeat:
-    """A thread that asks all processes again and again.
+    """A thread that checks all processes again and again.
 
     Args:
-        processes: those that are up now.
-        stall_s: the longest a process may take to answer.
+        processes: returns the processes that are up now.
+        stall_s: maximum seconds for an answer.
     """
 
     def __init__(self, processes: Callable[[], Iterable[Process]], stall_s: float):
         self._processes, self._stall_s = processes, stall_s
         self._asked: dict[Any, tuple[Any, float]] = {}
-        """Per actor the reference to its answer, and when it was asked."""
+        """Per actor, the reference to its answer and the time of the request."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rlhf-heartbeat", daemon=True)
         self._thread.start()

@@ -11,7 +11,7 @@ from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
 
 
 class Local:
-    """One worker with all roles, in this process. An engine that takes a module samples from the actor's own."""
+    """Runtime with one worker for all roles, in this process. An engine that uses a module samples from the actor's own."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

@@ -77,7 +77,7 @@ class LocalRuntime:
                     self.engines[need.name] = self._start_frozen(start.engine.build(), need.name, start, roles)
 
     def _start_frozen(self, engine: EnginePlugin, name: str, start: RuntimeStart, roles: Roles) -> Engine:
-        """For a role whose weights stay."""
+        """Starts an engine for a role whose weights do not change."""
         model: Any = roles.models[name]
         tokenizer = load_tokenizer(start.roles[name])
         with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory, blaming(self._engine_name, "start"):

@@ -1,4 +1,4 @@
-"""Placement: which roles share which devices, from ``actor+reference+rollout=4`` to bundles that a cluster holds or not."""
+"""Placement: which roles share which devices, from ``actor+reference+rollout=4`` to bundles of devices in a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_host.records.needs import Needs
 Kind = Literal["cpu", "gpu"]
 
 ROLLOUT = "rollout"
-"""Stands for the engines among the roles of a placement."""
+"""Name of the engines among the roles of a placement."""
 
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict_pack": "STRICT_PACK", "strict_spread": "STRICT_SPREAD"}
 KINDS: tuple[Kind, ...] = ("cpu", "gpu")
@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"(?P<roles>[^=]+)=(?:(?P<nodes>\d+)x)?(?P<devices>\d+)(?P<w
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one ``--placement`` says: these roles share ``nodes`` × ``devices`` devices, or ``devices`` wherever they are."""
+    """One ``--placement``: these roles share ``nodes`` × ``devices`` devices, or ``devices`` on any nodes."""
 
     roles: tuple[str, ...]
     devices: int
@@ -46,13 +46,13 @@ class Place:
     """Devices shared by some roles: a worker on each device, and engines where the rollout is here too."""
 
     roles: tuple[str, ...]
-    """Models held by the workers; none where only engines are."""
+    """Models of the workers; none if there are only engines."""
     kind: Kind
     bundles: tuple[int, ...]
     """Devices per bundle; a bundle is on one node."""
     strategy: str
     engines: tuple[tuple[int, ...], ...] = ()
-    """Devices (by number within the place) of every engine."""
+    """Devices of every engine, by number within the place."""
     rollout: bool = False
 
     @property
@@ -65,11 +65,11 @@ class Place:
 
     @property
     def shared(self) -> bool:
-        """Workers and engines are on the same devices."""
+        """True if workers and engines are on the same devices."""
         return self.rollout and bool(self.roles)
 
     def bundle_of(self, device: int) -> int:
-        """The bundle that has the place's device number ``device``."""
+        """Returns the bundle with the place's device number ``device``."""
         for number, size in enumerate(self.bundles):
             if device < size:
                 return number
@@ -79,7 +79,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine's devices as the cluster counts them."""
+    """Devices of one machine, as the cluster counts them."""
 
     name: str
     cpu: int
@@ -90,10 +90,10 @@ class Node:
 
 
 def parse_placement(texts: Sequence[str]) -> list[Block]:
-    """``ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread|strict_pack|strict_spread]``, one block each.
+    """Parses ``ROLE+ROLE=[NODESx]DEVICES[:cpu|gpu][:pack|spread|strict_pack|strict_spread]``, one block each.
 
     Raises:
-        UserError: a text that is none, or a role in two blocks.
+        UserError: the text has another form, or a role is in two blocks.
     """
     blocks: list[Block] = []
     placed: dict[str, str] = {}
@@ -136,15 +136,15 @@ def _parse_block(text: str) -> Block:
 def plan_places(
     blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int | None = 1, default_kind: Kind = "cpu"
 ) -> list[Place]:
-    """Where every role of a run goes. What no block names goes where the actor is, or on one device of its own.
+    """Returns where every role of a run is placed. A role in no block is placed with the actor, or on one device of its own.
 
     Args:
-        roles: that the run needs, the rollout apart.
+        roles: roles that the run needs, without the rollout.
         per_engine: devices of one engine (tensor × pipeline parallel); ``None``: nothing is sampled.
-        default_kind: of blocks that name none.
+        default_kind: kind of device for blocks that name none.
 
     Raises:
-        UserError: unknown or unneeded roles, or engines that do not come out even.
+        UserError: unknown or unneeded roles, or devices that cannot be divided evenly among engines.
     """
     wanted = [*roles] if per_engine is None else [*roles, ROLLOUT]
     for block in blocks:
@@ -186,7 +186,7 @@ def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engin
 
 
 def refuse_uneven(parts: int, backend: str, places: Sequence[Place], needs: Needs) -> None:
-    """Raises ``UserError`` where a place of a trained model has not a multiple of the ``parts`` that it is split over."""
+    """Raises ``UserError`` if the devices for a trained model are not a multiple of the ``parts`` that it is split over."""
     trained = {need.name for need in needs.roles if need.trainable}
     for place in places:
         if place.devices % parts and trained & set(place.roles):
@@ -197,7 +197,7 @@ def refuse_uneven(parts: int, backend: str, places: Sequence[Place], needs: Need
 
 
 def refuse_apart(places: Sequence[Place], needs: Needs) -> None:
-    """Raises ``UserError`` where a role's whole vocabulary, which is never moved, is wanted beside the actor's."""
+    """Raises ``UserError`` if a role's whole vocabulary, which is never sent, is compared with the actor's in another place."""
     home = next((place.roles for place in places if "actor" in place.roles), ())
     for role in (output.role for output in needs.outputs if output.what == "distribution" and output.top is None):
         if role not in home:
@@ -208,10 +208,10 @@ def refuse_apart(places: Sequence[Place], needs: Needs) -> None:
 
 
 def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> str | None:
-    """Why the cluster can never hold the placement, with the sum shown; ``None`` where it can, as far as counting tells.
+    """Returns why the cluster can never hold the placement, with the sum shown; None if it can, as far as counting tells.
 
     Args:
-        remedy: what to do besides asking for less.
+        remedy: advice besides asking for less.
     """
     units: tuple[tuple[Kind, str], ...] = (("gpu", "GPU"), ("cpu", "CPU"))
     for kind, unit in units:
@@ -244,7 +244,7 @@ def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> 
 
 
 def describe(places: Sequence[Place]) -> str:
-    """One line: ``actor+rollout on 2 CPUs (2 engines), critic on 1 CPU``."""
+    """Returns one line: ``actor+rollout on 2 CPUs (2 engines), critic on 1 CPU``."""
     lines = []
     for place in places:
         unit = place.kind.upper() + ("s" if place.devices > 1 else "")

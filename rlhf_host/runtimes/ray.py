@@ -1,4 +1,4 @@
-"""The runtime ``ray``: roles and engines in processes of their own, on one machine or many; the controller stays here."""
+"""The runtime ``ray``: roles and engines in their own processes, on one machine or many; the controller stays here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PASSWORD_IN_URL = re.compile(r"://[^/\s:@]+:(?!\$\{)[^/\s@]+@")
 
 
 def passed_on(runtime_env: dict[str, Any]) -> dict[str, Any]:
-    """The ``runtime_env`` with ``${NAME}`` of ``env_vars`` filled in from this process's environment.
+    """Returns the ``runtime_env`` with ``${NAME}`` in ``env_vars`` filled in from this process's environment.
 
     Raises:
-        UserError: it is not set here.
+        UserError: the variable is not set here.
     """
     variables = dict(runtime_env.get("env_vars", {}))
     for name, text in variables.items():
@@ -33,7 +33,7 @@ def passed_on(runtime_env: dict[str, Any]) -> dict[str, Any]:
 
 
 class Ray:
-    """Roles and engines in Ray actors; ``placement`` says which roles share devices."""
+    """Roles and engines in Ray actors; ``placement`` tells which roles share devices."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -52,14 +52,14 @@ class Ray:
         )
         wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use")
         stall_s: float = Field(
-            300.0, gt=0, description="longest time a process may leave unanswered whether it lives, before it is ended"
+            300.0, gt=0, description="longest time a process may take to answer that it lives; after that it is ended"
         )
-        max_restarts: int = Field(3, ge=0, description="how often an engine that died is started again")
+        max_restarts: int = Field(3, ge=0, description="maximum number of restarts of an engine that died")
 
         @field_validator("runtime_env")
         @classmethod
         def _no_secrets(cls, value: dict[str, Any]) -> dict[str, Any]:
-            """``config.yaml`` and trackers have every option as it is given."""
+            """Refuses secrets in options: ``config.yaml`` and trackers show every option as given."""
             for name, text in value.get("env_vars", {}).items():
                 if SECRET.search(name) and not PASSED_ON.fullmatch(str(text)):
                     raise ValueError(
@@ -78,7 +78,7 @@ class Ray:
         self.options = options
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
-        """Who shares which devices; whether a cluster has them is seen when the run starts."""
+        """Returns which roles share devices. The cluster's devices are checked when the run starts."""
         from rlhf_host.runtimes.placement import describe, parse_placement, plan_places, refuse_apart, refuse_uneven
 
         passed_on(self.options.runtime_env)

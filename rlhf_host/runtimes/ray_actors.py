@@ -1,4 +1,4 @@
-"""What runs in Ray's processes: training workers and engines. Nothing here imports torch before a device is chosen."""
+"""Code that runs in Ray's processes: training workers and engines. Nothing here imports torch before a device is chosen."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from rlhf_host.runtimes.batch_shards import Shard
 
 Answer = tuple[int, Generation | Exception]
-"""A request's number and what came of it."""
+"""A request's number and its result."""
 BESIDE, WRITING = "beside", "writing"
-"""The concurrency groups of ``WorkerActor.alive`` and ``write``: all else is done one after another, by one thread."""
+"""The concurrency groups of ``WorkerActor.alive`` and ``write``; all other calls are done one after another, by one thread."""
 TELL_S = 5.0
-"""So often an engine tells how many tokens it has sampled, where no answer is finished."""
+"""Seconds between an engine's reports of sampled tokens if no answer is finished."""
 WATCH_S = 1.0
-"""Between looks whether an engine's own processes live."""
+"""Seconds between checks that an engine's own processes live."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says once it is up. ``life`` is another for every process that it has been."""
+    """Description of an engine that is up. ``life`` is different for every process of the engine."""
 
     life: str
     version: int
@@ -45,11 +45,11 @@ class EngineInfo:
 
 
 class LifeOver(Exception):
-    """The process that was asked has died since, and this is the next one."""
+    """Raised if the addressed process has died since, and this is the next one."""
 
 
 def _plainly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method with its errors made plain: others (a plugin's own classes) would fail to be read over there."""
+    """Wraps the method so that its errors can be read in the other process, which may lack a plugin's own classes."""
 
     @functools.wraps(method)
     def call(*arguments: Any) -> Any:
@@ -71,14 +71,16 @@ def _plainly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WorkerActor:
-    """One rank: a ``Worker`` with the roles placed on its device. Calls are done one after another, in the order they came."""
+    """One rank: a ``Worker`` with the roles placed on its device. Calls are done one after another, in the order of arrival."""
 
     def __init__(self) -> None:
         self.copies: dict[str, Writer] = {}
-        """By their names, what was copied and is not written yet."""
+        """Copies that are not written yet, by their names."""
 
     def look(self) -> dict[str, Any]:
-        """Where this process is: for rank 0, where the ranks meet; for an engine on the same device, which one that is."""
+        """Returns where this process is: for rank 0, where the ranks meet; for an engine on the same device, which device that
+        is.
+        """
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -90,13 +92,14 @@ class WorkerActor:
         return {"address": address, "port": port, "gpus": gpus, "node": node, "pid": os.getpid()}
 
     def alive(self) -> None:
-        """Answered whatever this process computes, in a thread of its own."""
+        """Answers, whatever this process computes, in its own thread."""
 
     @_plainly
     def start(
         self, setup: RolesSetup, rank: int, size: int, address: str, port: int, parts: int, gpu: bool
     ) -> tuple[dict[str, int], bool]:
-        """Load the roles and meet the other processes. Gives every role's context length, and whether all compute in 32 bits.
+        """Loads the roles and connects to the other processes. Returns every role's context length, and True if all compute in
+        32 bits.
 
         Args:
             parts: neighbouring processes that the backend splits every model over.
@@ -121,7 +124,7 @@ class WorkerActor:
 
     @_plainly
     def compute(self, method: str, role: str, arguments: tuple[Any, ...], shard: Shard) -> tuple[Any, float]:
-        """``outputs`` or ``topk`` of the shard's rows as arrays, and the seconds it took."""
+        """Returns ``outputs`` or ``topk`` of the shard's rows as arrays, and the seconds it took."""
         worker = self.roles.worker
         before = worker.compute_s
         results = getattr(worker, method)(role, *arguments, shard.batch())
@@ -134,7 +137,7 @@ class WorkerActor:
 
     @_plainly
     def update(self, shard: Shard, more: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
-        """This rank's part of one optimizer batch: its ``Update`` and the seconds it took."""
+        """Does this rank's part of one optimizer batch; returns its ``Update`` and the seconds it took."""
         from rlhf_host.training.memory import memory
 
         worker = self.roles.worker
@@ -145,7 +148,7 @@ class WorkerActor:
 
     @_plainly
     def evaluate(self, shard: Shard, more: Shard, whole: Any) -> tuple[Any, float]:
-        """This rank's share of a batch's losses and metrics, and the seconds it took."""
+        """Returns this rank's share of a batch's losses and metrics, and the seconds it took."""
         worker = self.roles.worker
         before = worker.compute_s
         metrics = worker.evaluate(shard.batch(more), whole=whole, rows=shard.rows)
@@ -153,35 +156,35 @@ class WorkerActor:
 
     @_plainly
     def of_roles(self, method: str, *arguments: Any) -> Any:
-        """What a method of ``Roles`` gives: ``run`` or ``load_state``."""
+        """Returns the result of a method of ``Roles``: ``run`` or ``load_state``."""
         return getattr(self.roles, method)(*arguments)
 
     @_plainly
     def copy(self, name: str, method: str, *arguments: str) -> None:
-        """Keep what ``copy_role`` or ``copy_state`` gives for ``write``, in place of an older one of that name."""
+        """Keeps the result of ``copy_role`` or ``copy_state`` for ``write``, in place of an older one of that name."""
         self.copies[name] = getattr(self.roles, method)(*arguments)
 
     @_plainly
     def write(self, name: str) -> None:
-        """Write what was copied, in a thread of its own."""
+        """Writes a copy, in its own thread."""
         self.copies.pop(name)()
 
     @_plainly
     def of_backends(self, method: str) -> None:
-        """``offload`` or ``reload`` every trained role."""
+        """Calls ``offload`` or ``reload`` on every trained role."""
         for backend in self.roles.backends.values():
             getattr(backend, method)()
 
 
 async def _leave_with(engine: Any) -> None:
-    """End this process when the one that the engine computes in has died: Ray starts both again then."""
+    """Ends this process if the one that the engine computes in has died: Ray then starts both again."""
     while not engine.dead:
         await asyncio.sleep(WATCH_S)
     os._exit(1)
 
 
 class EngineActor:
-    """One engine. A process that Ray starts again begins without engine and with another ``life``."""
+    """One engine. A process that Ray restarts begins without engine and with another ``life``."""
 
     def __init__(self) -> None:
         self.life = secrets.token_hex(8)
@@ -190,14 +193,14 @@ class EngineActor:
         self.watch: asyncio.Task[None] | None = None
 
     async def alive(self) -> None:
-        """Answered whatever the engine does."""
+        """Answers, whatever the engine does."""
 
     @_plainly
     async def start(self, setup: EngineSetup, threads: int, gpus: Sequence[str] | None) -> EngineInfo:
-        """Build the engine; it has no weights of the run yet. Asked again, only say what there is.
+        """Builds the engine, which has no weights of the run yet. A second call only returns the description.
 
         Args:
-            gpus: which it may see, where Ray has not chosen them.
+            gpus: GPUs that it may see, if Ray has not chosen them.
 
         Raises:
             UserError: a plugin, model or options that cannot be used here.
@@ -214,11 +217,12 @@ class EngineActor:
         return EngineInfo(self.life, engine.version, engine.context_length, engine.exact, os.getpid())
 
     async def generate(self, life: str, batch: Sequence[tuple[int, Request]]) -> AsyncIterator[tuple[int, list[Answer]]]:
-        """Sample all; answers come in lists, as they finish, each with the number of tokens that the engine has sampled so far,
-        which also comes now and then without answers. A request that cannot be served has an error for an answer.
+        """Samples all requests. Yields lists of answers as they finish, each with the number of tokens that the engine has
+        sampled so far. This number also comes now and then without answers. The answer to a request that cannot be served is an
+        error.
 
         Raises:
-            LifeOver: when ``life`` is not this process's.
+            LifeOver: ``life`` is not this process's.
         """
         self._check(life)
         finished: asyncio.Queue[Answer] = asyncio.Queue()
@@ -245,7 +249,7 @@ class EngineActor:
                 task.cancel()
 
     def _answer(self, number: int, finished: asyncio.Queue[Answer], task: asyncio.Task[Generation]) -> None:
-        """Also to a request that was aborted before it began."""
+        """Answers a request, even one that was aborted before it began."""
         self.open.pop(number, None)
         try:
             answer: Generation | Exception = task.result()
@@ -259,14 +263,14 @@ class EngineActor:
 
     @_plainly
     async def generate_alone(self, life: str, request: Request) -> Generation:
-        """One completion, from this very engine. Raises as the engine does, and ``LifeOver``."""
+        """Returns one completion, from exactly this engine. Raises the engine's errors, and ``LifeOver``."""
         self._check(life)
         self.engine.expect(len(self.open) + 1)
         return await self.engine.generate(request.token_ids, request.sampling, request.key)
 
     @_plainly
     async def metrics(self, life: str) -> list[Metric]:
-        """What the engine measured since the last call, and this process's memory. Raises ``LifeOver``."""
+        """Returns the engine's metrics since the last call, and this process's memory. Raises ``LifeOver``."""
         from rlhf_host.training.memory import memory
 
         self._check(life)
@@ -274,14 +278,14 @@ class EngineActor:
         return [*own, *(Metric(name.removeprefix("memory/"), used, reduce="max") for name, used in memory().items())]
 
     async def abort(self, numbers: Sequence[int]) -> None:
-        """Drop requests that nobody waits for any more."""
+        """Drops requests that nobody waits for any more."""
         for number in numbers:
             if (task := self.open.get(number)) is not None:
                 task.cancel()
 
     @_plainly
     async def run(self, life: str, function: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
-        """As the engine's own ``run``; with the version that the engine has after it. Raises ``LifeOver``."""
+        """Calls the engine's own ``run``; returns also the version that the engine has after it. Raises ``LifeOver``."""
         self._check(life)
         result = await self.engine.run(function, **arguments)
         return result, self.engine.version

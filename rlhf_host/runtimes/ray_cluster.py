@@ -1,4 +1,4 @@
-"""A Ray cluster for one run: joined, or made here for this run alone, and left as it was found."""
+"""A Ray cluster for one run: joined and left unchanged, or made for this run alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf_host.runtimes.ray_leftovers import PREFIX, end_leftovers
 from rlhf_host.scratch import Scratch
 
 SOCKET_ROOM = 107 - len("/session_2000-01-01_00-00-00_000000_0000000/sockets/plasma_store")
-"""Longest path of a temporary directory: Ray puts Unix sockets beneath it, and their names may have 107 bytes."""
+"""Longest path of a temporary directory: Ray puts Unix sockets below it, and their names may have 107 bytes."""
 
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -33,7 +33,9 @@ _ENVIRONMENT = {
 
 
 class RayCluster:
-    """``with``-less: ``start`` once, ``stop`` once; after that the environment is as before and no process is left."""
+    """A cluster, not a context manager: call ``start`` once and ``stop`` once. After that the environment is as before and no
+    process is left.
+    """
 
     def __init__(self, settings: Ray.Options):
         self.settings = settings
@@ -43,7 +45,7 @@ class RayCluster:
         self._groups: list[Any] = []
 
     def start(self) -> None:
-        """Join ``ray.address``, or make a cluster on this machine: token authentication, loopback only, no dashboard.
+        """Joins ``ray.address``, or makes a cluster on this machine: token authentication, loopback only, no dashboard.
 
         Raises:
             UserError: the cluster cannot be reached, or this process uses Ray already.
@@ -96,7 +98,7 @@ class RayCluster:
             )
 
     def nodes(self) -> list[Node]:
-        """The machines alive, with all their CPUs and GPUs."""
+        """Returns the machines alive, with all their CPUs and GPUs."""
         import ray
 
         nodes = [
@@ -108,10 +110,10 @@ class RayCluster:
         return sorted(nodes, key=lambda node: node.name)
 
     def reserve(self, places: Sequence[Place]) -> list[Any]:
-        """A placement group for every place.
+        """Returns a placement group for every place.
 
         Raises:
-            UserError: when the devices are not free within ``ray.wait_s``.
+            UserError: the devices are not free within ``ray.wait_s``.
         """
         import ray
         from ray.util.placement_group import placement_group
@@ -133,7 +135,7 @@ class RayCluster:
         return list(self._groups)
 
     def lacks_room(self, group: Any) -> bool:
-        """Whether the machine of one of a placement group's bundles is gone, and no other has room for it so far."""
+        """Returns True if the machine of a bundle of a placement group is gone, and no other has room for it so far."""
         import ray
         from ray.util.placement_group import placement_group_table
 
@@ -143,7 +145,7 @@ class RayCluster:
             return False
 
     def stop(self) -> None:
-        """Give devices back; end the cluster if it was made here. Never raises, so that the run's own error is seen."""
+        """Frees devices; ends the cluster if it was made here. Never raises, so that the run's own error is seen."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -182,7 +184,9 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
 
 
 def _reread_environment() -> None:
-    """Ray reads it when it is imported, and its token at the first use: perhaps long ago, for another run."""
+    """Makes Ray read the environment again. Ray reads it on import, and its token at the first use: perhaps long ago, for
+    another run.
+    """
     import ray
     from ray._private import ray_constants
 
@@ -196,7 +200,7 @@ def _reread_environment() -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises ``UserError`` where nobody listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    """Raises ``UserError`` if nobody listens at ``HOST:PORT``: Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in address or not port.isdecimal():
         return

@@ -1,4 +1,4 @@
-"""Processes of a Ray cluster whose controller was killed: they are ended before another cluster is made."""
+"""Processes of a Ray cluster whose controller was killed. They are ended before another cluster is made."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pathlib import Path
 from rlhf_host.scratch import lock, remove_tree
 
 PREFIX = "rlhf-ray-"
-"""Of the directories that clusters of runs are made in. Their controllers hold a lock on them."""
+"""Prefix of the directories in which runs make clusters. Their controllers hold a lock on them."""
 WAIT_S = 10.0
-"""For ended processes to be gone."""
+"""Seconds to wait for ended processes to be gone."""
 
 _FILE_OF_RAY = re.compile(rf"(.*/{PREFIX}[^/]+)/session_[^/]+/")
 
 
 def end_leftovers() -> None:
-    """End what killed controllers left, wherever their directories are; those are removed. What lives is left alone.
+    """Ends the processes that killed controllers left, wherever their directories are, and removes these. Clusters with a live
+    controller are left alone.
 
-    Ray's agents would stay for a minute and workers for seconds, with their memory and devices. All that Ray starts writes
-    logs beneath the directory of its cluster, and so do the children of these; the controller's other children do not.
-    (Command lines and environments would not tell: Ray's titles overwrite them.)
+    Ray's agents would stay for a minute and workers for seconds, with their memory and devices. All that Ray starts writes logs
+    beneath the directory of its cluster, and so do the children of these; the controller's other children do not. (Command
+    lines and environments would not tell: Ray's titles overwrite them.)
     """
     clusters: dict[Path, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -44,7 +45,7 @@ def end_leftovers() -> None:
 
 
 def _cluster_of(process: Path) -> Path | None:
-    """The directory of the cluster that a process of this user writes files of."""
+    """Returns the directory of the cluster whose files a process of this user writes."""
     with contextlib.suppress(OSError):  # it has ended, or hides
         if process.stat().st_uid == os.geteuid():
             for opened in (process / "fd").iterdir():
@@ -56,7 +57,7 @@ def _cluster_of(process: Path) -> Path | None:
 
 
 def _end(pids: Sequence[int], directory: Path) -> None:
-    """Kill them, and wait until they are gone: looked at again, as numbers are used again."""
+    """Kills them, and waits until they are gone. It looks at each again, because process numbers are reused."""
 
     def left() -> list[int]:
         return [pid for pid in pids if _cluster_of(Path("/proc", str(pid))) == directory]

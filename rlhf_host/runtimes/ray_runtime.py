@@ -1,4 +1,4 @@
-"""Roles and engines in Ray's processes: who starts where, how weights reach engines, what is written."""
+"""Roles and engines in Ray's processes: which process starts where, how weights reach engines, what is written."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_er
 from rlhf_host.training.trained_roles import adapter_views, check_state
 
 ATTEMPTS = 5
-"""How often a sync is tried again because an engine died in it."""
+"""Maximum number of new attempts at a sync in which an engine died."""
 START_S = 300.0
-"""For a process to come up, with what ``ray.runtime_env`` has to be installed for it."""
+"""Seconds for a process to come up, including the installation of ``ray.runtime_env``."""
 
 
 class RayRuntime:
-    """
+    """Runtime in Ray's processes.
+
     Raises:
-        UserError: the placement cannot be had, or something cannot be used over there; nothing is left running.
+        UserError: the cluster cannot hold the placement, or something cannot be used over there; nothing is left running.
     """
 
     def __init__(self, options: Ray.Options, start: RuntimeStart):
@@ -125,7 +126,7 @@ class RayRuntime:
         self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
 
     def processes(self) -> Iterator[Process]:
-        """Those that are up."""
+        """Yields the processes that are up."""
         for group in self.trainer.groups:
             for actor in group.actors:
                 yield Process(f"a worker of {group.name}", actor, actor.alive.options(concurrency_group=BESIDE).remote)
@@ -138,7 +139,7 @@ class RayRuntime:
         return self.pool.lives.targets
 
     async def sync(self, version: int) -> None:
-        """Bring the actor's weights to the engines as ``version``. An engine that dies meanwhile gets them when it is back."""
+        """Brings the actor's weights to the engines as ``version``. An engine that dies meanwhile gets them when it is back."""
         async with self._lock:
             self._version = version
             await self._sync()
@@ -183,7 +184,7 @@ class RayRuntime:
         self._everywhere(self.trainer.trained, "of_roles", "load_state", str(directory.absolute()))
 
     def _copied(self, groups: Sequence[WorkerGroup], name: str, method: str, *arguments: str) -> Writer:
-        """Every worker copies; the result has them write, beside what they compute."""
+        """Makes every worker copy. Returns a function that makes them write while they compute."""
         self._everywhere(groups, "copy", name, method, *arguments)
         return partial(self._everywhere, groups, "write", name, thread=WRITING)
 
@@ -215,7 +216,7 @@ class RemoteSource:
         self.group = group
 
     async def run(self, function: str, **arguments: Any) -> list[Any]:
-        """``"package.module:function"(weights, **arguments)`` on every rank; the first failure is raised at once."""
+        """Runs ``"package.module:function"(weights, **arguments)`` on every rank; raises the first failure at once."""
         import ray
 
         waiting = [asyncio.ensure_future(reference) for reference in self.group.call("of_roles", "run", function, arguments)]
@@ -231,7 +232,7 @@ class RemoteSource:
 
 
 def _actor(cls: type, place: Place, group: Any, device: int, devices: int, settings: Ray.Options) -> Any:
-    """The actor in the bundle of the place's device number ``device``, taking ``devices`` of its devices."""
+    """Returns the actor in the bundle of the place's device number ``device``, using ``devices`` of its devices."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""Groups of training workers that act as one trainer: rows are dealt out over ranks, what comes back is put together."""
+"""Groups of training workers that act as one trainer: rows are distributed over ranks, and results are put together."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ class WorkerGroup:
     roles: tuple[str, ...]
     trainable: tuple[str, ...]
     parts: int = 1
-    """Neighbours that hold one copy of the models between them: they are given the same rows, and their answers are one."""
+    """Number of neighbouring processes that hold one copy of the models together: they get the same rows, and return one
+    answer.
+    """
     _order: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def ranks(self) -> int:
-        """Among how many the rows of a batch are dealt out."""
+        """Number of ranks over which the rows of a batch are distributed."""
         return len(self.actors) // self.parts
 
     def call(self, method: str, *arguments: Any, thread: str | None = None) -> list[Any]:
-        """References to every process's answer to the same call.
+        """Returns references to every process's answer to the same call.
 
         Args:
-            thread: the concurrency group that does it; default: the one that computes.
+            thread: the concurrency group for the call; default: the one that computes.
         """
         if thread is not None:
             return [getattr(actor, method).options(concurrency_group=thread).remote(*arguments) for actor in self.actors]
@@ -54,12 +56,12 @@ class WorkerGroup:
             return [getattr(actor, method).remote(*own) for actor, own in zip(self.actors, arguments, strict=True)]
 
     def call_ranks(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As ``call_each`` with the arguments of each rank for all its processes."""
+        """Does the same as ``call_each``, with the arguments of each rank for all its processes."""
         return self.call_each(method, [own for own in arguments for _ in range(self.parts)])
 
 
 class RemoteTrainer:
-    """``protocols.Trainer`` over groups; those with different roles work at the same time."""
+    """A ``protocols.Trainer`` over groups; groups with different roles work at the same time."""
 
     def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool):
         self.groups = list(groups)
@@ -68,13 +70,13 @@ class RemoteTrainer:
         self.unit_rows = unit_rows
         self.compute_s = 0.0
         self.ahead = False
-        """The weights have been trained since the engines got them."""
+        """True if the weights have been trained since the engines got them."""
         self.still = threading.Lock()
-        """No update begins while this is held."""
+        """Lock: no update begins while it is held."""
         self.before: Callable[[bool], None] | None = None
-        """Called before workers compute, with whether a role that is trained does."""
+        """Called before workers compute, with True if a trained role does."""
         self._dealt: dict[int, tuple[weakref.ref[Tensor], Dealt]] = {}
-        """By number of ranks: the tokens that were dealt last, and how."""
+        """By number of ranks: the tokens that were distributed last, and how."""
 
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
         shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
@@ -87,7 +89,7 @@ class RemoteTrainer:
     def _compute(
         self, method: str, role: str, arguments: tuple[Any, ...], batch: Batch, *results: Tensor
     ) -> tuple[Tensor, ...]:
-        """``results`` with what the workers' method of that name gives for their rows."""
+        """Fills ``results`` with the values of the workers' method of that name for their rows."""
         group = self.by_role[role]
         if self.before is not None:
             self.before(role in group.trainable)
@@ -106,7 +108,9 @@ class RemoteTrainer:
         wait_all(group.call("adjust", role, lr), group.name)
 
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
-        """One optimizer batch in every group that trains; the losses of each are divided by counts over the whole batch."""
+        """Trains on one optimizer batch in every group that trains; the losses of each are divided by counts over the whole
+        batch.
+        """
         import ray
 
         whole = ray.put(Denominators.of(batch))
@@ -147,15 +151,16 @@ class RemoteTrainer:
         return metrics
 
     def _whole_shards(self, batch: Batch, ranks: int) -> list[tuple[Any, Any]]:
-        """Per rank, references to all that passes and losses take of its rows."""
+        """Returns, per rank, references to everything that passes and losses need of its rows."""
         import ray
 
         rows_of_ranks, passes = self._deal(batch, ranks)
         return list(zip(passes, map(ray.put, make_shards(batch, rows_of_ranks, UPDATES)), strict=True))
 
     def _deal(self, batch: Batch, ranks: int) -> Dealt:
-        """Each rank's rows, by their places in the batch, and a reference to what passes take of them: one for all passes over
-        the same tokens."""
+        """Returns each rank's rows, by their places in the batch, and a reference to the data for passes, shared by all passes
+        over the same tokens.
+        """
         import ray
 
         known, dealt = self._dealt.get(ranks, (None, None))
@@ -167,11 +172,12 @@ class RemoteTrainer:
 
 
 def wait_all(references: Sequence[Any], *names: str, within_s: float | None = None) -> list[Any]:
-    """All results, in order. The first failure is raised as soon as it is there: ranks that wait for a dead one never answer.
+    """Returns all results, in order. Raises the first failure as soon as it is there: ranks that wait for a dead one never
+    answer.
 
     Args:
-        names: whose each reference is, for messages; one alone stands for all.
-        within_s: longest wait for the next of them; default: no end.
+        names: owner of each reference, for messages; a single name is used for all.
+        within_s: maximum seconds to wait for the next of them; default: no limit.
     """
     import ray
 
@@ -181,7 +187,7 @@ def wait_all(references: Sequence[Any], *names: str, within_s: float | None = No
         done, left = ray.wait(left, num_returns=1, timeout=within_s)
         if not done:
             raise RunError(
-                f"a worker of {owners[left[0]]} has not started within {within_s:g} s: see that ray.runtime_env can be made"
+                f"a worker of {owners[left[0]]} has not started within {within_s:g} s: check that ray.runtime_env can be installed"
                 " there, and Ray's own logs"
             )
         for reference in done:
@@ -193,7 +199,7 @@ def wait_all(references: Sequence[Any], *names: str, within_s: float | None = No
 
 
 def plain_error(error: Exception, who: str) -> Exception:
-    """What happened over there as an error of the project: a ``UserError`` or ``RunError`` as it was raised."""
+    """Converts a failure in another process to an error of the project; a ``UserError`` or ``RunError`` stays as it was raised."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, UserError | RunError):
         return cause

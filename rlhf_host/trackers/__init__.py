@@ -1,1 +1,1 @@
-"""The host's own trackers; found by entry point like everyone's."""
+"""The host's own trackers; found by entry point like those of any package."""

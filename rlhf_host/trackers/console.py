@@ -32,23 +32,25 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("mismatch", "mismatch/mean", ".1e", 7),
     ("tok/s", "tokens_per_s", ",.0f", 7),
 )
-"""Label, metric, format and usual width of what a step's line shows after the reward, what matters most first: a terminal shows
-as many as fit. A metric that is absent is left out."""
+"""Label, metric, format and usual width of the values in a step's line after the reward, most important first: a terminal shows
+as many as fit. A metric that is absent is left out.
+"""
 
 _REMIND = 20
-"""Steps before the same warning is shown again."""
+"""Number of steps before the same warning is shown again."""
 
 
 class _Terminal(Terminal):
     def on_broken_pipe(self) -> None:
-        """Nobody reads any more, as after ``| head``: fall silent, and let the run go on."""
+        """Stops output and lets the run go on when nobody reads any more, as after ``| head``."""
         with contextlib.suppress(SystemExit):
             super().on_broken_pipe()
 
 
 class Console:
-    """A line per step, a progress bar and samples: rich on a terminal, plain elsewhere. Model text is shown escaped: it can
-    neither style nor steer the terminal."""
+    """A line per step, a progress bar and samples: rich on a terminal, plain elsewhere. Model text is shown escaped, so it
+    cannot control the terminal.
+    """
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -148,7 +150,7 @@ class Console:
         return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in names])
 
     def _labelled(self, head: str, parts: Sequence[tuple[str, str]]) -> Text:
-        """One line: on a terminal of as many parts as fit."""
+        """Returns one line; on a terminal, as many parts as fit."""
         room = self._terminal.width if self._terminal.is_terminal else math.inf
         text = Text(head, "bold", overflow="ellipsis" if room < math.inf else None)
         for label, value in parts:
@@ -179,7 +181,7 @@ class Console:
         self._terminal.print(text, soft_wrap=not self._terminal.is_terminal)
 
     def _encodable(self, text: str) -> str:
-        """A log in an old encoding gets escapes instead of an exception."""
+        """Escapes characters that the log's encoding lacks, which would raise an exception."""
         encoding = self._terminal.encoding or "utf-8"
         try:
             return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """Writes ``metrics.jsonl`` and ``trajectories/`` into the run directory. Strict JSON, one object a line; NaN and infinities
-    are ``null``.
+    """Writes ``metrics.jsonl`` and ``trajectories/`` into the run directory. Strict JSON, one object per line; NaN and
+    infinities are ``null``.
 
-    ``metrics.jsonl`` gets a row per call, flushed at once. ``trajectories/{split}-step-{step:06d}.jsonl`` appears whole or not
-    at all, as often and as long as ``trajectories:`` says. A resumed run takes away the rows after the step it resumes from, and
-    says which rows before its first are missing.
+    ``metrics.jsonl`` gets a row per call, flushed at once. ``trajectories/{split}-step-{step:06d}.jsonl`` appears complete or
+    not at all; ``trajectories:`` sets how often and how many. A resumed run removes the rows after the step it resumes from,
+    and reports missing rows before its first.
     """
 
     def __init__(self, options: BaseModel):
@@ -55,7 +55,7 @@ class JsonLines:
             steps = _mend(path, context.resume_step if context.resumed else None)
             path.open("ab").close()
         except OSError as error:
-            raise UserError(f"{path} cannot be used: {error.strerror}; move it away or put it right") from error
+            raise UserError(f"{path} cannot be used: {error.strerror}; move it away or fix it") from error
         self._metrics = Lines(path)
         self._before = steps if context.resumed else None
 
@@ -101,7 +101,7 @@ class JsonLines:
 
 
 def _mend(path: Path, last_step: int | None) -> set[int]:
-    """Drop a torn last line, and rows after ``last_step``; the steps of the others."""
+    """Removes an incomplete last line, and rows after ``last_step``; returns the steps of the others."""
     if not path.exists():
         return set()
     content = path.read_bytes()
@@ -113,7 +113,7 @@ def _mend(path: Path, last_step: int | None) -> set[int]:
 
 
 def _step(line: bytes) -> int | None:
-    """Of a whole row."""
+    """Returns the step of a complete row."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):

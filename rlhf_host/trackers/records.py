@@ -1,4 +1,4 @@
-"""Metrics and trajectories as plain values that can be written anywhere."""
+"""Metrics and trajectories as plain values for any output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf_host.training.records import plain
 
 
 def number(value: Any) -> float | None:
-    """A metric as a float, NaN and infinities included; ``None`` where it is no single number."""
+    """Returns a metric as a float, NaN and infinities included; None if it is not a single number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -18,12 +18,12 @@ def number(value: Any) -> float | None:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are a single number each."""
+    """Returns the metrics that are a single number each."""
     return {name: value for name, metric in metrics.items() if (value := number(metric)) is not None}
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters, the middle left out: answers stand at the end."""
+    """Returns at most ``width`` characters, with the middle left out, because answers are at the end."""
     if len(text) <= width:
         return text
     head = (width - 5) // 2
@@ -31,7 +31,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def prompt_text(trajectory: Trajectory) -> str:
-    """The prompt as the policy saw it, or the task's own where nothing can decode it."""
+    """Returns the prompt as the policy saw it, or the task's own if nothing can decode it."""
     if trajectory.decode is not None:
         return trajectory.prompt_text
     prompt = trajectory.task.prompt
@@ -39,8 +39,9 @@ def prompt_text(trajectory: Trajectory) -> str:
 
 
 def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, str, str]:
-    """The prompt; what came after it, observations included, empty where nothing can decode it; the label, empty without one.
-    With a tokenizer they are what the model saw and wrote, special tokens included."""
+    """Returns the prompt; the text after it, observations included, empty if nothing can decode it; and the label, empty
+    without one. With a tokenizer the texts are what the model saw and wrote, special tokens included.
+    """
     label = trajectory.task.ground_truth
     if "label" in trajectory.columns:
         label = f"{trajectory.columns['label']:g}"
@@ -54,7 +55,7 @@ def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, st
 
 
 def reward_cell(trajectory: Trajectory) -> str:
-    """The reward as a table shows it; empty for a row of a data set."""
+    """Returns the reward for a table; empty for a row of a data set."""
     value = number(trajectory.reward)
     if value is None and not trajectory.sampled:
         return ""
@@ -62,17 +63,19 @@ def reward_cell(trajectory: Trajectory) -> str:
 
 
 def setting(config: Mapping[str, Any], section: str, key: str, default: Any) -> Any:
-    """``config[section][key]``, or the default where a caller's configuration has no such section."""
+    """Returns ``config[section][key]``, or the default if a caller's configuration has no such section."""
     return (config.get(section) or {}).get(key, default)
 
 
 def has_samples(split: str, step: int, every: int) -> bool:
-    """Whether a step shows sample trajectories: the first steps tell most, whether prompt, stop and reward are what was meant."""
+    """Returns True if a step shows sample trajectories. The first steps are most useful: they show if prompt, stop and reward
+    are as intended.
+    """
     return split != "train" or step <= 1 or step % every == 0
 
 
 def spread(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """``count`` of them, evenly apart, so that they come from several groups."""
+    """Returns ``count`` of them, evenly spaced, so that they come from several groups."""
     total = len(trajectories)
     count = min(count, total)
     return [trajectories[i * total // count] for i in range(count)]

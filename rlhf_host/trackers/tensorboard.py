@@ -66,7 +66,7 @@ class TensorBoard:
 
 
 def _markdown(trajectory: Trajectory, tokenizer: Any) -> str:
-    """Indented blocks: whatever the model writes stays text and is not rendered."""
+    """Returns text as indented blocks, so that nothing the model writes is rendered."""
     texts = (*sample_texts(trajectory, tokenizer), reward_cell(trajectory))
     parts = zip(("prompt", "completion", "label", "reward"), texts, strict=True)
     blocks = ((name, "\n".join(f"    {visible(line)}" for line in text.split("\n"))) for name, text in parts)

@@ -17,7 +17,8 @@ from rlhf_host.training.records import plain
 
 class WandB:
     """Metrics and samples in Weights & Biases. Files go under the run directory. The run's id is part of every checkpoint, so a
-    resumed run goes on in the same one: ``load_state_dict`` comes before ``run_started``."""
+    resumed run goes on in the same one: ``load_state_dict`` is called before ``run_started``.
+    """
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

@@ -1,4 +1,4 @@
-"""What every actor update reports: mismatch with the sampler, movement, entropy, corrections."""
+"""Metrics that every actor update reports: mismatch with the sampler, movement, entropy, corrections."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlhf_host.training.corrections import Corrections
 
 _MEASURED = ("loss", "grad_norm", "lr", "entropy", "mismatch/mean", "mismatch/max", "mismatch/k3", "kl/update", "ratio/max_log")
 RESERVED = {*_MEASURED, "correction/mean", "correction/max", "correction/zeroed", "correction/ess"}
-"""Names that plugins cannot give to metrics of an update: these are the host's."""
+"""Metric names that belong to the host; plugins cannot use them."""
 
 
 @torch.no_grad()
 def actor_metrics(
     outputs: Outputs, batch: Batch, corrections: Corrections | None, *, sampled_now: bool, against_sampler: bool
 ) -> Iterable[Metric]:
-    """Of one micro-batch.
+    """Returns the actor's metrics of one micro-batch.
 
     Args:
         sampled_now: the weights are still those that sampled, so the mismatch between sampler and trainer can be measured.

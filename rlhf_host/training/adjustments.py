@@ -1,4 +1,4 @@
-"""What plugins ask for when a step has finished: to stop the run, or to change numbers while it goes on."""
+"""Requests of plugins after a step: stop the run, or change numbers while it goes on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlhf_host.records.needs import Adjust, Stop
 
 @dataclass(slots=True)
 class Adjustments:
-    """Wishes of all plugins after one step, each one checked."""
+    """Requests of all plugins after one step, each one checked."""
 
     stop: str | None = None
-    """Who ends the run, and why."""
+    """Plugin that ends the run, and its reason."""
     rates: dict[str, float] = field(default_factory=dict)
     """Role → its new peak learning rate."""
     options: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -31,8 +31,8 @@ def adjustments(
     Args:
         answers: by plugin.
         step: for messages.
-        roles: those that are trained.
-        adjustable: alias → plugin, of those that have the hook ``adjust``.
+        roles: the trained roles.
+        adjustable: alias → plugin, for plugins with the hook ``adjust``.
 
     Raises:
         RunError: a setting does not exist, cannot have the value, or two plugins set it.

@@ -1,4 +1,4 @@
-"""Sampling, scoring and evaluating under weights that stay."""
+"""Sampling, scoring and evaluation without training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate_only(
         output: a file for all trajectories, with their tokens.
 
     Raises:
-        UserError: ``output`` is there already, or could not be read back.
+        UserError: ``output`` exists already, or could not be read back.
     """
     if output is not None:
         check_output(output)
@@ -55,16 +55,16 @@ def rollout_only(
     *,
     rows: PythonRows = NO_ROWS,
 ) -> None:
-    """Sample and score as the first steps of a run would under weights that stay.
+    """Samples and scores as the first steps of a run would, without changing the weights.
 
     Without rewards, draws the requested number of prompts; all trajectories are unjudged.
 
     Args:
-        prompts: per step, how many groups to keep.
-        each: told of every step as it finishes.
+        prompts: number of groups to keep, per step.
+        each: called with every step as it finishes.
 
     Raises:
-        KeyboardInterrupt: when asked to stop; the steps that ``each`` was told of are whole.
+        KeyboardInterrupt: when asked to stop; the steps that ``each`` received are complete.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
     tasks = assemble.tasks_of(config, config.data, "train", tokenizer, rows, manager)
@@ -93,14 +93,14 @@ def answer_all(
     begin: Callable[[Sequence[Task]], int],
     each: Callable[[int, int, Collected], None],
 ) -> None:
-    """Sample and score answers to every prompt once, in the data's order, a batch of ``train.batch_size`` prompts after the other.
+    """Samples and scores answers to every prompt once, in the data's order, in batches of ``train.batch_size`` prompts.
 
     Args:
-        begin: told of all tasks, says how many of the first to leave out.
-        each: told of every batch as it finishes: its prompts, all prompts, what was collected.
+        begin: called with all tasks; returns how many of the first to skip.
+        each: called with every finished batch: its number of prompts, the number of all prompts, the collected groups.
 
     Raises:
-        KeyboardInterrupt: when asked to stop; the batches that ``each`` was told of are whole.
+        KeyboardInterrupt: when asked to stop; the batches that ``each`` received are complete.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
     tasks = assemble.tasks_of(config, config.data, "train", tokenizer, NO_ROWS, manager).tasks

@@ -1,4 +1,4 @@
-"""Micro-batches by token budget: groups together while their prompt is shared, alike lengths together otherwise."""
+"""Micro-batches by token budget: groups stay together while their prompt is shared; otherwise rows of similar length do."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Cost = Callable[[list[int]], int]
 def plan_microbatches(
     units: Sequence[Sequence[int]], lengths: Sequence[int], budget: int, cost: Cost, rows_together: bool
 ) -> list[list[int]]:
-    """Split an optimizer batch; every row appears once, and no part costs more than ``budget`` unless one unit alone does.
+    """Splits an optimizer batch into micro-batches. Every row appears once. No part costs more than ``budget``, unless a single
+    unit does.
 
     Args:
         units: rows that belong together: a group (which may be split when it is too large) or a unit of rows that may not.
         lengths: tokens per row, prompt included.
         budget: tokens of one forward and backward pass.
-        cost: what the rows cost in the layout that will be used.
+        cost: cost of rows in the layout that will be used.
         rows_together: a unit that does not fit is an error, not split.
 
     Raises:
@@ -62,8 +63,8 @@ def _fill(pieces: Sequence[list[int]], budget: int, cost: Cost) -> list[list[int
 
 
 def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> None:
-    """Raises ``UserError`` for rows that must stay together and cost more than a micro-batch may, in the layout that a step would
-    use for them, so that no run ends there.
+    """Raises ``UserError`` if rows that must stay together cost more than a micro-batch may, in the layout of a training step.
+    This check runs before training, so that no run ends there.
 
     Args:
         scalar: the model has a scalar head, so that the last token is computed too.
@@ -87,12 +88,12 @@ def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> N
 
 
 def refuse_large_answers(config: RunConfig, context: int | None, prompt: int) -> str | None:
-    """Raises ``UserError`` where two sampled rows that must stay together may cost more than a micro-batch may, so that no run ends
-    there; gives a warning where nothing but the model's context bounds them.
+    """Raises ``UserError`` if two sampled rows that must stay together may cost more than a micro-batch may. This check runs
+    before training, so that no run ends there. Returns a warning if only the model's context limits the rows.
 
     Args:
         context: longest row of the model, if that is known.
-        prompt: of the longest prompt that is known.
+        prompt: tokens of the longest prompt that is known.
     """
     rollout, budget = config.rollout, config.train.max_tokens_per_microbatch
     rows = [length for length in (rollout.max_tokens, context) if length is not None]
@@ -116,7 +117,7 @@ def refuse_large_answers(config: RunConfig, context: int | None, prompt: int) ->
 
 
 def group_rows(ids: Sequence[int]) -> list[list[int]]:
-    """Rows by equal id, in order of first appearance."""
+    """Groups rows by equal id, in order of first appearance."""
     rows: dict[int, list[int]] = {}
     for row, number in enumerate(ids):
         rows.setdefault(number, []).append(row)

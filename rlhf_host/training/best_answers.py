@@ -1,4 +1,4 @@
-"""Lines of the best sampled answers to each prompt, in a file that grows batch by batch and can be continued."""
+"""The best sampled answers to each prompt, as lines of a file that grows batch by batch and can be continued."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlhf_host.training.records import json_line
 
 @dataclass(slots=True)
 class Counts:
-    """What became of prompts and answers."""
+    """Numbers of prompts and answers, by outcome."""
 
     prompts: int = 0
     answers: int = 0
     written: int = 0
     cut_off: int = 0
-    """Answers that ended at the length limit: training on one teaches to stop in mid-sentence."""
+    """Answers that ended at the length limit. Training on one teaches the model to stop in mid-sentence."""
     reward_sum: float = 0.0
-    """Of what was written."""
+    """Sum of the rewards of written answers."""
 
 
 @dataclass(slots=True)
 class BestAnswers:
-    """The file ``path``, and beside it until the end what must be known to go on: ``.NAME.state``.
+    """The file ``path``, and until it is complete its state beside it: ``.NAME.state``.
 
     Args:
-        settings: all that decides about the answers, as JSON values.
+        settings: everything that the answers depend on, as JSON values.
         keep: answers of each prompt, the best first; 0: all.
     """
 
@@ -45,7 +45,7 @@ class BestAnswers:
     keep: int
     counts: Counts = field(default_factory=Counts)
     _prompts: str = ""
-    """Their digest."""
+    """Digest of the prompts."""
     _bytes: int = 0
 
     @property
@@ -54,11 +54,11 @@ class BestAnswers:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, no other process writes the file.
+        """Holds a lock on the file: no other process can write it meanwhile.
 
         Raises:
-            UserError: one does; it cannot be written; it is there and was not begun like this, or is not all that was written;
-                its name is of no JSON lines.
+            UserError: another process writes it; it cannot be written; it exists but was begun with other settings, or is
+                incomplete; its name is not one of JSON lines.
         """
         from filelock import FileLock, Timeout
 
@@ -102,8 +102,9 @@ class BestAnswers:
             )
 
     def begin(self, tasks: Sequence[Task]) -> int:
-        """How many of the tasks are done: what was written of later ones is taken back. Raises ``UserError`` when the tasks are not
-        those that the file was begun with."""
+        """Returns how many of the tasks are done, and removes what was written for later ones. Raises ``UserError`` if the file
+        was begun with other tasks.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for task in tasks:
             digest.update(repr((task.source, task.index, task.prompt, task.prompt_ids)).encode("utf-8", "backslashreplace"))
@@ -119,7 +120,7 @@ class BestAnswers:
         return self.counts.prompts
 
     def add(self, prompts: int, groups: Iterable[Group]) -> None:
-        """The answers to the next ``prompts`` prompts. They are on disk when this returns."""
+        """Writes the answers to the next ``prompts`` prompts. They are on disk when this returns."""
         lines = b"".join(json_line(_line(row)) for group in groups for row in self._best(group))
         with self.path.open("ab") as file:
             file.write(lines)
@@ -130,7 +131,7 @@ class BestAnswers:
         self._save()
 
     def finish(self) -> None:
-        """Nothing is left to go on with."""
+        """Removes the state: the file is complete."""
         self.state.unlink(missing_ok=True)
 
     def _save(self) -> None:
@@ -156,7 +157,7 @@ class BestAnswers:
 
 
 def _line(row: Trajectory) -> dict[str, Any]:
-    """As ``data.format generated`` reads it. Raises ``RunError`` for an episode of several turns."""
+    """Returns a line that ``data.format generated`` reads. Raises ``RunError`` for an episode of several turns."""
     if len(row.completion) != 1:
         raise RunError("the agent's episodes have several turns, which are no single completion: rlhf rollout saves them whole")
     line: dict[str, Any] = {"prompt": row.task.prompt, "completion": row.text, "reward": row.reward}

@@ -1,4 +1,4 @@
-"""Checkpoints: a directory appears whole or not at all, with hashes of its files; the last few and the best are kept."""
+"""Checkpoints: a directory appears complete or not at all, with hashes of its files. The last few and the best are kept."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 
 FORMAT = 4
 MANIFEST = "manifest.sha256"
-"""A checkpoint's last file: the hash of every other one, as ``sha256sum`` writes and checks them."""
+"""Last file of a checkpoint: the hash of every other file, in the format of ``sha256sum``."""
 TRAINER = "trainer.pt"
-"""The last name in it."""
+"""Last name in the manifest."""
 PIECE = 2**14
-"""Elements of which torch computes a norm without more threads."""
+"""Number of elements up to which torch computes a norm on one thread."""
 ROOM = "make room (a quota counts too), lower --checkpoint.keep, or give the next run another --run-dir"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a resumed run takes up again.
+    """State from which a resumed run goes on.
 
     ``state`` is JSON (step, weight version, data position, best metric); ``tensors`` holds random and plugin state.
     """
@@ -65,7 +65,7 @@ def save_checkpoint(
     save_state: Callable[[Path], Writer | None],
     save_pending: Callable[[Path], None],
 ) -> Path:
-    """``copy_checkpoint``, written at once."""
+    """Copies and writes a checkpoint at once; see ``copy_checkpoint``."""
     return copy_checkpoint(run_dir, step, state, tensors, save_roles, save_state, save_pending)()
 
 
@@ -78,17 +78,19 @@ def copy_checkpoint(
     save_state: Callable[[Path], Writer | None],
     save_pending: Callable[[Path], None],
 ) -> Callable[[], Path]:
-    """Copy all that ``checkpoints/step-NNNNNN`` will have. The result writes it, on any thread, and is called once.
+    """Copies everything that ``checkpoints/step-NNNNNN`` will contain. Returns a function that writes it, on any thread; call
+    it once.
 
     Args:
         state: JSON values.
         tensors: plain values and tensors, read back with ``weights_only``; nobody else may change them.
-        save_roles: role → what writes its model into a directory, or copies it and gives what writes it.
+        save_roles: role → a function that writes its model into a directory, or copies it and returns a function that writes
+            it.
         save_state: the same for optimizers and schedules.
-        save_pending: writes what was sampled and not trained into a directory.
+        save_pending: writes groups that were sampled but not trained into a directory.
 
     Raises:
-        RunError: it cannot be written, or the weights diverged; both are noticed here or when it is written.
+        RunError: it cannot be written, or the weights diverged. Both are raised here or by the returned function.
     """
     path = run_dir / "checkpoints" / f"step-{step:06d}"
     before = checkpoint_dirs(run_dir)
@@ -123,7 +125,7 @@ def copy_checkpoint(
 
 
 def save_model(run_dir: Path, save: Callable[[Path], Writer | None]) -> None:
-    """Write ``model/``. Raises ``RunError`` when it cannot be written.
+    """Writes ``model/``. Raises ``RunError`` if it cannot be written.
 
     Args:
         save: as in ``copy_checkpoint``.
@@ -134,13 +136,15 @@ def save_model(run_dir: Path, save: Callable[[Path], Writer | None]) -> None:
 
 
 def model_written(run_dir: Path, checkpoint: Checkpoint) -> bool:
-    """Whether ``model/`` is there and was written after this checkpoint."""
+    """Returns True if ``model/`` exists and was written after this checkpoint."""
     model = run_dir / "model"
     return model.is_dir() and model.stat().st_mtime_ns >= (checkpoint.path / MANIFEST).stat().st_mtime_ns
 
 
 def _refuse_diverged(model: Path, role: str, step: int) -> None:
-    """Every resume from such weights would fail. Squares of merely huge ones overflow, as they do in the model's norms."""
+    """Raises ``RunError`` for weights that diverged: every resume from them would fail. Weights that are merely huge count too,
+    because their squares overflow, here as in the model's norms.
+    """
     for file in model.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
@@ -162,7 +166,7 @@ def _hashes(directory: Path, names: list[str]) -> dict[str, str]:
 
 
 def damage(checkpoint: Path, part: str = "") -> str | None:
-    """What is wrong with the files whose names begin with ``part``; ``None``: they are as they were written, and no others."""
+    """Returns what is wrong with the files whose names begin with ``part``, or None if they are exactly as written."""
     try:
         text = (checkpoint / MANIFEST).read_text()
         if not text.endswith(f"  {TRAINER}\n"):
@@ -184,7 +188,7 @@ def damage(checkpoint: Path, part: str = "") -> str | None:
 
 
 def refuse_damaged(model: Path) -> None:
-    """Raises ``UserError`` when a model directory of a checkpoint is not as it was written."""
+    """Raises ``UserError`` if a model directory of a checkpoint is not as it was written."""
     model = model.absolute()
     for checkpoint in model.parents[:2]:
         if (checkpoint / MANIFEST).is_file() and (
@@ -194,8 +198,10 @@ def refuse_damaged(model: Path) -> None:
 
 
 def plain_state(value: Any, owner: str) -> Any:
-    """A copy of ``value`` as what ``weights_only`` reads back: plain values, lists, tuples, dicts and tensors; NumPy becomes these.
-    Raises ``RunError`` for anything else, naming ``owner``: it would be saved now and fail at the resume."""
+    """Returns a copy of ``value`` that ``weights_only`` can read back: plain values, lists, tuples, dicts and tensors. NumPy
+    values are converted. Raises ``RunError`` for anything else, naming ``owner``; otherwise it would be saved now and fail at
+    the resume.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
@@ -214,9 +220,10 @@ def plain_state(value: Any, owner: str) -> Any:
 
 
 def keep_checkpoints(run_dir: Path, newest: int, keep: int, spared: Collection[int | None]) -> None:
-    """Remove all but the spared and the last ``keep`` (0: all stay) up to step ``newest``, and what killed writers left behind.
+    """Removes all checkpoints up to step ``newest`` but the spared and the last ``keep`` (0: keeps all), and leftovers of
+    killed writers.
 
-    A checkpoint after ``newest`` is of a future that a resume from an earlier one gave up.
+    A checkpoint after ``newest`` was abandoned by a resume from an earlier one.
     """
     remove_leftovers(run_dir)
     checkpoints = checkpoint_dirs(run_dir)
@@ -228,13 +235,13 @@ def keep_checkpoints(run_dir: Path, newest: int, keep: int, spared: Collection[i
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """What killed writers left behind; nothing may be written meanwhile."""
+    """Removes what killed writers left behind. Nothing may be written meanwhile."""
     for left in (run_dir / "checkpoints").glob(".step-*"):
         remove_tree(left)
 
 
 def point_to(run_dir: Path, name: str, step: int) -> None:
-    """Let ``name`` (``BEST`` or ``LAST``) link to the step's checkpoint, where the file system has links."""
+    """Links ``name`` (``BEST`` or ``LAST``) to the step's checkpoint, if the file system has links."""
     link = run_dir / name
     aside = link.with_name(f".{link.name}.partial")
     with contextlib.suppress(OSError):
@@ -244,11 +251,11 @@ def point_to(run_dir: Path, name: str, step: int) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Raises ``UserError`` for what no run wrote, although its hash is in the manifest."""
+    """Reads the state. Raises ``UserError`` for content that no run writes, even if its hash is in the manifest."""
     try:
         state = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is no JSON: {OTHER}") from error
+        raise UserError(f"{path} is not JSON: {OTHER}") from error
     lacking = [name for name in ("format", "step") if not isinstance(state, dict) or not isinstance(state.get(name), int)]
     if lacking:
         raise UserError(f"{path} was not written by a run (it needs {' and '.join(lacking)}): {OTHER}")
@@ -256,7 +263,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def take_back_replaced(run_dir: Path) -> None:
-    """A kill between the two renames of a replacement leaves the older whole checkpoint under another name: undo this."""
+    """Restores the older checkpoint if the writer was killed between the two renames of a replacement."""
     for old in (run_dir / "checkpoints").glob(".step-*.old"):
         path = old.with_name(old.name[1 : -len(".old")])
         if not path.exists():
@@ -264,9 +271,9 @@ def take_back_replaced(run_dir: Path) -> None:
 
 
 def load_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run that is as it was written; ``None`` when the run was killed before its first.
+    """Returns the newest undamaged checkpoint of a run, or None if the run was killed before its first.
 
-    Raises ``UserError`` when all are damaged, or when it was written by another format.
+    Raises ``UserError`` if all are damaged, or if its format is another.
     """
     damaged = []
     for step, path in reversed(checkpoint_dirs(run_dir)):

@@ -14,28 +14,28 @@ from rlhf_host.records.tensors import Batch, Outputs
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Weights of a micro-batch, by the shape of the loss that takes them."""
+    """Weights of a micro-batch, for each shape of loss."""
 
     tokens: Tensor
-    """``[b, t]``: the product of all, 1 outside the action tokens."""
+    """``[b, t]``: product of all weights; 1 outside the action tokens."""
     rows: Tensor
-    """``[b]``: the product of those that are ``[b]``."""
+    """``[b]``: product of the weights of shape ``[b]``."""
     keys: frozenset[str]
     """Plugins that gave weights."""
     row_keys: frozenset[str]
-    """Those that gave ``[b]``."""
+    """Plugins whose weights have shape ``[b]``."""
 
     def of(self, values: Tensor) -> tuple[Tensor, frozenset[str]]:
-        """What is multiplied into a loss of this shape, and whose it is."""
+        """Returns the weights that multiply a loss of this shape, and the plugins that gave them."""
         return (self.rows, self.row_keys) if values.dim() == 1 else (self.tokens, self.keys)
 
 
 @torch.no_grad()
 def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, gates_only: bool) -> Corrections | None:
-    """``None`` when no plugin gives any.
+    """Returns the product of all plugins' weights, or None if no plugin gives any.
 
     Args:
-        gates_only: the ratio is taken against the sampler, so the weight is in it already, and only zeros may act.
+        gates_only: only zeros act, because the ratio is taken against the sampler and so includes the weight already.
     """
     if outputs.logprobs is None or batch.advantages is None or not hooks.has("importance_weights"):
         return None

@@ -1,4 +1,4 @@
-"""Evaluation: sampled rewards, pass@k, lengths and truncation, in all and per data source."""
+"""Evaluation: sampled rewards, pass@k, lengths and truncation, overall and per data source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from rlhf_host.rollouts.experience import row_means
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """``1 − C(n−c, k)/C(n, k)``: chance that one of ``k`` of the samples passes (Chen et al., arXiv:2107.03374, eq. 1)."""
+    """Returns ``1 − C(n−c, k)/C(n, k)``, the chance that one of ``k`` of the samples passes (Chen et al., arXiv:2107.03374, eq.
+    1).
+    """
     if k > samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, not {samples}")
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
@@ -38,8 +40,9 @@ class Evaluation:
     row_metrics: RowMetrics = field(default_factory=RowMetrics)
 
     async def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Metrics under ``eval/`` and all trajectories, unjudged ones included. Raises ``RunError`` when too many trajectories
-        could not be judged."""
+        """Returns metrics under ``eval/`` and all trajectories, unjudged ones included. Raises ``RunError`` if too many
+        trajectories could not be judged.
+        """
         phase(f"Evaluating {len(self.tasks)} tasks × {self.settings.n} samples")
         started = time.perf_counter()
         collected = Collected()
@@ -61,9 +64,10 @@ class Evaluation:
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
-    """Of judged final trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins, ``score/mean``, ``pass@k``,
-    ``length/mean``, ``truncated``, ``samples``. Of rewards, scores and pass@k also ``NAME/stderr``: the standard error over tasks,
-    whose samples are not independent."""
+    """Returns the metrics of judged final trajectories: ``reward/mean``, ``reward/NAME`` of each of several plugins,
+    ``score/mean``, ``pass@k``, ``length/mean``, ``truncated``, ``samples``. Rewards, scores and pass@k have ``NAME/stderr``
+    too: the standard error over tasks, because samples of one task are not independent.
+    """
     judged: dict[tuple[str, str], list[Trajectory]] = {}
     for group in groups:
         for row in group.trajectories:
@@ -105,7 +109,7 @@ def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:
 
 
 def _with_error(name: str, tasks: Sequence[float]) -> dict[str, float]:
-    """The standard error of a mean over tasks; of one task nothing is known."""
+    """Returns a mean over tasks with its standard error; for one task there is no error."""
     return {f"{name}/stderr": statistics.stdev(tasks) / math.sqrt(len(tasks))} if len(tasks) > 1 else {}
 
 

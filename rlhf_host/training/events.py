@@ -1,4 +1,4 @@
-"""The run's event loop in its own thread, and how a run is asked to stop."""
+"""The run's event loop in its own thread, and requests to stop a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 ENDED = "the event loop has ended: a plugin ended its thread"
 WAKE_S = 0.5
-"""So often the waiting thread looks for signals."""
+"""Seconds between two checks for signals by the waiting thread."""
 CLOSE_S = 10.0
-"""How long closing waits for tasks that were cancelled."""
+"""Seconds that closing waits for cancelled tasks."""
 
 
 class Interrupted(Exception):
@@ -43,8 +43,9 @@ class EventLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
-        """Wait for a coroutine on the loop. Raises ``Interrupted`` when a stop was requested meanwhile; the coroutine has been
-        cancelled."""
+        """Waits for a coroutine on the loop. Raises ``Interrupted`` if a stop was requested meanwhile; the coroutine is then
+        cancelled.
+        """
         if interruptible and self.stop_requested:
             work.close()
             raise Interrupted
@@ -120,7 +121,7 @@ class EventLoop:
 
 
 class LoopHere(EventLoop):
-    """The same without a thread of its own: coroutines, and so the hooks they call, run on the thread that waits (``debug``)."""
+    """The same without its own thread: coroutines, and the hooks they call, run on the thread that waits (``debug``)."""
 
     def __init__(self) -> None:
         with contextlib.suppress(RuntimeError):  # there is none
@@ -155,7 +156,9 @@ class LoopHere(EventLoop):
 
 
 def _quiet_about_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An interrupt that passed through a task was raised where the loop runs: nobody will ask the task for it."""
+    """Silences reports of an interrupt that passed through a task: it was raised where the loop runs, and nobody reads the
+    task.
+    """
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
 

@@ -1,4 +1,4 @@
-"""What a run that fails leaves behind says to its user: why it ended, and how to go on."""
+"""Messages of a run that fails: why it ended, and how to go on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlhf_host.training.checkpoints import Checkpoint
 
 
 def is_lost(error: BaseException | None) -> bool:
-    """Whether the run ended because a process or machine is gone."""
+    """Returns True if the run ended because a process or machine is gone."""
     while error is not None and not isinstance(error, LostError):
         error = error.__cause__
     return error is not None
 
 
 def explained(error: BaseException, run_dir: Path, step: int, begun: Checkpoint | None) -> BaseException:
-    """Returns the error with what to do next in its message; one that nobody foresaw is returned as it is.
+    """Returns the error with the next step for the user in its message. An unexpected error is returned unchanged.
 
     Args:
         step: the last finished one.
-        begun: what the run went on from.
+        begun: the checkpoint that the run was resumed from.
     """
     if isinstance(error, KeyboardInterrupt):
         return KeyboardInterrupt(f"Interrupted after step {step}; {_way_on(run_dir, None)}.")
@@ -40,7 +40,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _way_on(run_dir: Path, begun: Checkpoint | None) -> str:
-    """Returns from where the run can go on, and by which command."""
+    """Returns where the run can go on from, and the command for it."""
     saved = checkpoint_dirs(run_dir)
     if not saved:
         return f"no checkpoint was written yet (--checkpoint.every), so {rlhf('train', '--resume', run_dir)} begins again"

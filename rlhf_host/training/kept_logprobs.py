@@ -1,4 +1,4 @@
-"""Log-probabilities on disk, found by the tokens that they belong to."""
+"""Log-probabilities on disk, found by the tokens they belong to."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlhf_host.errors import RunError
 from rlhf_host.records.tensors import Batch
 
 VERSION = 2
-"""Of what is stored; part of every key."""
+"""Version of the format; part of every key."""
 
 
 class KeptLogprobs:
-    """Of every row's completion tokens, memory-mapped.
+    """Log-probabilities of every row's completion tokens, memory-mapped.
 
-    ``index.npy`` is ``[3, N]`` uint64: the two halves of each row's digest, in the order of the first, and where its numbers begin
+    ``index.npy`` is ``[3, N]`` uint64: the two halves of each row's digest, sorted by the first, and the offset of its numbers
     in ``values``, float32. ``hashes.json`` has the sha256 of both.
 
-    Raises ``OSError`` or ``ValueError`` where a file is missing or not as it was written.
+    Raises ``OSError`` or ``ValueError`` if a file is missing or not as it was written.
     """
 
     def __init__(self, directory: Path):
@@ -38,7 +38,9 @@ class KeptLogprobs:
         self._values = np.memmap(directory / "values", dtype=np.float32, mode="r")
 
     def of(self, batch: Batch) -> Tensor:
-        """``[B, T]`` float32, 0 at padding. Raises ``RunError`` for a row that was not there when they were computed."""
+        """Returns ``[B, T]`` float32, 0 at padding. Raises ``RunError`` for a row that was not in the data when they were
+        computed.
+        """
         out = torch.zeros(batch.completion_mask.shape)
         for number, (prompt, completion) in enumerate(_rows(batch)):
             begin = self._find(*_digest(prompt, completion))
@@ -61,7 +63,7 @@ class KeptLogprobs:
 
 
 def find_logprobs(key: str) -> KeptLogprobs | None:
-    """What an earlier start left under this key."""
+    """Finds what an earlier start stored under this key."""
     try:
         return KeptLogprobs(_root() / key)
     except (OSError, ValueError):  # there is nothing, or it is damaged
@@ -69,7 +71,7 @@ def find_logprobs(key: str) -> KeptLogprobs | None:
 
 
 def keep_logprobs(key: str, computed: Iterable[tuple[Batch, Tensor]]) -> KeptLogprobs:
-    """Write the log-probabilities ``[B, T]`` of all batches. Raises ``UserError`` when they cannot be written."""
+    """Writes the log-probabilities ``[B, T]`` of all batches. Raises ``UserError`` if they cannot be written."""
 
     def fill(directory: Path) -> None:
         columns, written = (array("Q"), array("Q"), array("Q")), 0
@@ -97,7 +99,7 @@ def _hashes(directory: Path) -> dict[str, str]:
 
 
 def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int]]]:
-    """Prompt and completion of each row, as ids."""
+    """Yields prompt and completion of each row, as ids."""
     for prompt, ids, length in zip(batch.prompt_ids, batch.completion_ids, batch.lengths.tolist(), strict=True):
         yield prompt, ids[:length].tolist()
 

@@ -1,4 +1,4 @@
-"""What became of every draw of a task."""
+"""The outcome of every draw of a task."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ FILE = "ledger.jsonl"
 
 
 class Ledger:
-    """``ledger.jsonl``: a line per step with its draws, as ``[number, source, index, outcome]``. Draws are numbered in the order of
-    the stream, and each is in one line. A step that failed for want of a batch has the last line, with ``"failed": true``.
+    """``ledger.jsonl``: a line per step with its draws, as ``[number, source, index, outcome]``. Draws are numbered in the
+    order of the stream, and each is in one line. If a step fails because it gets no batch, the last line is its own and has
+    ``"failed": true``.
     """
 
     def __init__(self, run_dir: Path):
         self.path = run_dir / FILE
         self._lines = Lines(self.path)
         self.first = 0
-        """The first draw that is in no line."""
+        """First draw that is in no line."""
         self.passed: set[int] = set()
-        """Later ones that are in one."""
+        """Later draws that are in a line."""
 
     def note(self, step: int, version: int, draws: Sequence[tuple[int, str, int, str]]) -> None:
-        """Raises ``RunError`` for a draw that is in a line before.
+        """Adds a step's draws. Raises ``RunError`` for a draw that an earlier line has.
 
         Args:
-            version: of the weights that the step began with.
+            version: version of the weights at the start of the step.
         """
         if not self._add(number for number, *_ in draws):
             raise RunError(f"step {step} has a draw that {self.path} has already: this is a defect of the host")
         self._lines.add(json.dumps({"step": step, "version": version, "draws": draws}).encode() + b"\n")
 
     def note_failed(self, step: int, version: int, draws: Sequence[tuple[int, str, int, str]]) -> None:
-        """Say what became of the draws that a step could not make a batch of. They are in no batch: a resumed run takes the line
-        away and draws them again."""
+        """Adds the draws of a step that got no batch. They are in no batch: a resumed run removes the line and draws them
+        again.
+        """
         self._lines.add(json.dumps({"step": step, "version": version, "draws": draws, "failed": True}).encode() + b"\n")
 
     def flush(self) -> None:
-        """Raises ``RunError`` where lines cannot be written."""
+        """Writes the lines. Raises ``RunError`` if they cannot be written."""
         try:
             self._lines.flush()
         except OSError as error:
@@ -54,7 +56,7 @@ class Ledger:
             ) from error
 
     def check(self, stream: Mapping[str, Any]) -> None:
-        """Raises ``RunError`` unless it has the draws that the stream gave to batches."""
+        """Raises ``RunError`` unless the ledger has exactly the draws that the stream gave to batches."""
         if (self.first, self.passed) != _draws_of(stream):
             first, passed = _draws_of(stream)
             raise RunError(
@@ -63,7 +65,7 @@ class Ledger:
             )
 
     def go_back(self, step: int, stream: Mapping[str, Any]) -> None:
-        """Take away the lines after a step, up to which the stream gave these draws to batches."""
+        """Removes the lines after a step, up to which the stream gave these draws to batches."""
         wanted = _draws_of(stream)
         if not self.path.exists() and wanted == (0, set()):
             return
@@ -87,7 +89,7 @@ class Ledger:
         write_file(self.path, b"".join(kept))
 
     def _add(self, numbers: Iterable[int]) -> bool:
-        """Whether all were new."""
+        """Adds the draws; returns True if all were new."""
         new = True
         for number in numbers:
             new &= number >= self.first and number not in self.passed

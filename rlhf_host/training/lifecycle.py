@@ -1,4 +1,4 @@
-"""The hooks around a run, in order: ``run_started`` before it, ``sync_close`` and ``run_finished`` after it, whatever happens."""
+"""Hooks around a run, in order: ``run_started`` before it, ``sync_close`` and ``run_finished`` after it, whatever happens."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def run_context(
 
 @contextmanager
 def run_lifecycle(events: EventLoop, manager: PluginManager, context: RunContext) -> Iterator[Outcome]:
-    """``run_started`` before and ``run_finished`` after, with the outcome that the body fills in. Raises ``KeyboardInterrupt``
-    when the body was interrupted."""
+    """Calls ``run_started`` before the body and ``run_finished`` after it, with the outcome that the body fills in. Raises
+    ``KeyboardInterrupt`` if the body was interrupted.
+    """
     call_all(events, manager, "run_started", context=context)
     outcome = Outcome("failed", 0)
     try:
@@ -53,8 +54,9 @@ def call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments: 
 
 
 def call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:
-    """``sync_close`` and ``run_finished`` reach every plugin, whatever the others do; the first failure is raised unless
-    another error is already on its way."""
+    """Calls ``sync_close`` and ``run_finished`` on every plugin, even if some fail. Raises the first failure unless another
+    error is already on its way.
+    """
     under_way = sys.exc_info()[1]
     first: Exception | None = None
     hooks: dict[str, dict[str, Any]] = {"sync_close": {}, "run_finished": {"outcome": outcome}}
@@ -72,7 +74,7 @@ def call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) ->
 
 
 def close(events: EventLoop, started: Started) -> None:
-    """A failure of the runtime is raised unless another error is already on its way."""
+    """Closes the runtime. Raises its failure unless another error is already on its way."""
     under_way = sys.exc_info()[1]
     try:
         events.run(started.endpoints.close(), interruptible=False)

@@ -1,4 +1,4 @@
-"""Rows that ``make_rows`` gives to train on, in place of those that were drawn or sampled."""
+"""Rows from ``make_rows``, which are trained on in place of drawn or sampled rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rlhf_host.records.tensors import Experience
 
 
 def chosen_rows(groups: Sequence[Group], experience: Experience, manager: PluginManager) -> list[Group]:
-    """What ``make_rows`` makes of sampled groups. It sees the reward that an advantage would be computed from.
+    """Returns the rows that ``make_rows`` makes from sampled groups. The hook sees the reward that an advantage would be
+    computed from.
 
     Args:
         experience: the groups as tensors, rewards transformed and shaped.
@@ -29,13 +30,15 @@ def chosen_rows(groups: Sequence[Group], experience: Experience, manager: Plugin
 
 
 def made_rows(groups: Sequence[Group], manager: PluginManager) -> list[Group]:
-    """What the run's ``make_rows`` makes of the groups, as ``regrouped``."""
+    """Returns the rows that the run's ``make_rows`` makes from the groups; see ``regrouped``."""
     (key,) = manager.names("make_rows")
     return regrouped(manager.call(key, "make_rows", groups=groups), groups, key)
 
 
 def regrouped(rows: Sequence[Trajectory], groups: Sequence[Group], key: str) -> list[Group]:
-    """What the plugin ``key`` made of the groups. Raises ``RunError`` for rows of other groups, and when it gave none."""
+    """Checks and returns the rows that the plugin ``key`` made from the groups. Raises ``RunError`` for rows of other groups,
+    and if there are none.
+    """
     known = {group.group_id: Group(group.group_id, group.task, []) for group in groups}
     for row in rows:
         if row.group_id not in known:

@@ -1,4 +1,4 @@
-"""What a step is tuned by, beside its times: FLOP/s, weight sync, engines."""
+"""Metrics for tuning a step, beside its times: FLOP/s, weight sync, engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from rlhf_host.training.reduction import reduced
 
 
 def speed(updates: Sequence[Update], seconds: float) -> dict[str, float]:
-    """Of a step's updates, which took so long together: ``tflops`` per device, and ``mfu`` where it is known what these can do."""
+    """Returns the speed of a step's updates, given their total time: ``tflops`` per device, and ``mfu`` if the device's peak is
+    known.
+    """
     flops, devices = sum(update.flops for update in updates), max((update.devices for update in updates), default=0)
     if not devices:
         return {}
@@ -18,7 +20,9 @@ def speed(updates: Sequence[Update], seconds: float) -> dict[str, float]:
 
 
 async def of_sync(runtime: Runtime) -> dict[str, float]:
-    """Gigabytes that the trainer sent since the last call, and per second of sending; nothing where no weights travel."""
+    """Returns the gigabytes that the trainer sent since the last call, and per second of sending; nothing if no weights are
+    sent.
+    """
     if all(target.in_place for target in runtime.targets):
         return {}
     sent = await runtime.source.run("rlhf_host.weight_sync.buckets:take_sent")
@@ -27,6 +31,6 @@ async def of_sync(runtime: Runtime) -> dict[str, float]:
 
 
 async def of_engine(engine: Generator) -> dict[str, float]:
-    """What it measured since the last call."""
+    """Returns the engine's metrics since the last call."""
     metrics = await engine.metrics() if isinstance(engine, Measured) else ()
     return {f"engine/{name}": value for name, value in reduced(metrics).items()}

@@ -1,4 +1,4 @@
-"""How much memory this process has used."""
+"""Memory that this process has used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def memory() -> dict[str, float]:
-    """Peak resident memory of this process in GB, and of CUDA where it is used."""
+    """Returns the peak resident memory of this process in GB, and of CUDA if it is used."""
     scale = 1e9 if sys.platform == "darwin" else 1e6
     used = {"memory/rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale}
     if torch.cuda.is_available() and torch.cuda.is_initialized():

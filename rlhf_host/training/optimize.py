@@ -1,4 +1,4 @@
-"""Optimizer updates on the batch of one step: passes over it, minibatches, and what becomes of updates that are not finite."""
+"""Optimizer updates on the batch of one step: passes over it, minibatches, and the treatment of non-finite updates."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def optimize(
     """Makes ``train.epochs × train.minibatches`` updates and returns their metrics.
 
     Args:
-        sampled: the rows were sampled by the weights of now.
-        roles: those that are trained.
-        run_dir: where rows whose update is not finite are written.
+        sampled: the rows were sampled by the current weights.
+        roles: the trained roles.
+        run_dir: directory for rows whose update is not finite.
 
     Raises:
         RunError: a loss or gradient is not finite, unless ``train.on_nonfinite`` is ``skip``; or no plugin gave a loss.
@@ -68,7 +68,7 @@ def optimize(
 
 
 def _minibatches(experience: Experience, count: int, seed: Sequence[int]) -> Iterator[Experience]:
-    """Yields one per update: groups, shuffled and dealt out evenly."""
+    """Yields the rows of each update: groups, shuffled and dealt out evenly."""
     if count == 1:
         yield experience
         return

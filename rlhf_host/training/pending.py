@@ -1,4 +1,4 @@
-"""Groups that are over and not trained yet, as files of a checkpoint."""
+"""Finished groups that are not trained yet, as files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ ROWS, STATES = "pending.jsonl", "pending.json"
 
 
 def write_pending(finished: Mapping[int, Played], directory: Path) -> None:
-    """
+    """Writes finished groups.
+
     Args:
-        finished: by ordinal, as of ``Pipeline.finished``.
+        finished: by ordinal, as in ``Pipeline.finished``.
     """
     if finished:
         rows = (lines(ordinal, "train", [*one.group.trajectories, *one.failed], {}) for ordinal, one in finished.items())
@@ -27,7 +28,7 @@ def write_pending(finished: Mapping[int, Played], directory: Path) -> None:
 
 
 def read_pending(directory: Path) -> dict[int, Played]:
-    """What ``write_pending`` wrote, with stand-ins for tasks; nothing where it wrote nothing."""
+    """Reads what ``write_pending`` wrote, with stand-ins for tasks; nothing if it wrote nothing."""
     if not (directory / ROWS).exists():
         return {}
     states = json.loads((directory / STATES).read_text())

@@ -1,4 +1,4 @@
-"""Plugins' states across a resume, and which versions wrote them."""
+"""Plugins' states across a resume, and the versions that wrote them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ log = logging.getLogger(__name__)
 
 
 def plugin_sources(manager: PluginManager) -> dict[str, str]:
-    """Key → ``distribution version`` of the installed plugins."""
+    """Returns key → ``distribution version`` of the installed plugins."""
     return {item.key: item.info.source for item in manager.loaded if item.info.distribution != PYTHON}
 
 
 def load_plugins(manager: PluginManager, states: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Give plugins their states back, and say which of them have another version than the one that wrote the checkpoint.
+    """Gives plugins their states back, and reports those whose version is not the one that wrote the checkpoint.
 
     Args:
-        sources: ``plugin_sources`` of then.
+        sources: ``plugin_sources`` at the time of the checkpoint.
 
     Raises:
-        RunError: a plugin does not take its state.
+        RunError: a plugin rejects its state.
     """
     now = plugin_sources(manager)
     changed = {key: (then, now[key]) for key, then in sources.items() if now.get(key, then) != then}

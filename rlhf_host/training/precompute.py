@@ -1,4 +1,6 @@
-"""``--ROLE.precompute``: log-probabilities of a frozen role over a data set, before the run, which then loads no such model."""
+"""``--ROLE.precompute``: log-probabilities of a frozen role over a data set, computed before the run, which then does not load
+that model.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ from rlhf_host.training.row_source import RowBatches
 
 
 def precomputed(config: RunConfig, manager: PluginManager, needs: Needs, inputs: Inputs) -> dict[str, KeptLogprobs]:
-    """Role → its log-probabilities, for roles with ``precompute``: those that an earlier run has kept, or computed now."""
+    """Returns role → its log-probabilities, for roles with ``precompute``: stored by an earlier run, or computed now."""
     wanted = [need for need in needs.roles if need.name in config.roles and config.roles[need.name].precompute]
     return {need.name: _Precompute(config, manager, needs, inputs, need).logprobs() for need in wanted}
 
 
 @dataclass(frozen=True, slots=True)
 class _Precompute:
-    """One role's."""
+    """Log-probabilities of one role."""
 
     config: RunConfig
     manager: PluginManager
@@ -52,7 +54,7 @@ class _Precompute:
         role = role_settings(self.config.roles, self.need, None, self.needs)
         key = self._key(role)
         if (known := find_logprobs(key)) is not None:
-            phase(f"Using the log-probabilities of {self.need.name} that an earlier run has kept")
+            phase(f"Using the log-probabilities of {self.need.name} that an earlier run stored")
             return known
         phase(f"Loading {self.need.name}, to compute its log-probabilities before the run")
         # Every runtime has an actor: here it is this role.
@@ -77,13 +79,13 @@ class _Precompute:
                 events.run(runtime.close(), interruptible=False)
 
     def _batches(self) -> Iterator[Batch]:
-        """Every row that the run will see."""
+        """Yields every row that the run will see."""
         batches = RowBatches(self.manager, self.needs, None, self.config.rollout.temperature, self.inputs.tokenizer)
         for groups in self._groups(batches):
             yield batches.rows(groups, 0, 0)
 
     def _groups(self, batches: RowBatches) -> Iterator[Sequence[Group]]:
-        """All units; where a plugin makes rows of whole batches, the run's batches in their order."""
+        """Yields all units; if a plugin makes rows of whole batches, the run's batches in their order."""
         units, held_out = self.inputs.units, self.inputs.held_out_units
         assert units is not None
         if self.manager.has("make_rows"):
@@ -98,7 +100,7 @@ class _Precompute:
             yield from chunks(held_out, name, batches)
 
     def _key(self, role: RoleConfig) -> str:
-        """Of everything that decides about the numbers."""
+        """Returns a key of everything that the numbers depend on."""
         config, inputs = self.config, self.inputs
         sets = (inputs.units, inputs.held_out_units)
         parts: dict[str, Any] = {
@@ -119,12 +121,12 @@ class _Precompute:
 
 
 def without(needs: Needs, roles: Collection[str]) -> Needs:
-    """The needs of a run that loads no such roles."""
+    """Returns the needs of a run that does not load these roles."""
     return replace(needs, roles=tuple(need for need in needs.roles if need.name not in roles))
 
 
 def _weights(role: RoleConfig) -> str:
-    """The content of the model's files, with its adapter's."""
+    """Returns a digest of the model's files, with its adapter's."""
     role = with_base(role)
     files = weight_files(role)
     if not find_model(role.model).gguf:

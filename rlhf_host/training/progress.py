@@ -1,4 +1,4 @@
-"""How far a run is, apart from its data, weights and plugins."""
+"""Progress of a run, apart from its data, weights and plugins."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ class Progress:
     step: int = 0
     """Finished steps."""
     version: int = 0
-    """That of the weights."""
+    """Version of the weights."""
     pending: dict[str, float] | None = None
-    """Metrics of a finished step that is not logged yet: evaluated where due and logged first thing."""
+    """Metrics of a finished step that is not logged yet. They are completed by an evaluation if one is due, and logged first."""
     best: dict[str, Any] | None = None
     """``step`` and ``value`` of the best ``checkpoint.best`` so far."""
     rates: dict[str, float] = field(default_factory=dict)
-    """Role → the peak learning rate that plugins have set."""
+    """Role → the peak learning rate that plugins set."""
     stopped: str | None = None
-    """Why a plugin ends the run after this step."""
+    """Reason for which a plugin ends the run after this step."""
     begun: int | None = None
-    """The step of the checkpoint from which the run went on."""
+    """Step of the checkpoint from which the run was resumed."""
 
     @property
     def best_step(self) -> int | None:
         return self.best["step"] if self.best else None
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values, without the step, which is in a checkpoint's name."""
+        """Returns JSON values, without the step, which is in a checkpoint's name."""
         return {name: getattr(self, name) for name in ("version", "best", "pending", "rates", "stopped")}
 
     def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:

@@ -11,12 +11,12 @@ from rlhf_host.records.episodes import Reward, Trajectory
 
 # JSON allows these raw, but many readers split lines at them.
 LONGEST = 8_000
-"""Characters of one value of an event."""
+"""Maximum characters of one value of an event."""
 _LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"})
 
 
 def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
-    """One trajectory as JSON values; with ``tokens`` all there is, so that it can be read back (``training.saved_rows``)."""
+    """Returns one trajectory as JSON values. With ``tokens`` it is complete and can be read back (``training.saved_rows``)."""
     row: dict[str, Any] = {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
@@ -49,7 +49,7 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
 
 
 def _bounded(event: Mapping[str, Any]) -> dict[str, Any]:
-    """With values that are not endless: a tool's result may be a file."""
+    """Returns the values, cut to a bounded length: a tool's result may be a whole file."""
     bounded = {}
     for name, value in event.items():
         text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
@@ -58,7 +58,7 @@ def _bounded(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(trajectory: Trajectory) -> dict[str, Any]:
-    """What ``saved_rows.read_steps`` needs besides to make the trajectory again."""
+    """Returns the further values that ``saved_rows.read_steps`` needs to restore the trajectory."""
     task = trajectory.task
     several = len(trajectory.completion) > 1
     problem: dict[str, Any] = {"prompt": task.prompt, "metadata": task.metadata, "agent": task.agent}
@@ -93,7 +93,7 @@ def _verdict(reward: Reward) -> dict[str, Any]:
 
 
 def provenance(config: Mapping[str, Any], split: str) -> dict[str, Any]:
-    """How a split's trajectories were sampled and their rewards weighted, from a run's configuration as plain values."""
+    """Returns how a split's trajectories were sampled and their rewards weighted, from a run's configuration as plain values."""
     rollout, drawn = config["rollout"], config["rollout" if split == "train" else "eval"]
     sampling = {name: drawn[name] for name in ("temperature", "top_p", "top_k", "min_p")}
     sampling["max_new_tokens"] = drawn["max_new_tokens"] or rollout["max_new_tokens"]
@@ -108,7 +108,7 @@ def json_line(row: Mapping[str, Any]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """The value in what strict JSON knows: non-finite numbers become ``None``, unknown objects their ``str``."""
+    """Converts the value to strict JSON: non-finite numbers become ``None``, unknown objects their ``str``."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):

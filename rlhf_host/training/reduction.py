@@ -14,15 +14,15 @@ from rlhf_host.training.corrections import Corrections
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess", "calibration")
 BINS = 10
-"""Of the confidence, for calibration."""
+"""Number of confidence bins, for calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What loss weights depend on, of the whole optimizer batch: every rank has all of it and only its own rows' data."""
+    """Counts of the whole optimizer batch that loss weights depend on. Every rank has all of them, but only its own rows' data."""
 
     masks: dict[str, Tensor]
-    """``[B, T]`` bool by name; a plugin's own are ``ALIAS.NAME``."""
+    """``[B, T]`` bool by name; a plugin's own masks are ``ALIAS.NAME``."""
     group_id: Tensor
     episode_id: Tensor
 
@@ -36,7 +36,7 @@ class Denominators:
         return cls(masks, batch.group_id, batch.episode_id)
 
     def mask(self, mask: Mask, alias: str = "") -> Tensor:
-        """Raises ``ValueError`` when the plugin ``alias`` has no such mask."""
+        """Returns the mask. Raises ``ValueError`` if the plugin ``alias`` has no such mask."""
         name = f"{alias}.{mask.name}" if isinstance(mask, Extra) else mask.name
         if name not in self.masks:
             raise ValueError(f"a loss term has the mask {mask}, and prepare_batch gave no tensor [B, T] of bool by that name")
@@ -44,9 +44,9 @@ class Denominators:
 
 
 def token_weights(aggregation: Aggregation, mask: Tensor, group_id: Tensor, episode_id: Tensor) -> Tensor:
-    """``[B, T]`` float64 weights with ``loss = Σ weights·values`` over the optimizer batch.
+    """Returns ``[B, T]`` float64 weights with ``loss = Σ weights·values`` over the optimizer batch.
 
-    A sequence mean weights an episode's ``k`` trajectories by ``1/k``; rows without any token in the mask count nowhere.
+    A sequence mean weights an episode's ``k`` trajectories by ``1/k``; rows without any token in the mask do not count.
 
     Args:
         mask: ``[B, T]`` bool over the whole optimizer batch.
@@ -68,7 +68,7 @@ def token_weights(aggregation: Aggregation, mask: Tensor, group_id: Tensor, epis
 
 
 def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
-    """``[B]`` float64, summing to 1: rows with a token in ``mask``, an episode's ``k`` rows ``1/k`` each."""
+    """Returns ``[B]`` float64 weights that sum to 1: rows with a token in ``mask`` count, an episode's ``k`` rows ``1/k`` each."""
     present = mask.any(-1).to(torch.float64)
     episodes, of_row = torch.unique(episode_id, return_inverse=True)
     rows = torch.zeros(len(episodes), dtype=torch.float64, device=mask.device).index_add(0, of_row, present)
@@ -77,19 +77,19 @@ def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Reducer:
-    """Weights of one optimizer batch, made once per (mask, aggregation) and cut to micro-batches."""
+    """Weights of one optimizer batch, computed once per (mask, aggregation) and cut to micro-batches."""
 
     whole: Denominators
     _weights: dict[tuple[Mask, str, Aggregation | None], Tensor] = field(default_factory=dict)
 
     def reduce(self, term: LossTerm, rows: list[int], corrections: Corrections | None, alias: str = "") -> Tensor:
-        """The term's share of the batch loss, a float32 scalar with gradient.
+        """Returns the term's share of the batch loss, a float32 scalar with gradient.
 
         Args:
             term: its ``values`` are ``[b, t]`` over the micro-batch, or ``[b]``.
             rows: the micro-batch's rows in the optimizer batch.
             corrections: multiplied into terms marked ``corrected``.
-            alias: of the plugin that gave the term.
+            alias: alias of the plugin that gave the term.
 
         Raises:
             ValueError: for an unknown mask, or values of the wrong shape.
@@ -115,7 +115,7 @@ class Reducer:
         return term.coefficient * (torch.where(weights != 0, values, 0.0) * weights).sum()
 
     def count(self, term: LossTerm, alias: str = "") -> int:
-        """Of the things that the term is a mean over: tokens, groups or episodes of the optimizer batch."""
+        """Returns the number of things that the term is a mean over: tokens, groups or episodes of the optimizer batch."""
         mask = self.whole.mask(term.mask, alias)
         if term.values.dim() > 1 and term.aggregation.name == "token-mean":
             return int(mask.sum())
@@ -126,7 +126,7 @@ class Reducer:
 
 @dataclass(slots=True)
 class Metrics:
-    """Metrics on their way up: sums and counts, extremes, combined exactly however the batch was split."""
+    """Metrics on their way up: sums, counts and extremes, combined exactly however the batch was split."""
 
     _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     _totals: dict[str, float] = field(default_factory=dict)
@@ -135,10 +135,10 @@ class Metrics:
     _weights: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """``Σw``, ``Σw²`` and count."""
     _bins: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Per bin, how far confidences are above being right, summed; and the count."""
+    """Sum per bin of confidence minus correctness, and the count."""
 
     def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
-        """Raises ``ValueError`` for a name, a mask or a reduction that cannot be."""
+        """Adds a metric. Raises ``ValueError`` for an invalid name, mask or reduction."""
         for metric in metrics:
             values, mask = torch.as_tensor(metric.values, dtype=torch.float64).detach(), metric.mask
             fits = mask is None or (mask.dtype == torch.bool and mask.shape == values.shape)
@@ -164,7 +164,7 @@ class Metrics:
                 _add(self._bins, name, _overconfidence(counted))
 
     def join(self, other: Metrics, prefix: str = "") -> None:
-        """Take in another part of the same optimizer batch: what comes out is as if it had been added here."""
+        """Adds another part of the same optimizer batch. The result is the same as if its metrics had been added here."""
         for name, (total, count) in other._sums.items():
             mine = self._sums.get(prefix + name, (0.0, 0.0))
             self._sums[prefix + name] = (mine[0] + total, mine[1] + count)
@@ -179,7 +179,7 @@ class Metrics:
                 _add(mine_of, prefix + name, sums)
 
     def merge(self, other: Metrics) -> None:
-        """Take in another optimizer batch's metrics: means weigh by count, a batch's sums become one value each in a mean."""
+        """Adds another optimizer batch's metrics: means are weighted by count; a batch's sum becomes one value of a mean."""
         self.join(replace(other, _totals={}))
         for name, value in other._totals.items():
             # A batch's sum (a loss term's shares) is one observation among the step's updates.
@@ -187,10 +187,10 @@ class Metrics:
             self._sums[name] = (mine[0] + value, mine[1] + 1)
 
     def as_mean(self, name: str, count: int, *, first: bool) -> None:
-        """Turn a sum that is a mean over ``count`` things into one that can be combined with other batches'.
+        """Turns a sum that is a mean over ``count`` things into one that can be combined with other batches'.
 
         Args:
-            first: this is the first of the ranks that have shares of it.
+            first: True on the first of the ranks that have shares of it.
         """
         self._sums[name] = (self._totals.pop(name, 0.0) * count, count * first)
 
@@ -206,14 +206,16 @@ def _add(sums: dict[str, tuple[float, ...]], name: str, more: tuple[float, ...])
 
 
 def _overconfidence(given: Tensor) -> tuple[float, ...]:
-    """What ``_bins`` holds, of the probabilities of what turned out to be true; one of 0.5 is half right."""
+    """Returns the overconfidence in ``_bins``, for probabilities of tokens that turned out to be true; a probability of 0.5 is
+    half right.
+    """
     confidence, right = torch.maximum(given, 1 - given), (given > 0.5).double() + 0.5 * (given == 0.5)
     bins = ((confidence - 0.5) * 2 * BINS).long().clamp(0, BINS - 1)
     return (*given.new_zeros(BINS).index_add(0, bins, confidence - right).tolist(), len(given))
 
 
 def reduced(metrics: Iterable[Metric]) -> dict[str, float]:
-    """Metrics of one place, reduced."""
+    """Returns the metrics of one place, reduced."""
     together = Metrics()
     together.add(metrics)
     return together.result()

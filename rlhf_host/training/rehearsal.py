@@ -1,4 +1,4 @@
-"""A run before its models are loaded: what they, the backend and the engine would refuse then, and whether their weights fit."""
+"""Checks of a run before its models are loaded: what models, backend and engine would refuse, and whether the weights fit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ GB = 1e9
 
 
 def check_inputs(config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any) -> None:
-    """Raises ``UserError`` for roles, settings and plugins that do not go together, as far as settings and files of configurations
-    say.
+    """Raises ``UserError`` for roles, settings and plugins that do not go together, as far as settings and configuration files
+    tell.
 
     Args:
         tokenizer: the actor's.
@@ -46,7 +46,7 @@ def check_inputs(config: RunConfig, manager: PluginManager, needs: Needs, tokeni
 
 
 def check_plugins(config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any) -> None:
-    """Raises ``PluginError`` for what a plugin refuses."""
+    """Raises ``PluginError`` for everything that a plugin refuses."""
     settings, tokenizers = config.model_dump(), _Tokenizers(config, needs, {"actor": tokenizer})
     for key in manager.names("check_run"):
         manager.call(key, "check_run", config=settings, tokenizers=tokenizers)
@@ -54,7 +54,7 @@ def check_plugins(config: RunConfig, manager: PluginManager, needs: Needs, token
 
 @dataclass
 class _Tokenizers(Mapping[str, Any]):
-    """Role → its tokenizer, loaded when it is asked for."""
+    """Role → its tokenizer, loaded on first use."""
 
     config: RunConfig
     needs: Needs
@@ -76,13 +76,13 @@ class _Tokenizers(Mapping[str, Any]):
 
 
 def rehearse(start: RuntimeStart, *, remote: bool) -> list[str]:
-    """Look at each role of a run that trains as far as settings and the files beside its weights say.
+    """Checks each role of a run that trains, as far as settings and the files beside its weights tell.
 
     Args:
-        remote: the roles will be in processes elsewhere, whose devices are not known.
+        remote: the roles will be in other processes, whose devices are not known.
 
     Returns:
-        What was seen, for people.
+        Lines for people about what was checked.
 
     Raises:
         UserError: something that the run would refuse after loading, or weights that cannot fit.
@@ -101,7 +101,7 @@ def rehearse(start: RuntimeStart, *, remote: bool) -> list[str]:
             continue
         model = outline(role, head=need.head, trainable=need.trainable)
         if model is None:
-            lines.append(f"role {need.name}: {role.model} cannot be made without its weights, so neither is looked at before")
+            lines.append(f"role {need.name}: {role.model} cannot be checked before its weights are loaded")
             continue
         if need.trainable:
             balance_of(model, role.router_aux_loss_coef)
@@ -112,14 +112,14 @@ def rehearse(start: RuntimeStart, *, remote: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class _Share:
-    """Bytes that a role needs at least."""
+    """Minimum bytes of a role."""
 
     role: str
     count: int
-    """Numbers of its weights."""
+    """Number of its weights."""
     weights: float
     state: float
-    """Gradients and the optimizer; not of adapters, whose are few."""
+    """Bytes of gradients and optimizer; not counted for adapters, which are small."""
 
     def __str__(self) -> str:
         text = f"{self.role}: {self.count / GB:.2f}·10⁹ numbers, {self.weights / GB:.1f} GB"
@@ -138,12 +138,12 @@ def _share(need: RoleNeed, role: RoleConfig, model: Any, backend: BackendTraits)
 
 
 def _compared(device: torch.device | None, shares: list[_Share]) -> Iterator[str]:
-    """Raises ``UserError`` where they cannot fit."""
+    """Yields lines about the memory that is needed and available. Raises ``UserError`` if the models cannot fit."""
     weights, state = sum(share.weights for share in shares), sum(share.state for share in shares)
     need, texts = weights + state, "; ".join(map(str, shares))
     if device is None or (there := room(device)) is None:
         where = "the places that the roles get" if device is None else str(device)
-        yield f"memory: {need / GB:.1f} GB at least ({texts}); how much {where} has is not known, and not compared"
+        yield f"memory: {need / GB:.1f} GB at least ({texts}); the memory of {where} is unknown, so this is not checked"
         return
     if need > there:
         few = "keep frozen weights in fewer bits (dtype, quantize)"

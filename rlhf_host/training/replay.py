@@ -1,4 +1,4 @@
-"""Replay: saved trajectories scored again and their advantages computed again, with other plugins, and what that changes."""
+"""Replay: scores saved trajectories and computes their advantages again, with other plugins, and shows what that changes."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class Change:
     old: Trajectory
     new: Trajectory
     reward: float | None
-    """After ``transform_rewards``; ``None`` where it is unjudged."""
+    """Reward after ``transform_rewards``; None if it is unjudged."""
     dropped: str | None = None
-    """Why a filter refuses its group."""
+    """Reason for which a filter refuses its group."""
     masked: bool = False
-    """No token of it is in the loss."""
+    """True if no token of it is in the loss."""
 
     @property
     def text(self) -> str:
-        """The answer; empty where neither the file nor a tokenizer has it."""
+        """The answer; empty if neither the file nor a tokenizer has it."""
         try:
             return self.new.text
         except UserError:
             return ""
 
     def row(self) -> dict[str, Any]:
-        """As JSON values; ``advantage`` is the mean over the tokens in the loss."""
+        """Returns JSON values; ``advantage`` is the mean over the tokens in the loss."""
         old, new = self.old, self.new
         return {
             "step": self.step,
@@ -74,13 +74,13 @@ class Change:
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay found."""
+    """Results of a replay."""
 
     changes: list[Change]
     steps: list[SavedStep]
-    """The trajectories as they are now scored, without groups that a filter refused."""
+    """Trajectories with their new scores, without groups that a filter refused."""
     recomputed: bool
-    """The file had no advantages: the old ones are the given algorithm's, on the saved rewards."""
+    """True if the file had no advantages: the old ones are then computed with the given algorithm from the saved rewards."""
 
     def summary(self) -> dict[str, Any]:
         old, new = [c.old.reward for c in self.changes], [c.reward for c in self.changes]
@@ -113,13 +113,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]) -> Replay:
-    """Score, filter and compute advantages as a run with these plugins would have; what is not chosen stays as saved.
+    """Scores, filters and computes advantages as a run with these plugins would. Everything that is not chosen stays as saved.
 
-    A model is loaded only where a plugin asks a role for something; trained roles, such as a critic, are taken as they are.
+    A model is loaded only if a plugin asks a role for something; trained roles, such as a critic, are used as they are.
 
     Raises:
-        UserError: where a role, or a text that the file does not hold, needs a model that is not given.
-        RunError: when a plugin gives something unusable.
+        UserError: a role, or a text that is not in the file, needs a model that is not given.
+        RunError: a plugin returns something unusable.
     """
     needs = merge_needs(manager)
     roles = _roles(needs)
@@ -145,7 +145,7 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
 
 
 def _noted(decode: Callable[[Sequence[int]], str] | None, missing: list[UserError]) -> Callable[[Sequence[int]], str] | None:
-    """The same, and a text that the file does not hold is noted."""
+    """Returns the decoder unchanged, but records texts that are not in the file."""
     if decode is None:
         return None
 
@@ -160,7 +160,7 @@ def _noted(decode: Callable[[Sequence[int]], str] | None, missing: list[UserErro
 
 
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
-    """What must be there to score and compute advantages, all frozen; the actor comes with any other."""
+    """Returns the roles needed to score and compute advantages, all frozen; with any other role comes the actor."""
     asked = {output.role for output in needs.outputs if output.what != "distribution"}
     roles = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
     if roles and all(role.name != "actor" for role in roles):
@@ -200,7 +200,7 @@ class _Replayer:
         return Replay(changes, scored, recomputed)
 
     def _scored(self, step: SavedStep) -> tuple[list[Trajectory], Judges, dict[str, float]]:
-        """Copies with the new rewards, in the same order, and the weight of each reward."""
+        """Returns copies with the new rewards, in the same order, and the weight of each reward."""
         by = judges(self.manager, step.split)
         rows = [dataclasses.replace(row, advantage=None, metrics=dict(row.metrics)) for row in step.rows]
         for row in rows if self.tokenizer is not None and step.tokens else ():
@@ -235,7 +235,7 @@ class _Replayer:
         return rows, by, {alias: weight for alias, (_, weight) in by.items()}
 
     def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:
-        """The judged rows by group, and why others would not have been kept in training."""
+        """Returns the judged rows by group, and the reasons why training would not have kept others."""
         remaining: list[Group] = []
         dropped: dict[str, str] = {}
         for group in dataclasses.replace(step, rows=list(rows)).groups():
@@ -247,7 +247,7 @@ class _Replayer:
         return remaining, dropped
 
     def _experience(self, step: SavedStep, groups: Sequence[Group], weights: Mapping[str, float]) -> Experience | None:
-        """The groups with rewards transformed and, where an algorithm is chosen, advantages; ``None`` without groups."""
+        """Returns the groups with rewards transformed and, if an algorithm is chosen, advantages; None without groups."""
         if not groups:
             return None
         rollout = self.config.rollout

@@ -1,4 +1,4 @@
-"""What a run that is resumed refuses, by its checkpoint."""
+"""Checks of a checkpoint before a run is resumed from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE_KEYS = {"version", "best", "pending", "rates", "stream", "plugins"}
 
 
 def refuse_foreign(checkpoint: Checkpoint) -> None:
-    """Raises ``UserError`` for a checkpoint whose hashes are right and whose content is not what a run writes."""
+    """Raises ``UserError`` for a checkpoint whose hashes are right but whose content is not what a run writes."""
     if (lacking := sorted(STATE_KEYS - checkpoint.state.keys())) or not isinstance(checkpoint.state["stream"], dict):
         what = f"{STATE} needs {' and '.join(lacking or ['stream'])}"
     elif not _is_like(checkpoint.tensors["torch_rng"], torch.get_rng_state()):
@@ -35,7 +35,7 @@ def _is_like(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def refuse_lost(config: RunConfig, needs: Needs, checkpoint: Checkpoint, run_dir: Path) -> None:
-    """Raises ``UserError`` where something that the checkpoint has could not be taken up: optimizers, or draws."""
+    """Raises ``UserError`` if this run could not use something in the checkpoint: optimizers, or draws."""
     check_state(checkpoint.optimizers, needs)
     recorded = checkpoint.state.get("config") or load_config(run_dir / CONFIG).model_dump()
     if (then := recorded["backend"]["name"]) != (now := config.backend.name):
@@ -53,12 +53,12 @@ def refuse_lost(config: RunConfig, needs: Needs, checkpoint: Checkpoint, run_dir
 def refuse_finished(
     config: RunConfig, checkpoint: Checkpoint, run_dir: Path, steps: int | None, saved: SavedRollouts | None, *, rows: bool
 ) -> None:
-    """Raises ``UserError`` where nothing is left to do, or the run was of another kind.
+    """Raises ``UserError`` if nothing is left to do, or the run was of another kind.
 
     Args:
-        steps: of the whole run, where that is known.
-        saved: what it trains on in place of sampling.
-        rows: it trains on a data set.
+        steps: number of steps of the whole run, if known.
+        saved: saved trajectories that it trains on in place of sampling.
+        rows: True if it trains on a data set.
     """
     before = "trajectories" in checkpoint.state["stream"]
     if before != (saved is not None):

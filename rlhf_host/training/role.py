@@ -20,14 +20,14 @@ from rlhf_host.records.tensors import Batch, Outputs
 
 @dataclass(slots=True)
 class Role:
-    """A model with its job; ``backend`` is there when it is trained."""
+    """A model with its job; ``backend`` is set if it is trained."""
 
     name: str
     passes: Passes
     backend: Backend | None = None
     traits: BackendTraits = dataclasses.field(default_factory=BackendTraits)
     trainer: str = "the backend"
-    """The backend's name, for its errors."""
+    """Name of the backend, for its errors."""
 
     @classmethod
     def of(
@@ -43,10 +43,10 @@ class Role:
         ranks: Ranks | None = None,
         trainer: str = "the backend",
     ) -> Role:
-        """A role around a loaded model.
+        """Returns a role around a loaded model.
 
         Args:
-            backend: trains it; ``settings``, ``total_updates`` and ``ranks`` are for that.
+            backend: trains it; uses ``settings``, ``total_updates`` and ``ranks``.
         """
         device = next(model.parameters()).device
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -76,34 +76,34 @@ class Role:
         return cls(name, passes, started, traits, trainer)
 
     def under(self, name: str, adapter: str | None) -> Role:
-        """A frozen role that computes with this one's model, under another adapter of it, or under none."""
+        """Returns a frozen role that computes with this one's model, under another adapter of it, or under none."""
         return Role(name, self.passes.under(adapter), traits=self.traits)
 
     @property
     def prefix(self) -> str:
-        """Of its metrics' names."""
+        """Prefix of its metrics' names."""
         return "" if self.name == "actor" else f"{self.name}/"
 
     def blank(self) -> Tensor:
-        """A forward pass over one token that counts nowhere; a loss of 0 that reaches every parameter of it."""
+        """Runs a forward pass over one token that is not counted; returns a loss of 0 that reaches every parameter."""
         ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
         return zero_loss(self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"})))
 
 
 def rows_of(batch: Batch) -> dict[str, Any]:
-    """What a pass takes of a batch."""
+    """Returns the part of a batch that a pass uses."""
     names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature")
     return {name: getattr(batch, name) for name in names}
 
 
 def zero_loss(outputs: Outputs) -> Tensor:
-    """A loss of 0 with a gradient of zeros."""
+    """Returns a loss of 0 with a gradient of zeros."""
     every = (outputs.logprobs, outputs.values, outputs.scores, outputs.bootstrap, outputs.token_scores)
     values = next(item for item in every if item is not None)
     return torch.where(torch.isfinite(values), values, 0.0).sum() * 0.0
 
 
 def worker_rows(batch: Batch, rows: Sequence[int], device: torch.device) -> Batch:
-    """The rows on a device, as worker hooks see them: without what only the controller has."""
+    """Returns the rows on a device, as worker hooks see them: without the fields that only the controller has."""
     part = batch.batch().select(rows)
     return part if device.type == "cpu" else part.map(lambda _, tensor: tensor.to(device, non_blocking=True))

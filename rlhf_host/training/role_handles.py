@@ -1,4 +1,4 @@
-"""Roles as plugins see them: awaitable forward passes without gradient, on whatever runtime."""
+"""Roles as plugins see them: awaitable forward passes without gradient, on any runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrainerRole:
 
     Args:
         temperature: divides logits before the softmax.
-        threads: wait in a thread beside the event loop; without, the loop waits too, where a debugger can follow.
+        threads: wait in a thread beside the event loop. If False the loop waits too, so that a debugger can follow.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TrainerRole:
 
 
 def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch:
-    """Trajectories as rows for a forward pass; nothing of sampling is filled in."""
+    """Returns trajectories as rows for a forward pass; fields of sampling are not filled in."""
     tokens = [[token for segment in row.completion for token in segment.token_ids] for row in trajectories]
     width = max([1, *map(len, tokens)])
     ids = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.int64).reshape(-1, width)

@@ -1,4 +1,4 @@
-"""What each role of a run is loaded from and trained with."""
+"""Settings from which each role of a run is loaded and trained."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ADAPTER_RATE = 10
 
 
 def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Path | None, needs: Needs) -> RoleConfig:
-    """The role's own settings, with the model of ``need.source`` (a role's name, or a path) where it names none, and the
-    learning rate of ``need`` where it sets none. A model that is an adapter becomes its base and the adapter.
+    """Returns the role's settings. The model is that of ``need.source`` (a role's name, or a path) if the role names none; the
+    learning rate is that of ``need`` if the role sets none. A model that is an adapter becomes its base and the adapter.
 
     Args:
         roles: as configured.
-        override: where its weights come from instead: a checkpoint.
-        needs: of the whole run: the role that ``need.source`` names may have its model from its own source.
+        override: a checkpoint to load the weights from instead.
+        needs: needs of the whole run; the role that ``need.source`` names may itself get its model from its source.
 
     Raises:
-        UserError: when no model is named anywhere, or an adapter was trained on another one.
+        UserError: no model is named anywhere, or an adapter was trained on another model.
     """
     settings = roles.get(need.name) or RoleConfig()
     if settings.model is None and need.source is not None:

@@ -1,5 +1,6 @@
-"""Batches of sampled or saved rollouts: groups become tensors, then log-probabilities, advantages and what plugins prepare. With
-``make_rows`` only the rows that it chooses are trained on, without advantages."""
+"""Batches of sampled or saved rollouts: groups become tensors, then get log-probabilities, advantages and prepared values of
+plugins. With ``make_rows`` a run trains only on the rows that it chooses, without advantages.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +37,12 @@ PATIENCE = (
     *("max_unjudged", "score_timeout_s", "score_retries", "step_timeout_s", "episode_timeout_s", "episode_retries"),
     *("stall_s", "policy_port"),
 )
-"""Settings of rollouts on which a group that is over does not depend."""
+"""Settings of rollouts that do not affect a finished group."""
 
 log = logging.getLogger(__name__)
 
 LAGS = 4
-"""Up to so many versions have a metric though no token is so old."""
+"""Number of version lags that have a metric even if no token is so old."""
 
 
 @dataclass(slots=True)
@@ -54,10 +55,10 @@ class RolloutSource:
     needs: Needs
     trainer: Trainer
     context: ScoreContext
-    """Of any step, for scoring."""
+    """Context of any step, for scoring."""
     loop: EventLoop
     _made_by: dict[str, str] = field(init=False)
-    """Setting on which sampled groups depend → hash of its value."""
+    """Setting that sampled groups depend on → hash of its value."""
     _reasons: MetricNames = field(default_factory=lambda: MetricNames("reasons of filters"))
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class RolloutSource:
         return {**self.rollouts.state_dict(), "made_by": self._made_by}
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Groups that are finished are used as they are, unless they would not be made so now."""
+        """Restores the position. Uses finished groups as they are, unless the settings would now produce others."""
         known = state.get("made_by", self._made_by)
         changed = [name for name, value in self._made_by.items() if known.get(name) != value]
         if finished and (changed or not self.rollouts.takes_finished):
@@ -133,14 +134,14 @@ class RolloutSource:
         return Drawn(batch, rows, fresh, self.rollouts.epoch, metrics, measured, times, collected.draws)
 
     def _named(self, dropped: Counter[str]) -> Counter[str]:
-        """With reasons that are names of metrics."""
+        """Returns the groups with reasons that are names of metrics."""
         named = Counter[str]()
         for reason, count in dropped.items():
             named[reason if self._reasons.takes(reason) else "others"] += count
         return named
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
-        """The rows to train on, of groups whose rewards are transformed and shaped first."""
+        """Returns the rows to train on, chosen from groups whose rewards are transformed and shaped first."""
         if self.manager.has("shape_rewards"):  # it may look at log-probabilities
             add_outputs(experience, self.trainer, self.needs, "fused")
         apply_rewards(experience, self.manager)
@@ -148,14 +149,14 @@ class RolloutSource:
 
 
 def _note_logprobs(batch: Experience, logprobs: Tensor | None) -> None:
-    """For those who look at single tokens."""
+    """Adds log-probabilities per token to the trajectories, for people who look at single tokens."""
     if logprobs is not None:
         for trajectory, values, length in zip(batch.trajectories, logprobs, batch.lengths.tolist(), strict=True):
             trajectory.trainer_logprobs = values[:length]  # type: ignore[assignment]
 
 
 def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float]:
-    """Of what ``make_rows`` chose."""
+    """Returns metrics of the rows that ``make_rows`` chose."""
     groups = len(set(batch.group_id.tolist()))
     return {
         "rows/count": float(len(batch)),
@@ -165,7 +166,7 @@ def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float
 
 
 def staleness(batch: Experience, most: int) -> dict[str, float]:
-    """How many versions older than the weights the tokens are that train on them. Raises ``RunError`` for more than ``most``."""
+    """Returns how many versions older than the weights the trained tokens are. Raises ``RunError`` for more than ``most``."""
     lags = torch.where(batch.action_mask, batch.version - batch.versions, 0)
     if int(lags.min()) < 0 or int(lags.max()) > most:
         raise RunError(
@@ -182,7 +183,7 @@ def staleness(batch: Experience, most: int) -> dict[str, float]:
 
 
 def identical_answers(batch: Experience) -> dict[str, float]:
-    """In how many of the groups of several rows all rows have the same completion."""
+    """Returns the share of groups (of several rows) in which all rows have the same completion."""
     rows, groups = len(batch), batch.group_id
     first = torch.full((rows,), rows, dtype=torch.int64).scatter_reduce(0, groups, torch.arange(rows), "amin")[groups]
     same = (batch.completion_ids == batch.completion_ids[first]).all(-1) & (batch.lengths == batch.lengths[first])
@@ -193,8 +194,9 @@ def identical_answers(batch: Experience) -> dict[str, float]:
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
-    """Log-probabilities and values that plugins, or the mode of ``old_logprobs``, need before advantages, in place; but for
-    log-probabilities that are there."""
+    """Adds, in place, the log-probabilities and values that plugins or the mode of ``old_logprobs`` need before advantages.
+    Existing log-probabilities stay.
+    """
     for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
         if quantity == "logprobs" and role not in experience.logprobs:
             experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
@@ -210,8 +212,9 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
 
 
 def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:
-    """Rewards transformed and shaped, then advantages, in place; metrics of them. Raises ``RunError`` when a plugin gives
-    another shape or non-finite numbers."""
+    """Transforms and shapes rewards, then adds advantages, in place; returns their metrics. Raises ``RunError`` if a plugin
+    returns another shape or non-finite numbers.
+    """
     apply_rewards(experience, manager)
     result = manager.one("compute_advantages", experience=experience)
     (key,) = manager.names("compute_advantages")
@@ -252,8 +255,9 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
 
 
 def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:
-    """What only training needs, in place: other roles' likeliest tokens, and what plugins give their worker hooks. Raises
-    ``RunError`` when a plugin gives anything but tensors and numbers, or two have one alias."""
+    """Adds, in place, data that only training needs: other roles' likeliest tokens, and what plugins prepare for their worker
+    hooks. Raises ``RunError`` if a plugin returns anything but tensors and numbers, or two have one alias.
+    """
     for output in needs.outputs:
         if output.what == "distribution" and output.top is not None:
             experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)

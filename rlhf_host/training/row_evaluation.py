@@ -16,7 +16,7 @@ from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.row_source import RowBatches
 
 UNITS = 256
-"""Of one batch, so that memory does not grow with the data."""
+"""Units per batch, so that memory does not grow with the data."""
 SHOWN = 64
 """Units whose rows are kept for logs."""
 
@@ -30,8 +30,9 @@ class RowEvaluation:
     trainer: Trainer
 
     def run(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Metrics under ``eval/``, over all units and per source, and some of the rows. Means are over all tokens, or rows, of the
-        data; ``eval/loss`` is the sum of the loss terms."""
+        """Returns metrics under ``eval/``, over all units and per source, and some of the rows. Means are over all tokens, or
+        rows, of the data; ``eval/loss`` is the sum of the loss terms.
+        """
         phase(f"Evaluating {len(self.units)} held-out units")
         started = time.perf_counter()
         whole, shown = Metrics(), list[Trajectory]()
@@ -50,7 +51,7 @@ class RowEvaluation:
 
 
 def chunks(unit_set: UnitSet, source: str, batches: RowBatches) -> Iterator[Sequence[Group]]:
-    """All units of a source. Those of like lengths are together: a batch is as wide as its longest row."""
+    """Yields all units of a source in batches of similar length, because a batch is as wide as its longest row."""
     tasks, units = unit_set.tasks().sources[source], unit_set.sources[source]
     assert isinstance(tasks, Sequence)
     order = (-unit_lengths(units)[:, :, 1].max(1)).argsort(kind="stable").tolist()

@@ -26,19 +26,19 @@ from rlhf_host.training.source import Drawn, timed
 
 @dataclass(slots=True)
 class RowBatches:
-    """From units to batches, for training and evaluation."""
+    """Turns units into batches, for training and evaluation."""
 
     manager: PluginManager
     needs: Needs
     trainer: Trainer | None
-    """``None``: only ``rows`` are wanted."""
+    """None if only ``rows`` are needed."""
     temperature: float
     tokenizer: Any
     kept: Mapping[str, KeptLogprobs] = field(default_factory=dict)
-    """Role → its log-probabilities, where they were computed before the run."""
+    """Role → its log-probabilities, if they were computed before the run."""
 
     def batch(self, groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
-        """The groups as tensors, with the log-probabilities of other roles and what plugins prepare."""
+        """Returns the groups as tensors, with the log-probabilities of other roles and prepared values of plugins."""
         assert self.trainer is not None
         with timed(times, "rows"):
             experience = self.rows(groups, step, version)
@@ -49,7 +49,7 @@ class RowBatches:
         return experience
 
     def rows(self, groups: Sequence[Group], step: int, version: int) -> Experience:
-        """The groups, or the rows that a plugin makes of them, as tensors."""
+        """Returns the groups, or the rows that a plugin makes from them, as tensors."""
         if self.manager.has("make_rows"):
             groups = made_rows(groups, self.manager)
         experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
@@ -57,7 +57,7 @@ class RowBatches:
         return experience
 
     def group(self, unit: Unit, task: Task, epoch: int) -> Group:
-        """A unit as a group of trajectories, which share an episode."""
+        """Returns a unit as a group of trajectories that share an episode."""
         name = f"{task.source}-{task.index}-{epoch}"
         rows = [
             Trajectory(
@@ -97,7 +97,7 @@ class RowSource:
 
     Args:
         size: units per step.
-        epochs: after how many passes over the data it ends, perhaps with a smaller batch; ``None``: never.
+        epochs: number of passes over the data; the last batch may be smaller. None: no end.
     """
 
     def __init__(self, units: UnitSet, stream: TaskStream, batches: RowBatches, *, size: int, epochs: float | None = None):
@@ -106,7 +106,7 @@ class RowSource:
 
     @property
     def steps(self) -> int | None:
-        """How many the epochs have; ``None``: no end."""
+        """Number of steps in all epochs; None: no end."""
         return None if self._all is None else math.ceil(self._all / self._size)
 
     def draw(self, step: int, version: int) -> Drawn:
@@ -119,10 +119,10 @@ class RowSource:
         return Drawn(experience, experience.trajectories, False, self._stream.epoch, metrics, times)
 
     async def published(self, version: int) -> None:
-        """There are no engines."""
+        """Does nothing: there are no engines."""
 
     async def wait_until_over(self) -> None:
-        """Nothing is open."""
+        """Returns at once: there are no open requests."""
 
     close = wait_until_over
 
@@ -130,7 +130,7 @@ class RowSource:
         return {}
 
     def groups(self, step: int) -> list[Group]:
-        """The units of a step, the next of the stream."""
+        """Returns the next units of the stream, for one step."""
         count = self._size if self._all is None else min(self._size, self._all - (step - 1) * self._size)
         return [self._group(draw) for draw in self._stream.draw(count, step)]
 
@@ -142,7 +142,7 @@ class RowSource:
         return {**self._stream.state_dict(), "fingerprint": self._units.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Raises ``UserError`` when the data is not the same."""
+        """Restores the position. Raises ``UserError`` if the data has changed."""
         if state["fingerprint"] != self._units.fingerprint:
             raise UserError("the data, or its tokens, changed since the checkpoint: resume with what the run began with")
         self._stream.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What a run writes at its start: its configuration, its plugins, and the packages to install for running it again."""
+"""Files that a run writes at its start: its configuration, its plugins, and the packages to install for running it again."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rlhf_host.records.needs import Outcome
 
 
 def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: int = 0) -> None:
-    """Write them. What a resume replaces stays beside it, as ``NAME.until-step-NNNNNN``.
+    """Writes the files. A file that a resume replaces is kept beside it, as ``NAME.until-step-NNNNNN``.
 
     Args:
-        step: of the checkpoint that is taken up.
+        step: step of the checkpoint that the run resumes from.
     """
     plugins = [_plugin_entry(item) for item in manager.loaded]
     for spec in kernels_to_try(config.kernels):
@@ -42,11 +42,11 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
 
 
 def note_begin(run_dir: Path, steps: int, step: int | None) -> None:
-    """Write into ``run.json`` that the run has begun, or goes on.
+    """Writes into ``run.json`` that the run has begun, or goes on.
 
     Args:
-        steps: that are planned.
-        step: of the checkpoint that is taken up.
+        steps: number of planned steps.
+        step: step of the checkpoint that the run resumes from.
     """
     known = about_run(run_dir) if step is not None else {}
     about = {"started": known.get("started", round(time.time(), 3)), "steps": steps, "status": "running"}
@@ -57,7 +57,7 @@ def note_begin(run_dir: Path, steps: int, step: int | None) -> None:
 
 
 def note_end(run_dir: Path, outcome: Outcome) -> None:
-    """Write into ``run.json`` how it ended, unless the run was refused."""
+    """Writes into ``run.json`` how the run ended, unless it was refused."""
     if about := about_run(run_dir):
         about |= {"ended": round(time.time(), 3), "status": outcome.status, "step": outcome.step}
         about |= {"error": outcome.error} if outcome.error else {}
@@ -69,7 +69,7 @@ def _write_about(run_dir: Path, about: dict[str, Any]) -> None:
 
 
 def remove_start(run_dir: Path) -> None:
-    """Remove them where nothing else was written: a run that was refused leaves its directory free for the next one."""
+    """Removes the files if nothing else was written: a run that was refused leaves its directory free for the next one."""
     files = [run_dir / name for name in (CONFIG, PLUGINS, requirements.FILE, RUN)]
     if not {path.name for path in run_dir.iterdir()} - {path.name for path in files} - {LOCK, HOLDER}:
         for path in files:
@@ -77,7 +77,7 @@ def remove_start(run_dir: Path) -> None:
 
 
 def _requirements(config: RunConfig, manager: PluginManager) -> str:
-    """Exact versions of what the run stands on."""
+    """Returns the exact versions of the packages that the run uses."""
     plugins = [item.info for item in manager.loaded]
     plugins += [find(kind, getattr(config, kind).name) for kind in KINDS]
     plugins += [spec.locate() for spec in kernels_to_try(config.kernels)]
@@ -87,7 +87,7 @@ def _requirements(config: RunConfig, manager: PluginManager) -> str:
 
 
 def _plugin_entry(item: Loaded) -> dict[str, Any]:
-    """What reproducing the run needs to know: an installed plugin's distribution, or where a Python object was defined."""
+    """Returns what is needed to reproduce the run: an installed plugin's distribution, or where a Python object was defined."""
     source: dict[str, Any] = {"distribution": item.info.distribution, "version": item.info.version}
     if item.info.distribution == PYTHON:
         source = {"distribution": None, "version": None, "object": item.info.value}

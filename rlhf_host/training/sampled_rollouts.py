@@ -1,5 +1,6 @@
-"""Where the steps of a run come from: here, tasks that the engines play step by step; ``saved_rollouts`` and
-``rollouts.pipeline`` are the other sources."""
+"""Sources of a run's rollouts: here, tasks that the engines play step by step. ``saved_rollouts`` and ``rollouts.pipeline`` are
+the other sources.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +14,43 @@ from rlhf_host.rollouts.collect import Collected, Collector, NoBatchError, Playe
 
 
 class Rollouts(Protocol):
-    """What the online loop asks for its batches."""
+    """Source of the online loop's batches."""
 
     weights: dict[str, float]
     """Reward alias → weight."""
 
     @property
     def steps(self) -> int | None:
-        """How many there are; ``None``: no end."""
+        """Number of steps; None: no end."""
 
     epoch: int
     """Passes over the data so far."""
     max_age: int
-    """By how many versions tokens may be older than the weights that they train; 0: they are of the same, or nobody knows."""
+    """Maximum age of trained tokens, in weight versions. 0: they were sampled by the current weights, or their age is unknown."""
 
     takes_finished: bool
-    """Whether it uses the finished groups of a checkpoint."""
+    """True if it uses the finished groups of a checkpoint."""
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
-        """The judged groups of ``context.step``."""
+        """Returns the judged groups of ``context.step``."""
 
     async def published(self, version: int) -> None:
-        """The engines have the weights of ``version``."""
+        """Notes that the engines have the weights of ``version``."""
 
     async def wait_until_over(self) -> None:
-        """Wait until what must be over before the weights change, or an evaluation begins, is over."""
+        """Waits for everything that must finish before the weights change or an evaluation begins."""
 
     async def close(self) -> None:
-        """End what was begun beyond the last batch."""
+        """Ends everything that was begun for later batches."""
 
     def finished(self) -> Mapping[int, Played]:
-        """What is over and in no batch, for checkpoints."""
+        """Returns finished groups that are in no batch, for checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values: where in the data the run is."""
+        """Returns JSON values: the run's position in the data."""
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Go back, or on, to there."""
+        """Restores that position."""
 
 
 class SampledRollouts:
@@ -74,14 +75,14 @@ class SampledRollouts:
         return collected
 
     def _numbered(self, draws: Sequence[tuple[int, str, int, str]]) -> list[tuple[int, str, int, str]]:
-        """With their numbers in the run."""
+        """Returns the draws with their numbers in the run."""
         return [(self.drawn + number, source, index, outcome) for number, source, index, outcome in draws]
 
     async def published(self, version: int) -> None:
-        """Nothing is drawn before its step."""
+        """Does nothing: no task is drawn before its step."""
 
     async def wait_until_over(self) -> None:
-        """Nothing is open between two steps."""
+        """Returns at once: no request is open between two steps."""
 
     close = wait_until_over
 

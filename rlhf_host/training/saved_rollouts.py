@@ -1,4 +1,4 @@
-"""Saved trajectories as the rollouts of a run that samples nothing: step ``k`` trains on the file's ``k``-th."""
+"""Saved trajectories as the rollouts of a run that samples nothing: step ``k`` trains on the file's ``k``-th step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlhf_host.training.saved_rows import SavedStep, decoder, read_steps
 
 
 class SavedRollouts:
-    """The training steps of a file.
+    """Training steps of a file.
 
     Args:
-        config: ``from_trajectories`` names the file; sampling must be as the file says.
+        config: ``from_trajectories`` names the file; its sampling settings must be those of the file.
 
     Raises:
         UserError: for a file that cannot be trained on as configured.
@@ -48,7 +48,7 @@ class SavedRollouts:
 
     @property
     def report(self) -> list[str]:
-        """For people: what was read."""
+        """Summary of what was read, for people."""
         rows = sum(len(step.rows) for step in self.saved)
         lines = [f"{rows} trajectories in {self.steps} steps from {self.path}; nothing is sampled or evaluated"]
         if self._planned is not None and self.steps < self._planned:
@@ -66,7 +66,7 @@ class SavedRollouts:
         return lines
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
-        """What the file has for ``context.step``; drawn and sampled is nothing."""
+        """Returns the file's groups for ``context.step``; nothing is drawn or sampled."""
         step = self.saved[context.step - 1]
         for row in step.rows if context.tokenizer is not None else ():
             row.decode = decoder(context.tokenizer)
@@ -75,10 +75,10 @@ class SavedRollouts:
         return collected
 
     async def published(self, version: int) -> None:
-        """The file was written before."""
+        """Does nothing: the file does not depend on the weights."""
 
     async def wait_until_over(self) -> None:
-        """Nothing is open."""
+        """Returns at once: no request is open."""
 
     close = wait_until_over
 
@@ -89,12 +89,12 @@ class SavedRollouts:
         return {"trajectories": self._digest(), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Raises ``UserError`` when the file is not what it was."""
+        """Restores the position. Raises ``UserError`` if the file has changed."""
         if state["trajectories"] != self._digest():
             raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")
 
     def _digest(self) -> str:
-        """Of what training depends on: tokens, log-probabilities and rewards, in order."""
+        """Returns a digest of what training depends on: tokens, log-probabilities and rewards, in order."""
         digest = hashlib.blake2b(digest_size=16)
         for step in self.saved:
             for row in step.rows:

@@ -1,4 +1,4 @@
-"""Trajectories as lines of a file: written whole, read back step by step as they were scored."""
+"""Trajectories as lines of a file: written whole, read back step by step with their scores."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ WITH_TOKENS = "write token ids too: rlhf rollout does, and rlhf train with --tra
 
 @dataclass(slots=True)
 class SavedStep:
-    """The trajectories of one step and split, in file order, the unjudged ones among them."""
+    """Trajectories of one step and split, in file order, including unjudged ones."""
 
     step: int
     split: Split
     rows: list[Trajectory]
     weights: dict[str, float]
-    """Reward alias → weight, where the file says so."""
+    """Reward alias → weight, if the file has them."""
     sampling: dict[str, int | float] = field(default_factory=dict)
-    """How they were sampled, where the file says so."""
+    """Sampling settings, if the file has them."""
     where: str = ""
     """Place of the first row, for messages."""
     tokens: bool = True
-    """Whether token ids are the file's, and no stand-ins."""
+    """True if the token ids are from the file, and not stand-ins."""
 
     @property
     def origin(self) -> dict[str, Any]:
-        """As ``lines`` writes it."""
+        """Origin of the rows, as ``lines`` writes it."""
         return {"sampling": self.sampling, "weights": self.weights}
 
     def groups(self) -> list[Group]:
-        """The judged trajectories by group, in file order."""
+        """Returns the judged trajectories by group, in file order."""
         groups: dict[str, Group] = {}
         for row in self.rows:
             if row.reward is not None:
@@ -54,12 +54,13 @@ class SavedStep:
 
     @property
     def group_sizes(self) -> dict[str, int]:
-        """Trajectories by group, the unjudged ones among them."""
+        """Trajectories per group, including unjudged ones."""
         return Counter(row.group_id for row in self.rows)
 
     def reward_weights(self, configured: Mapping[str, float]) -> dict[str, float]:
-        """The weight of every reward in these rows: the file's, else the configured one, else 1 where rewards say so. Raises
-        ``UserError`` when nothing says, or the file and the configuration say different things."""
+        """Returns the weight of every reward in these rows: the file's, else the configured one, else 1 if rewards have one.
+        Raises ``UserError`` if no weight is known, or the file and the configuration disagree.
+        """
         names = list(dict.fromkeys(name for row in self.rows for name in row.rewards if name != AGENT))
         weights = {**configured, **self.weights}
         again = "; rlhf replay scores a file again: --reward NAME --output SCORED.jsonl"
@@ -84,22 +85,22 @@ def _is_plain_sum(row: Trajectory) -> bool:
 
 
 def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[str, Any]) -> bytes:
-    """The rows as JSON lines that ``read_steps`` reads.
+    """Returns the rows as JSON lines that ``read_steps`` reads.
 
     Args:
-        origin: ``sampling`` and ``weights``, as of ``records.provenance``.
+        origin: ``sampling`` and ``weights``, as from ``records.provenance``.
     """
     return b"".join(json_line({"step": step, "split": split, **record(row, tokens=True), **origin}) for row in rows)
 
 
 def write_lines(path: Path, parts: Iterable[bytes]) -> None:
-    """Whole or not at all; missing directories are made."""
+    """Writes the lines completely or not at all; creates missing directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, b"".join(parts))
 
 
 def check_output(path: Path) -> None:
-    """Raises ``UserError`` for a file that is there already, or that could not be read back under its name."""
+    """Raises ``UserError`` for a file that exists already, or whose name would prevent reading it back."""
     if file_format(path) not in LINES or path.suffix.lower() not in LINES:
         raise UserError(f"--output {path}: trajectories are JSON lines: give it a name that ends in .jsonl")
     if path.exists():
@@ -173,15 +174,15 @@ class _Row(_Strict):
 
 
 def read_steps(path: Path, *, texts: bool = False) -> list[SavedStep]:
-    """The steps of a file, or of the files of a run's ``trajectories/``, in order; numbers that were not finite are NaN.
+    """Reads the steps of a file, or of the files of a run's ``trajectories/``, in order. Numbers that were not finite are NaN.
 
-    Texts are the file's own, so no tokenizer is needed for those of whole segments.
+    Texts are read from the file, so whole segments need no tokenizer.
 
     Args:
-        texts: texts alone will do: in place of tokens that the file does not have there are as many stand-ins.
+        texts: texts are enough; tokens that are not in the file become as many stand-ins.
 
     Raises:
-        UserError: naming file and line of what is not a trajectory.
+        UserError: a line is not a trajectory; names file and line.
     """
     steps: dict[tuple[int, str], SavedStep] = {}
     owners: dict[str, tuple[int, str]] = {}
@@ -247,7 +248,9 @@ def _parse(values: Mapping[str, Any], where: str) -> _Row:
 
 
 def _with_stand_ins(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """A row of texts with segments that decode to them. Their log-probabilities are NaN: nothing may count on them."""
+    """Returns a row of texts with segments that decode to them. Their log-probabilities are NaN, so that nothing can use them
+    by mistake.
+    """
     length = values.get("length")
     if not isinstance(length, int) or not 0 <= length < 1 << 24 or "text" not in values:
         return values
@@ -260,7 +263,7 @@ def _with_stand_ins(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _inconsistency(row: _Row) -> str:
-    """What makes the row unusable, or an empty string."""
+    """Returns what makes the row unusable, or an empty string."""
     kinds = [segment.kind for segment in row.segments]
     if kinds[:1] != ["prompt"] or "prompt" in kinds[1:]:
         return "segments: a trajectory begins with its prompt, and has one"
@@ -328,7 +331,7 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _reader(row: _Row, where: str) -> Callable[[Sequence[int]], str]:
-    """Decodes by looking up the texts that the file has."""
+    """Returns a decoder that looks up the texts of the file."""
     completion = row.segments[1:]
     texts = {tuple(row.segments[0].token_ids): row.prompt}
     if len(completion) == 1:
@@ -355,7 +358,7 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
 
 
 def check_vocabulary(steps: Iterable[SavedStep], size: int | None) -> None:
-    """Raises ``UserError`` for a token that a model of ``size`` tokens, where that is known, does not have."""
+    """Raises ``UserError`` for a token outside the vocabulary of a model with ``size`` tokens, if the size is known."""
     for step in steps if size is not None else ():
         highest = max((max(s.token_ids, default=0) for row in step.rows for s in row.segments), default=0)
         if highest >= (size or 0):

@@ -1,4 +1,4 @@
-"""A checkpoint on its way to disk while training goes on."""
+"""Writing of a checkpoint while training goes on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 WAKE_S = 0.5
-"""So often a thread that waits looks for signals."""
+"""Seconds between two checks for signals by a waiting thread."""
 
 
 class Saving:
-    """Work on a thread of its own, a daemon: a disk that hangs must not keep the process from ending.
+    """Work on its own daemon thread, so that a disk that hangs does not keep the process from ending.
 
     Args:
-        step: what the checkpoint is of.
+        step: step of the checkpoint.
         work: writes it.
-        here: do the work at once, on this thread.
+        here: does the work at once, on this thread.
     """
 
     def __init__(self, step: int, work: Callable[[], None], *, here: bool = False):
@@ -39,7 +39,7 @@ class Saving:
         return self._result.done()
 
     def wait(self) -> None:
-        """Return when it is written. Raises what writing raised."""
+        """Waits until it is written. Raises the errors of writing."""
         while not wait([self._result], WAKE_S).done:
             pass
         self._result.result()

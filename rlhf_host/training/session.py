@@ -1,4 +1,4 @@
-"""A runtime with chosen roles, up for as long as a block runs: for what samples, scores or asks models and trains nothing."""
+"""A runtime with chosen roles that lives as long as a block: for programs that sample, score or query models and train nothing."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Session:
-    """What ``session`` gives; its calls wait, and an interrupt ends them."""
+    """Value of ``session``; its calls wait, and an interrupt ends them."""
 
     config: RunConfig
     manager: PluginManager
     tokenizer: Any
     outcome: Outcome
-    """What ``run_finished`` is told; the block may fill in steps and metrics."""
+    """Outcome that ``run_finished`` gets; the block may fill in steps and metrics."""
     started: Started
     events: EventLoop
     _served: Iterator[int] = field(default_factory=itertools.count)
     _calls: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers of the calls of all its policies: no two have an id in common."""
+    """Numbers for the calls of all its policies, so that no two share an id."""
     _episodes: Episodes | None = None
 
     @property
@@ -53,11 +53,11 @@ class Session:
         return self.started.handles
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
-        """Waits for a coroutine on the event loop, which is where policies, engines and servers live."""
+        """Waits for a coroutine on the event loop, on which policies, engines and servers run."""
         return self.events.run(work, interruptible=interruptible)
 
     def policy(self) -> EpisodePolicy:
-        """Returns a new conversation with the actor; its coroutines run by ``run``."""
+        """Returns a new conversation with the actor; run its coroutines with ``run``."""
         number, config = next(self._served), self.config
         if self._episodes is None:
             self._episodes = assemble.episodes_of(config, self.manager, self.started, config.data, config.rollout)
@@ -65,7 +65,7 @@ class Session:
         return replace(policy, _numbers=self._calls)
 
     def collector(self) -> Collector:
-        """Returns what turns draws into scored groups, as a run does."""
+        """Returns a collector that turns draws into scored groups, as a run does."""
         return assemble.collector_of(self.config, self.manager, self.started)
 
     def evaluation(self, tasks: TaskSet, data: DataConfig) -> Evaluation:
@@ -85,13 +85,13 @@ class Session:
 def session(
     config: RunConfig, manager: PluginManager | None = None, *, needs: Needs | None = None, tokenizer: Any = None
 ) -> Iterator[Session]:
-    """Starts a runtime, between the hooks ``run_started`` and ``run_finished``, and ends it with the block.
+    """Starts a runtime and ends it with the block; calls ``run_started`` and ``run_finished`` around it.
 
     Args:
-        config: complete, as ``rlhf_host.settings.resolve`` makes it.
+        config: a complete configuration, as ``rlhf_host.settings.resolve`` returns it.
         manager: plugins that take part; default: none.
         needs: the roles to load; default: the actor, and frozen roles that plugins ask for.
-        tokenizer: the actor's, where it is loaded already.
+        tokenizer: the actor's, if it is loaded already.
 
     Raises:
         UserError: the configuration cannot be used here.

@@ -1,4 +1,4 @@
-"""Where the batches of a run come from."""
+"""Sources of a run's batches."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from rlhf_host.rollouts.collect import Played
 
 @dataclass(slots=True)
 class Drawn:
-    """What a step trains on."""
+    """Data that a step trains on."""
 
     batch: Experience
     trajectories: Sequence[Trajectory]
     """For logs: the rows of the batch, and those that are not in it."""
     sampled: bool
-    """The rows were sampled by the weights that the step begins with."""
+    """True if the rows were sampled by the weights at the start of the step."""
     epoch: int = 0
     """Passes over the data so far."""
     metrics: dict[str, float] = field(default_factory=dict)
     row_metrics: Mapping[str, float] = field(default_factory=dict)
-    """What agents, rewards and programs measured: their names are not the host's."""
+    """Metrics of agents, rewards and programs; their names are not the host's."""
     times: dict[str, float] = field(default_factory=dict)
     """Phase → seconds."""
     draws: Sequence[tuple[int, str, int, str]] = ()
-    """As in ``Collected``."""
+    """Outcomes of draws, as in ``Collected``."""
 
 
 class Source(Protocol):
-    """What the loop asks for its batches."""
+    """Source of the loop's batches."""
 
     @property
     def steps(self) -> int | None:
-        """How many there are; ``None``: no end."""
+        """Number of steps; None: no end."""
 
     def draw(self, step: int, version: int) -> Drawn:
-        """The batch of a step, ready for updates; ``version`` is that of the weights."""
+        """Returns the batch of a step, ready for updates; ``version`` is that of the weights."""
 
     async def published(self, version: int) -> None:
-        """The engines have the weights of ``version``."""
+        """Notes that the engines have the weights of ``version``."""
 
     async def wait_until_over(self) -> None:
-        """Wait until what must be over before the weights change, or an evaluation begins, is over."""
+        """Waits for everything that must finish before the weights change or an evaluation begins."""
 
     async def close(self) -> None:
-        """End what was begun beyond the last batch."""
+        """Ends everything that was begun for later batches."""
 
     def finished(self) -> Mapping[int, Played]:
-        """What is over and in no batch, for checkpoints."""
+        """Returns finished groups that are in no batch, for checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values: where in the data the run is."""
+        """Returns JSON values: the run's position in the data."""
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Go back, or on, to there."""
+        """Restores that position."""
 
 
 @contextmanager
 def timed(times: dict[str, float], phase: str) -> Iterator[None]:
-    """Write the seconds of the body into ``times``."""
+    """Writes the seconds of the body into ``times``."""
     started = time.perf_counter()
     yield
     times[f"time/{phase}"] = time.perf_counter() - started

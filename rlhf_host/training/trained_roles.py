@@ -1,4 +1,4 @@
-"""Facts of the roles that a run trains on which all of its processes agree. Imports no torch."""
+"""Facts about a run's trained roles on which all of its processes agree. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from rlhf_host.records.needs import Needs, RoleNeed
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
-    """A frozen role that needs no model of its own: it differs from ``source``, which trains an adapter, by its adapter alone."""
+    """A frozen role that needs no model of its own, because only its adapter differs from the role ``source``, which trains an
+    adapter.
+    """
 
     source: str
     adapter: str
-    """Its name inside the model."""
+    """Name of the adapter inside the model."""
     start: str | None
-    """The directory of the adapter; ``None``: it has none."""
+    """Directory of the adapter; None: it has none."""
 
 
 def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, AdapterView]:
-    """By the role's name. What is left at ``auto`` is as in the other role."""
+    """Returns the views by the role's name. A setting left at ``auto`` is as in the other role."""
     trained = {need.name: (need, own) for need, own in roles if need.trainable and (own.adapter or own.lora.rank)}
     views = {}
     for need, own in roles:
@@ -37,7 +39,7 @@ def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, Ada
 
 
 def check_state(directory: Path, needs: Needs) -> None:
-    """Raises ``UserError`` when a checkpoint's roles are not those this run trains."""
+    """Raises ``UserError`` if a checkpoint's roles are not those that this run trains."""
     saved, trained = (
         sorted(path.name for path in directory.iterdir()),
         sorted(need.name for need in needs.roles if need.trainable),

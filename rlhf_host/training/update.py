@@ -22,51 +22,51 @@ from rlhf_host.training.role import Role, rows_of, worker_rows, zero_loss
 
 @dataclass(slots=True)
 class PassResult:
-    """What the passes over all micro-batches gave; the gradients are in the model."""
+    """Results of the passes over all micro-batches; the gradients are in the model."""
 
     metrics: Metrics = field(default_factory=Metrics)
     compute_s: float = 0.0
     flops: float = 0.0
-    """Of the model (``Passes.flops``)."""
+    """FLOPs of the model (``Passes.flops``)."""
     loss: float = 0.0
     terms: int = 0
     refused: str | None = None
     failure: Exception | None = None
-    """Of a hook, where passes had to go on because other ranks wait in them."""
+    """Failure of a hook, kept here if the passes had to go on because other ranks wait in them."""
     corrections: set[str] = field(default_factory=set)
     """Plugins that gave importance weights."""
     taken: set[str] = field(default_factory=set)
-    """Those of them whose weights a loss term took."""
+    """Plugins whose weights were applied to a loss term."""
     parts: list[tuple[str, Tensor]] = field(default_factory=list)
     """Plugin and loss term → its share, of the last micro-batch."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Loss term → how many things it is the mean over."""
+    """Loss term → number of things it is the mean over."""
 
 
 @dataclass(slots=True)
 class Accumulation:
-    """Everything that stays the same over the micro-batches of one role's update."""
+    """State that stays the same over the micro-batches of one role's update."""
 
     role: Role
     backend: Backend | None
-    """``None``: nothing is learned from the passes."""
+    """None: nothing is learned from the passes."""
     hooks: PluginManager
     reducer: Reducer
     outputs: frozenset[str]
     entropy_grad: bool
     whole: Sequence[Role]
-    """Roles whose distribution over the whole vocabulary is wanted."""
+    """Roles whose distribution over the whole vocabulary is needed."""
     sampled_now: bool
     against_sampler: bool
     """``old_logprobs`` are the sampler's."""
 
     def run(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int]) -> PassResult:
-        """All passes.
+        """Runs all passes.
 
         Args:
             batch: this rank's rows of the optimizer batch.
-            plan: rows of each micro-batch; none where only other ranks have some.
-            places: where the rows of ``batch`` are in the whole.
+            plan: rows of each micro-batch; none if only other ranks have rows.
+            places: positions of the rows of ``batch`` in the whole.
         """
         result = PassResult()
         try:
@@ -91,7 +91,7 @@ class Accumulation:
         return result
 
     def _pass(self, part: Batch, places: list[int], result: PassResult, last: bool) -> bool:
-        """One micro-batch; False when the others need not be computed any more."""
+        """Runs one micro-batch; returns False if the others need not be computed."""
         passes = self.role.passes
         others = {} if passes.scalar else part.distributions
         outputs = passes.forward(**rows_of(part), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
@@ -124,7 +124,7 @@ class Accumulation:
         return True
 
     def _loss(self, outputs: Outputs, part: Batch, places: list[int], result: PassResult) -> Tensor | None:
-        """A micro-batch's share of the loss, by the plugins; what else they say goes to ``result``."""
+        """Returns a micro-batch's share of the loss, computed by the plugins; writes their metrics into ``result``."""
         corrections = correction_weights(self.hooks, outputs, part, gates_only=self.against_sampler)
         if corrections is not None:
             result.corrections |= corrections.keys
@@ -157,8 +157,9 @@ class Accumulation:
         return loss
 
     def _router_term(self, router_loss: Tensor, part: Batch, places: list[int], result: PassResult) -> Tensor:
-        """The routers' loss, weighed by the micro-batch's share of the tokens in the loss. It is the one term that depends on how
-        a batch is split: a mean of products of means."""
+        """Returns the routers' loss, weighted by the micro-batch's share of the tokens in the loss. It is the one term that
+        depends on how a batch is split, because it is a mean of products of means.
+        """
         assert self.role.passes.balance is not None
         values = router_loss.expand(part.loss_mask.shape)
         reduced = self.reducer.reduce(LossTerm("router", values, coefficient=self.role.passes.balance.coef), places, None)
@@ -167,7 +168,9 @@ class Accumulation:
 
 
 def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) -> Distribution:
-    """Of logits ``[b, t, V]``, at the batch's temperature. Raises ``UserError`` for two vocabularies."""
+    """Returns the distribution over the whole vocabulary, from logits ``[b, t, V]``, at the batch's temperature. Raises
+    ``UserError`` for two different vocabularies.
+    """
     assert theirs is not None
     assert own is not None
     if theirs.shape != own.shape:
@@ -181,10 +184,10 @@ def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) 
 def ask(
     hooks: PluginManager, hook: str, batch: Batch, *, role: str, outputs: Outputs
 ) -> Iterator[tuple[str, LossTerm | Metric]]:
-    """Gives what the loss hooks of the plugins that train the role say, each with the plugin's key. A plugin sees its own
-    ``prepare_batch`` as ``batch.own``.
+    """Calls the loss hooks of the plugins that train the role; returns their answers with the plugin's key. A plugin sees its
+    own ``prepare_batch`` as ``batch.own``.
 
-    Raises ``RunError`` for a metric with a name of the host's.
+    Raises ``RunError`` for a metric whose name belongs to the host.
     """
     for key in hooks.names_for(hook, role):
         batch.own = batch.extra.get(hooks.by_key[key].alias, {})

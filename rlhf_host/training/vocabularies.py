@@ -1,4 +1,4 @@
-"""Whether roles whose probabilities of tokens are compared have the same tokens."""
+"""Checks that roles have the same tokens if their token probabilities are compared."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SHOWN = 3
 
 
 def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer: Any) -> None:
-    """Raises ``UserError`` for a role, compared with the actor token by token, that has other tokens than the actor, or fewer than
-    are wanted of it, as far as the files of their models say.
+    """Raises ``UserError`` for a role that is compared with the actor token by token, but has other tokens than the actor, or
+    too few, as far as the files of their models tell.
 
     Args:
         tokenizer: the actor's.

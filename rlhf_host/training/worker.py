@@ -25,7 +25,7 @@ from rlhf_host.training.update import Accumulation, PassResult, ask
 
 
 def place(whole: Tensor, rows: Sequence[int], part: Tensor) -> None:
-    """Write what was computed of these rows, which may be cut to a shorter ``T``."""
+    """Writes the values computed for these rows, which may be cut to a shorter ``T``."""
     if part.dim() > 1:
         whole[rows, : part.shape[1]] = part
     else:
@@ -34,7 +34,7 @@ def place(whole: Tensor, rows: Sequence[int], part: Tensor) -> None:
 
 @dataclass(slots=True)
 class Worker:
-    """All roles of one process."""
+    """Holder of all roles of one process."""
 
     roles: Mapping[str, Role]
     hooks: PluginManager
@@ -46,7 +46,9 @@ class Worker:
 
     @torch.no_grad()
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
-        """``[B, T]`` (``OF_ROWS``: ``[B]``) float32 on the CPU, in the same micro-batches, layout and precision as training."""
+        """Returns ``[B, T]`` (``OF_ROWS``: ``[B]``) float32 on the CPU, computed in the same micro-batches, layout and
+        precision as training.
+        """
         holder = self.roles[role]
         shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
 
@@ -57,13 +59,13 @@ class Worker:
 
     @torch.no_grad()
     def topk(self, role: str, k: int, batch: Batch) -> TopK:
-        """The role's ``k`` likeliest tokens at every completion token, on the CPU."""
+        """Returns the role's ``k`` likeliest tokens at every completion token, on the CPU."""
         shape = (*batch.completion_mask.shape, k)
         holder, ids = self.roles[role], torch.zeros(shape, dtype=torch.int64)
         return TopK(*self._fill(holder, batch, lambda part: holder.passes.topk(k, **rows_of(part)), torch.zeros(shape), ids))
 
     def _fill(self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor) -> tuple[Tensor, ...]:
-        """``results`` with what ``run`` gives for the rows of each micro-batch."""
+        """Fills ``results`` with the values that ``run`` returns for the rows of each micro-batch."""
         started = time.perf_counter()
         for rows, part in self._parts(role, batch, range(len(batch))):
             for result, values in zip(results, run(part), strict=True):
@@ -72,7 +74,7 @@ class Worker:
         return results
 
     def _parts(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-        """The micro-batches of these rows; where only other ranks have rows, a pass that counts nowhere."""
+        """Yields the micro-batches of these rows. If only other ranks have rows, runs a pass that is not counted."""
         for rows in self._plan(role, batch, some):
             if rows:
                 yield rows, worker_rows(batch, rows, role.passes.device)
@@ -80,7 +82,7 @@ class Worker:
                 role.blank()
 
     def adjust(self, role: str, *, lr: float) -> None:
-        """Another peak learning rate, from the next update on."""
+        """Sets another peak learning rate, from the next update on."""
         if (backend := self.roles[role].backend) is not None:
             backend.lr = lr
 
@@ -93,18 +95,18 @@ class Worker:
         rows: list[int] | None = None,
         learn: bool = True,
     ) -> Update:
-        """One optimizer batch: a step for every trainable role that has loss terms. Collective over ranks.
+        """Trains on one optimizer batch: a step for every trainable role that has loss terms. Collective over ranks.
 
         Args:
-            batch: this rank's rows of the optimizer batch, perhaps none; advantages and masks are there.
+            batch: this rank's rows of the optimizer batch, perhaps none, with advantages and masks.
             sampled_now: the weights are still those that sampled, so the sampler's mismatch can be measured.
-            whole: what the loss is divided by; default: this is the whole batch.
-            rows: where the rows of ``batch`` are in the whole; default: they are all of it.
-            learn: False: only the actor's losses and metrics are wanted; loss terms are then means that combine with those of
-                other batches.
+            whole: counts that the loss is divided by; default: those of ``batch``.
+            rows: positions of the rows of ``batch`` in the whole; default: it is the whole.
+            learn: if False, computes only the actor's losses and metrics; loss terms are then means that can be combined with
+                those of other batches.
 
         Returns:
-            This rank's share of the metrics, from its first process; whether a step was refused is agreed between ranks.
+            This rank's share of the metrics, from its first process. All ranks agree whether a step was refused.
         """
         update = Update(Metrics())
         whole = Denominators.of(batch) if whole is None else whole
@@ -137,7 +139,7 @@ class Worker:
         return update
 
     def _accumulation(self, role: Role, backend: Backend | None, reducer: Reducer, *, sampled_now: bool) -> Accumulation:
-        """What computes the role's losses, with the outputs that plugins need of it."""
+        """Returns the object that computes the role's losses, with the outputs that plugins need of it."""
         own = [output.what for output in self.needs.outputs if not output.role]
         others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
         wanted = [self.roles[name] for name in others if name in self.roles and not role.passes.scalar]
@@ -155,11 +157,11 @@ class Worker:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, whole: Denominators | None = None, rows: list[int] | None = None) -> Metrics:
-        """``update`` without a step, and its metrics."""
+        """Returns the metrics of ``update`` without taking a step."""
         return self.update(batch, sampled_now=False, whole=whole, rows=rows, learn=False).metrics
 
     def _measure(self, result: PassResult, update: Update) -> None:
-        """Where nothing is learned: a failure of any rank, or the metrics."""
+        """Adds the metrics to ``update`` without learning. Raises the failure of any rank."""
         reports = self.ranks.gather((None if result.failure is None else str(result.failure), result.counts))
         if errors := [message for message, _ in reports if message is not None]:
             raise result.failure or RunError(errors[0])
@@ -168,7 +170,7 @@ class Worker:
         update.metrics.join(result.metrics)
 
     def _step(self, role: Role, backend: Backend, result: PassResult, update: Update) -> None:
-        """The optimizer's step, where the ranks agree that there is one to take."""
+        """Takes the optimizer's step if the ranks agree on one."""
         failure = result.failure
         own_error = None if failure is None else str(failure)
         reports = self.ranks.gather((own_error, result.refused, result.terms, result.corrections, result.taken))
@@ -226,7 +228,9 @@ class Worker:
         batch.stats = {**batch.stats, **total.result()}
 
     def _plan(self, role: Role, batch: Batch, some: Sequence[int]) -> list[list[int]]:
-        """Micro-batches of ``some`` rows. Where every rank must run equally many passes, those with fewer get empty ones."""
+        """Returns micro-batches of ``some`` rows. If every rank must run equally many passes, ranks with fewer rows get empty
+        ones.
+        """
         prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
         lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
         even = role.traits.even_passes

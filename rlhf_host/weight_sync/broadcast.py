@@ -12,8 +12,9 @@ from rlhf_host.weight_sync.remote_sync import SyncOptions
 
 
 class Broadcast(ConnectedSync):
-    """Broadcasts weights from the trainer to every engine process. The process group is made anew when engines come or go;
-    names, shapes and dtypes travel once per group."""
+    """Broadcasts weights from the trainer to every engine process. A new process group is made when engines come or go; names,
+    shapes and dtypes are sent once per group.
+    """
 
     name = "broadcast"
     module = "rlhf_host.weight_sync.process_group"

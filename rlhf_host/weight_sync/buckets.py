@@ -1,4 +1,4 @@
-"""Weights as bytes: a bucket's layout, packing into one flat buffer and back, renaming and casting on the way."""
+"""Weights as bytes: the layout of a bucket, packing into one flat buffer and back, with renaming and casting."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlhf_host.protocols import Bucket, Buckets, Weights
 
 ALIGNMENT = 64
 SENT = "sent"
-"""In ``Weights.state``: bytes and seconds of what was sent since ``take_sent``."""
+"""Key in ``Weights.state``: bytes and seconds of sending since ``take_sent``."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
-    """Where each tensor of a bucket lies in a flat buffer: ``(name, dtype, shape, offset, bytes)``; plain values."""
+    """Places of a bucket's tensors in a flat buffer: ``(name, dtype, shape, offset, bytes)``; plain values."""
 
     entries: tuple[tuple[str, str, tuple[int, ...], int, int], ...]
     bytes: int
 
     @classmethod
     def of(cls, bucket: Bucket, dtype: torch.dtype | None = None) -> BucketLayout:
-        """Floating-point tensors as ``dtype`` where one is given."""
+        """Returns the layout; floating-point tensors have the type ``dtype`` if it is given."""
         entries, offset = [], 0
         for name, tensor in bucket:
             kind = _cast(tensor.dtype, dtype)
@@ -46,12 +46,12 @@ class BucketLayout:
         return {"entries": self.entries, "bytes": self.bytes}
 
     def pack(self, bucket: Bucket, buffer: Tensor) -> None:
-        """Copy the tensors into ``buffer`` (uint8, ``bytes`` at least), casting as they go."""
+        """Copies the tensors into ``buffer`` (uint8, at least ``bytes`` long), casting them."""
         for (_, view), (_, tensor) in zip(self.views(buffer), bucket, strict=True):
             view.copy_(tensor)
 
     def views(self, buffer: Tensor) -> Bucket:
-        """The tensors in ``buffer``, without copying."""
+        """Returns the tensors in ``buffer``, without copying."""
         return [
             (name, buffer[offset : offset + size].view(dtype_of(kind)).view(shape))
             for name, kind, shape, offset, size in self.entries
@@ -78,10 +78,11 @@ def _cast(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 
 @contextmanager
 def gathered(weights: Weights, bucket_bytes: int, dtype: torch.dtype | None = None) -> Iterator[Buckets]:
-    """The weights' buckets, gone through to the end whatever happens here: gathering is collective, and other ranks go on.
+    """Gives the weights' buckets to the block, and always goes through all of them, even after an error there: gathering is
+    collective, and other ranks go on.
 
     Args:
-        dtype: as in ``Layout.of``: the type in which they are sent, so that ``take_sent`` counts right.
+        dtype: as in ``Layout.of``: the type in which they are sent, so that ``take_sent`` counts correctly.
     """
     started, sent = time.perf_counter(), 0
 
@@ -102,16 +103,17 @@ def gathered(weights: Weights, bucket_bytes: int, dtype: torch.dtype | None = No
 
 
 def take_sent(weights: Weights) -> tuple[int, float]:
-    """Bytes that this rank sent in whole syncs since the last call, and the seconds that they took."""
+    """Returns the bytes that this rank sent in complete syncs since the last call, and the seconds that these took."""
     sent: tuple[int, float] = weights.state.pop(SENT, (0, 0.0))
     return sent
 
 
 def renamed(buckets: Iterable[Bucket], names: Mapping[str, str]) -> Iterator[Bucket]:
-    """Weights under the names an engine has: a key of ``names`` is a whole name, or a prefix that ends in a dot; the longest fits.
+    """Yields weights under the names that an engine uses. A key of ``names`` is a whole name, or a prefix that ends in a dot;
+    the longest match is used.
 
     Raises:
-        RunError: when two weights get one name.
+        RunError: two weights get the same name.
     """
     if not names:
         yield from buckets

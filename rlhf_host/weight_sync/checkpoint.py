@@ -17,8 +17,9 @@ SHARDS = "rlhf_host.weight_sync.weight_files"
 
 
 class Checkpoint(RemoteSync):
-    """Writes weights into a directory that engines read. ``version-NNNNNN/`` appears whole, with sharded safetensors and the
-    usual index, and is read by every engine."""
+    """Writes weights into a directory that engines read. ``version-NNNNNN/`` appears complete or not at all, with sharded
+    safetensors and the usual index; every engine reads it.
+    """
 
     name = "checkpoint"
 

@@ -1,4 +1,4 @@
-"""Syncs in which trainer and engines talk to each other: who takes part meets once, then sends and receives at every sync."""
+"""Syncs in which trainer and engines talk to each other: they meet once, then send and receive at every sync."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync
 RENDEZVOUS = "rlhf_host.weight_sync.rendezvous"
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 5.0
-"""How long an end may take to leave: who is dead cannot answer, and need not."""
+"""Seconds that an end may take to leave. A dead end cannot answer, and need not."""
 
 
 class ConnectedSync(RemoteSync):
-    """``module`` has ``join_sender``, ``join_receiver``, ``send`` and ``receive``, which run beside the weights.
-
-    Engines that are behind are connected anew unless they are exactly those of the last sync; so after a failure, too.
+    """``module`` has ``join_sender``, ``join_receiver``, ``send`` and ``receive``, which run beside the weights. Engines that
+    are behind are connected anew unless they are exactly those of the last sync; so after a failure, too.
     """
 
     module = ""
@@ -31,7 +30,9 @@ class ConnectedSync(RemoteSync):
         self._number = 0
 
     def choose(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What both sides need to know to join, from what ``describe`` said of the trainer (first) and the engines."""
+        """Returns the values that both sides need to join, from the results of ``describe`` for the trainer (first) and the
+        engines.
+        """
         raise NotImplementedError
 
     def address(self, ends: Sequence[Mapping[str, Any]]) -> str | None:

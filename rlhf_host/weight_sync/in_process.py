@@ -1,4 +1,4 @@
-"""For engines that sample from the trainer's own module: only the version changes, no weights are sent."""
+"""Sync for engines that sample from the trainer's own module: only the version changes, no weights are sent."""
 
 from __future__ import annotations
 

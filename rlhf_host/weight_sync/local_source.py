@@ -1,4 +1,4 @@
-"""The trainer's end of a weight sync where the trainer, or one rank of it, is in this process."""
+"""The trainer's end of a weight sync if the trainer, or one rank of it, is in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_host.protocols import Buckets
 
 
 class LocalWeights:
-    """One rank's weights; ``weights`` is the backend's, default: a plain module's own."""
+    """One rank's weights; ``weights`` is the backend's function, default: those of a plain module."""
 
     def __init__(self, model: nn.Module, weights: Callable[[int], Buckets] | None = None, *, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size

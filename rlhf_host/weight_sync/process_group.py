@@ -1,4 +1,4 @@
-"""Both ends of ``broadcast``: a process group of one sync, beside whatever groups the trainer has."""
+"""Both ends of ``broadcast``: a process group for the syncs, beside the trainer's own groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leav
 
 
 class SyncGroup(Link):
-    """One process's place in the group; rank 0 sends. What it sends is known to all after the first time."""
+    """One process's membership in the group; rank 0 sends. Its names, shapes and dtypes are known to all after the first sync."""
 
     def __init__(
         self, store: TCPStore, rank: int, size: int, address: str, backend: str, device: torch.device, timeout_s: float
@@ -35,12 +35,12 @@ class SyncGroup(Link):
         self._group = _process_group(PrefixStore("group", store), rank, size, address, backend, device, timeout_s)
 
     def leave(self) -> None:
-        """Who waits in a broadcast would wait for an open group until the deadline."""
+        """Leaves the group. Otherwise processes that wait in a broadcast would wait until the deadline."""
         del self._group
         gc.collect()
 
     def on_device(self) -> Any:
-        """NCCL uses the thread's current GPU, and threads begin on the first."""
+        """Selects the GPU. NCCL uses the thread's current GPU, and threads begin on the first."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def buffer(self, layout: BucketLayout) -> Tensor:
@@ -87,7 +87,7 @@ def join_receiver(loader: Loader, host: str, port: int, first: int, size: int, b
 
 
 def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
-    """Broadcast all weights once."""
+    """Broadcasts all weights once."""
     kind = None if dtype is None else dtype_of(dtype)
     with gathered(weights, bucket_bytes, kind) as buckets, leaving_on_failure(weights.state, "the trainer"):
         if weights.rank == 0:
@@ -118,10 +118,10 @@ def _send(group: SyncGroup, buckets: Iterator[Bucket], dtype: torch.dtype | None
 
 
 def receive(loader: Loader, number: int, version: int) -> None:
-    """Load what is broadcast."""
+    """Loads the weights that are broadcast."""
     group = loader.state.get(LINK)
     if not isinstance(group, SyncGroup):
-        raise RunError("it is not in the group: it was started anew, and has to be connected again")
+        raise RunError("it is not in the group: it was restarted, and must be connected again")
     with leaving_on_failure(loader.state, f"engine {loader.engine}"), group.on_device():
         loader.load(_arriving(group), version)
 

@@ -1,4 +1,4 @@
-"""One sync as a round: trainer and engines work at once, under one deadline; who failed is named."""
+"""One sync as a round: trainer and engines work at the same time, under one deadline; errors name the end that failed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlhf_host.records.needs import Needs
 
 TRAINER = "trainer"
 GRACE_S = 3.0
-"""How long the others may take to fail too, once one has: then the one at fault can be told from those it took along."""
+"""Seconds that the other ends may take to fail too, once one has failed, so that the culprit can be found."""
 
 
 class OtherEndGone(RunError):
-    """What an end says that only noticed that another one stopped."""
+    """Raised by an end that only noticed the failure of another end."""
 
 
 class SyncOptions(BaseModel):
-    """What every way of sending weights can be told."""
+    """Options of every way of sending weights."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,7 +37,7 @@ class SyncOptions(BaseModel):
     timeout_s: float = Field(600.0, gt=0, description="longest time for one sync")
 
     def wire(self) -> dict[str, Any]:
-        """The arguments that every sender takes."""
+        """Returns the arguments that every sender takes."""
         return {
             "bucket_bytes": self.bucket_mb * 2**20,
             "dtype": None if self.dtype == "auto" else self.dtype,
@@ -46,7 +46,7 @@ class SyncOptions(BaseModel):
 
 
 class RemoteSync:
-    """The frame of a sync to engines that hold weights of their own. A way of sending fills in ``transfer`` and ``release``.
+    """Frame of a sync to engines with their own weights. A way of sending implements ``transfer`` and ``release``.
 
     Only engines that are behind get weights, so a run may sync again, under the same version, after an engine was replaced.
     """
@@ -66,7 +66,7 @@ class RemoteSync:
         raise NotImplementedError
 
     async def release(self) -> None:
-        """Give back groups, memory and connections at both ends, also after a failure; called any number of times."""
+        """Frees groups, memory and connections at both ends, also after a failure. May be called any number of times."""
 
     @hookimpl
     async def sync_connect(self, targets: Sequence[SyncTarget]) -> None:
@@ -102,15 +102,15 @@ class RemoteSync:
         return engine is target.engine and held == version == target.engine.version
 
     async def together(self, stage: str, jobs: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
-        """As the function of this name, with this plugin and its deadline."""
+        """Calls ``together`` with this plugin and its deadline."""
         return await together(f"weight sync {self.name}: {stage}", jobs, self.options.timeout_s)
 
 
 async def together(stage: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
-    """Await all jobs, named by who does them.
+    """Awaits all jobs, which are named by their workers.
 
     Raises:
-        RunError: ``stage`` failed, who failed and how; or who was not done after ``timeout_s``.
+        RunError: ``stage`` failed; names who failed and how, or who was not done after ``timeout_s``.
     """
     tasks = {name: asyncio.ensure_future(job) for name, job in jobs.items()}
     try:

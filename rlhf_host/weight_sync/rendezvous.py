@@ -1,4 +1,4 @@
-"""How trainer and engines meet: a small key-value store on the trainer's machine, and who is where."""
+"""Meeting of trainer and engines: a small key-value store on the trainer's machine, and the location of each process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_host.weight_sync.remote_sync import OtherEndGone
 
 
 def describe(end: Any) -> dict[str, Any]:
-    """Machine, device and, with CUDA, which GPU: run at either end (``Weights`` or ``Loader``)."""
+    """Returns machine, device and, with CUDA, the GPU. Runs at either end (``Weights`` or ``Loader``)."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
     gpu = str(torch.cuda.get_device_properties(end.device).uuid) if end.device.type == "cuda" else None
@@ -29,11 +29,11 @@ def describe(end: Any) -> dict[str, Any]:
 
 STOP_S = 3.0
 LINK = "weight_sync"
-"""Where both ends keep their connection, in ``state``; one at a time."""
+"""Key in ``state`` under which both ends keep their connection; one at a time."""
 
 
 def listen(weights: Any, address: str | None, timeout_s: float) -> tuple[str, int] | None:
-    """Run at the trainer: rank 0 opens the meeting place and says where it is."""
+    """Opens the meeting place on rank 0 of the trainer, and returns its address."""
     if weights.rank:
         return None
     host = address or outward_address("192.0.2.1")
@@ -46,14 +46,14 @@ def listen(weights: Any, address: str | None, timeout_s: float) -> tuple[str, in
 
 
 def leave(end: Any) -> None:
-    """Run at either end: give up the connection and what belongs to it."""
+    """Ends the connection of either end, and frees its resources."""
     end.state.pop(LINK, None)
     gc.collect()
 
 
 @contextlib.contextmanager
 def leaving_on_failure(state: dict[str, Any], who: str) -> Iterator[None]:
-    """Tell those who poll what failed here, and give up the connection."""
+    """Reports a failure here to those who poll, and ends the connection."""
     try:
         yield
     except BaseException as error:
@@ -69,7 +69,7 @@ def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 def outward_address(to: str) -> str:
-    """The address of this machine that others see when it talks to ``to``. Nothing is sent."""
+    """Returns the address under which this machine is seen by ``to``. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((to, 9))
@@ -79,14 +79,16 @@ def outward_address(to: str) -> str:
 
 
 def stop_waiting(host: str, port: int) -> None:
-    """Wake whoever still waits for news at a meeting place."""
+    """Wakes everyone who still waits at a meeting place."""
     with contextlib.suppress(OSError, RuntimeError):  # nobody is there any more
         socket.create_connection((host, port), timeout=STOP_S).close()  # a store would try for long, and loudly
         Board(join_store(host, port, STOP_S), STOP_S).fail("the controller", RunError("the sync was given up"))
 
 
 class Board:
-    """What the two ends of one connection tell each other, as JSON under keys. A failure is told too and raised where waited."""
+    """Messages between the two ends of one connection, as JSON under keys. A failure is a message too, and is raised where it
+    is awaited.
+    """
 
     def __init__(self, store: TCPStore, timeout_s: float):
         self.store, self.timeout_s = store, timeout_s
@@ -98,15 +100,15 @@ class Board:
         return json.loads(self.store.get(key))
 
     def fail(self, who: str, error: BaseException) -> None:
-        """Say so to those who wait, if anybody can still read it."""
+        """Reports a failure to those who wait, if anybody can still read it."""
         with contextlib.suppress(RuntimeError):
             self.put("failed", f"{who}: {error}")
 
     def wait(self, *keys: str) -> str:
-        """The first of ``keys`` that is there.
+        """Waits for the first of ``keys`` that exists, and returns it.
 
         Raises:
-            OtherEndGone: when another end failed.
+            OtherEndGone: another end failed.
             RunError: after the deadline.
         """
         # Polled, because a store's own wait can neither be interrupted by another key nor time out without a warning.
@@ -122,7 +124,7 @@ class Board:
             pause = min(2 * pause, 5e-3)
 
     def raise_failure(self) -> None:
-        """Raises ``OtherEndGone`` when another end failed."""
+        """Raises ``OtherEndGone`` if another end failed."""
         if self.store.check(["failed"]):
             raise OtherEndGone(f"stopped, because another did ({self.read('failed')})")
 
@@ -138,4 +140,4 @@ class Link:
         self.board = board
 
     def leave(self) -> None:
-        """Give up what would keep the others waiting."""
+        """Frees resources that would keep the others waiting."""

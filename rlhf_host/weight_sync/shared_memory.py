@@ -16,11 +16,11 @@ from rlhf_host.weight_sync.buckets import Bucket, BucketLayout, dtype_of, gather
 from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure
 
 SLOTS = 2
-"""Buffers: the trainer packs one bucket while the engines load the other."""
+"""Number of buffers: the trainer packs one bucket while the engines load the other."""
 
 
 class HostMemory:
-    """Anonymous shared memory (a memfd): it has no name that could be left behind, and no limit of /dev/shm's size.
+    """Anonymous shared memory (a memfd): it leaves no name behind, and is not limited by the size of /dev/shm.
 
     Others open it through this process's entry in /proc.
     """
@@ -56,7 +56,9 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """GPU memory that other processes map by a CUDA IPC handle. PyTorch counts who holds one, so each receiver gets its own."""
+    """GPU memory that other processes map by a CUDA IPC handle. PyTorch counts the holders of a handle, so each receiver gets
+    its own.
+    """
 
     def __init__(self, size: int, receivers: int, device: torch.device):
         self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
@@ -78,7 +80,7 @@ class DeviceMemory:
 
 
 class Sender(Link):
-    """The trainer's side: a board to say what lies where, and the memory."""
+    """The trainer's side: a board that tells where data is, and the memory."""
 
     def __init__(self, board: Board, cuda: bool, receivers: int, device: torch.device):
         super().__init__(board)
@@ -86,7 +88,7 @@ class Sender(Link):
         self._memory: dict[int, HostMemory | DeviceMemory] = {}
 
     def memory(self, slot: int, size: int) -> HostMemory | DeviceMemory:
-        """Of ``size`` bytes at least. What it replaces stays mapped wherever it is in use."""
+        """Returns memory of at least ``size`` bytes. The old memory stays mapped wherever it is in use."""
         memory = self._memory.get(slot)
         if memory is None or memory.tensor.numel() < size:
             memory = DeviceMemory(size, self.receivers, self.device) if self.cuda else HostMemory(max(1, size), self.receivers)
@@ -125,7 +127,7 @@ def join_receiver(loader: Loader, host: str, port: int, first: int, cuda: bool, 
 
 
 def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
-    """Lay out all weights once."""
+    """Lays out all weights once."""
     kind = None if dtype is None else dtype_of(dtype)
     with gathered(weights, bucket_bytes, kind) as buckets, leaving_on_failure(weights.state, "the trainer"):
         if weights.rank == 0:
@@ -157,10 +159,10 @@ def _await_readers(sender: Sender, number: int, index: int) -> None:
 
 
 def receive(loader: Loader, number: int, version: int) -> None:
-    """Load what is laid out."""
+    """Loads the weights that are laid out."""
     receiver = loader.state.get(LINK)
     if not isinstance(receiver, Receiver):
-        raise RunError("it is not connected: it was started anew, and has to be connected again")
+        raise RunError("it is not connected: it was restarted, and must be connected again")
     with leaving_on_failure(loader.state, f"engine {loader.engine}"):
         loader.load(_arriving(receiver, number), version)
 

@@ -1,4 +1,4 @@
-"""After a sync: do engines and trainer agree on the log-probabilities of a probe?"""
+"""Check after a sync: engines and trainer must agree on the log-probabilities of a probe."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ PROMPT_TOKENS = 320
 """Ten blocks of 32 tokens: a prompt within one block is not cached, and would hide a stale prefix cache."""
 NEW_TOKENS = 8
 AUTO = 2
-"""Syncs that ``auto`` verifies. The second is the one that finds keys and values kept from the first."""
+"""Number of syncs that ``auto`` verifies. The second detects keys and values kept from the first."""
 PROBES = 4
-"""Continuations of the probe by an engine that was started again: each may end after a few tokens."""
+"""Number of continuations of the probe by a restarted engine: each may end after a few tokens."""
 ATTEMPTS = 3
-"""Probes of an engine before it is said to differ: in 16 bits rounding alone moves single tokens far."""
+"""Number of probes of an engine before it counts as different: in 16 bits rounding alone can change single tokens a lot."""
 TOLERANCE = 1e-4
-"""Of the mean difference over a probe's tokens, in nats, as the following."""
+"""Tolerance of the mean difference over a probe's tokens, in nats; the same for the next two."""
 RUN_TOLERANCE = 1e-3
-"""In a run, where all compute in 32 bits."""
+"""Tolerance in a run in which everything computes in 32 bits."""
 ROUGH_TOLERANCE = 0.1
-"""Where either side computes in 16 bits; stale keys and values are off by about 1."""
+"""Tolerance if either side computes in 16 bits; stale keys and values are off by about 1."""
 
 
 def verified_syncs(setting: str | int, *, moved: bool = True) -> float:
-    """How many syncs of a run are verified under ``--sync.verify auto|on|off|N``.
+    """Returns how many syncs of a run are verified under ``--sync.verify auto|on|off|N``.
 
     Args:
-        moved: weights were sent; where engines sample from the trainer's own module, ``auto`` verifies nothing.
+        moved: True if weights are sent. If engines sample from the trainer's own module, ``auto`` verifies nothing.
     """
     named = {"auto": AUTO if moved else 0, "on": float("inf"), "off": 0}
     return named[setting] if setting in named else int(setting)
 
 
 def probe_prompt(tokenizer: Any, context_length: int) -> list[int]:
-    """The same several hundred ordinary tokens every time, so that engines have them in their caches; shorter where the
-    model has no room for them."""
+    """Returns the same several hundred ordinary tokens every time, so that engines have them in their caches; fewer if the
+    model has no room for them.
+    """
     special = set(tokenizer.all_special_ids)
     ordinary = [token for token in range(min(len(tokenizer), 4096)) if token not in special]
     length = max(1, min(PROMPT_TOKENS, context_length - NEW_TOKENS - 1))
@@ -57,17 +58,18 @@ async def verify_sync(
     temperature: float = 1.0,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """Every engine continues ``prompt``; its sampled log-probabilities are compared with the trainer's, by the mean difference of
-    a continuation. An engine that differs is asked again, for other tokens; one that dies in it is left out.
+    """Compares engines with the trainer. Every engine continues ``prompt``; its sampled log-probabilities are compared with the
+    trainer's, by the mean difference over a continuation. An engine that differs is asked again, for other tokens; an engine
+    that dies meanwhile is left out.
 
     Args:
-        logprobs: the actor's, of completions at ``temperature`` (``RoleHandle.logprobs``).
+        logprobs: computes the actor's, for completions at ``temperature`` (``RoleHandle.logprobs``).
 
     Returns:
         The largest mean difference in nats that was accepted.
 
     Raises:
-        RunError: an engine has another version, or differs by more than ``tolerance`` however often it is asked.
+        RunError: an engine has another version, or differs by more than ``tolerance`` in every attempt.
     """
     sampling = Sampling(NEW_TOKENS, temperature)
     largest, asked = 0.0, list(enumerate(targets))

@@ -27,14 +27,14 @@ def version_directory(directory: str, version: int) -> Path:
 
 
 def versions(directory: str) -> list[int]:
-    """The whole ones, oldest first."""
+    """Returns the complete versions, oldest first."""
     return sorted(int(match[1]) for path in Path(directory).glob("version-*") if (match := _VERSION.fullmatch(path.name)))
 
 
 def write(
     weights: Weights, directory: str, version: int, keep: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]
 ) -> None:
-    """Write all weights, a shard per bucket."""
+    """Writes all weights, one shard per bucket."""
     kind = None if dtype is None else dtype_of(dtype)
     with gathered(weights, bucket_bytes, kind) as buckets:
         if weights.rank:
@@ -70,7 +70,7 @@ def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: torch.dtype
 
 
 def _apart(bucket: Bucket) -> dict[str, Tensor]:
-    """safetensors takes neither tied weights nor strided ones."""
+    """Copies weights that are tied or strided, which safetensors does not accept."""
     seen: set[int] = set()
     tensors = {}
     for name, tensor in bucket:
@@ -81,7 +81,7 @@ def _apart(bucket: Bucket) -> dict[str, Tensor]:
 
 
 def read(loader: Loader, directory: str, version: int) -> None:
-    """Load a version that was written."""
+    """Loads a version from its files."""
     path = version_directory(directory, version)
     try:
         where = json.loads((path / INDEX).read_text())["weight_map"]

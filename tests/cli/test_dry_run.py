@@ -51,7 +51,7 @@ def refusal(done) -> str:
         ),
         (["--actor.dtype", "bfloat16"], "dtype bfloat16 for the trainable model"),
         (["--actor.attn-implementation", "flash_attention_2"], "cannot load the model"),
-        (["--rollout.tool-format", "no"], "rollout.tool_format 'no' is none of auto, none, "),
+        (["--rollout.tool-format", "no"], "rollout.tool_format 'no' is not one of auto, none, "),
         (["--data.template-kwargs", "thinking"], "data.template_kwargs 'thinking': write KEY=VALUE"),
         (["--overlong-penalty.buffer", "999"], "extension:overlong_penalty (rlhf-plugin-dapo "),
         (["--actor.device", "cuda:77"], "device 'cuda:77' cannot be used here"),
@@ -155,7 +155,7 @@ def test_weights_that_cannot_fit_are_refused_with_numbers(dry, huge):
 def test_where_the_place_is_not_known_nothing_is_guessed(dry, huge):
     done = dry("--runtime", "ray", model=huge)
     assert done.exit_code == 0, done.output
-    assert "how much the places that the roles get has is not known, and not compared" in done.stdout
+    assert "the memory of the places that the roles get is unknown, so this is not checked" in done.stdout
 
 
 def test_the_memory_of_this_machine_is_that_of_its_container_and_swap(monkeypatch):

@@ -366,7 +366,7 @@ def test_a_start_with_tools_whose_calls_would_not_be_read_is_refused():
 
 
 def test_an_unknown_format_is_refused(chatml):
-    with pytest.raises(UserError, match=r"rollout\.tool_format 'hermas' is none of auto, none, hermes"):
+    with pytest.raises(UserError, match=r"rollout\.tool_format 'hermas' is not one of auto, none, hermes"):
         ChatCodec(chatml, tool_format="hermas")
 
 
@@ -398,7 +398,7 @@ def test_the_template_is_told_what_the_data_say_and_the_day_stays():
         ({"template_kwargs": ["reasoning_effort=low"]}, "the tokenizer's chat template does not read reasoning_effort"),
         ({"template_kwargs": ["enable_thinking"]}, "write KEY=VALUE"),
         ({"template_kwargs": ["tools=[]"]}, "tools is given by the host"),
-        ({"day": "yesterday"}, "is no day such as 2026-12-31"),
+        ({"day": "yesterday"}, "is not a day such as 2026-12-31"),
     ],
 )
 def test_what_no_template_can_be_told(odd, words):

@@ -64,7 +64,7 @@ def test_messages_with_both_forms_of_keys_are_messages():
         ({"role": "assistant", "content": None, "refusal": "I cannot."}, "has 'refusal': write it as the content"),
         (said("a", tools=[{"name": "boil"}]), "has 'tools': give them in a column of the row"),
         (said("a", functions=[{"name": "boil"}]), "has 'functions': give them in a column of the row"),
-        (said("a", partial=True), "has 'partial': an answer that the model is to go on with is no answer"),
+        (said("a", partial=True), "has 'partial': a message for the model to continue is not an answer"),
         (said("a", eot=False), "has 'eot' false, and every turn ends here"),
         (said("a", end_turn=False), "has 'end_turn' false, and every turn ends here"),
         (said("a", tool_plan="first boil"), "leaves out the 'tool_plan' of message 2 (assistant)"),
@@ -105,7 +105,7 @@ def test_what_the_template_is_told_has_several_columns(column):
             how, [{**row, column: told}]
         )
         assert how([{**row, column: told}], ignore=["reasoning_effort"])
-        assert "in two ways what 'reasoning_effort' is" in refused(
+        assert "the row has two values of 'reasoning_effort'" in refused(
             how, [{**row, "reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}], template=reads
         )
         assert f"'{column}' must be" in refused(how, [{**row, column: [1]}], template=reads)

@@ -207,7 +207,7 @@ def test_files_of_another_format_in_a_directory_are_named(load, write, tmp_path)
     write("d/train-0.csv", "prompt,label\n1,2\n")
     write("d/train-1.jsonl", lines(ROWS))
     report = load(tmp_path / "d").report[0]
-    assert "not read, being of another format: train-" in report
+    assert "not read, because the format differs: train-" in report
 
 
 # --- malformed rows -----------------------------------------------------------------------------

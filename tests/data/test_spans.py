@@ -257,7 +257,7 @@ def test_a_pair_is_two_rows_of_one_prompt(chatml):
     assert (chosen.columns, rejected.columns) == ({"label": 1.0}, {"label": 0.0})
     long = Example([USER], ([YES], [THOUGHT, MORE, NO]), ({}, {}))
     assert len(rows_of(long, chatml)) == 1
-    with pytest.raises(Malformed, match="the answers of this pair are no two rows of one prompt"):
+    with pytest.raises(Malformed, match="the answers of this pair are not two rows with the same prompt"):
         Marker(byte_tokenizer(REASONING)).mark(long)
 
 

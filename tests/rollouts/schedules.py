@@ -254,7 +254,7 @@ def play(mode: str, seed: int, tokenizer: Any, pace: int = 0, *, exact: bool = F
             return schedule, "nothing kept"
         if isinstance(error, LostError):
             return schedule, "engines lost"
-        if "nothing has moved" in str(error) or "would wait for ever" in str(error):
+        if "no progress in the rollout" in str(error) or "the rollout cannot go on" in str(error):
             raise Hang(str(error)) from error
         raise
     schedule.check()

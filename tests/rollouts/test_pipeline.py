@@ -430,7 +430,7 @@ def test_a_rollout_in_which_nothing_moves_is_told_and_ended(pipeline, depth, mon
     monkeypatch.setattr(watch, "SAY_S", 0.05)
     made, gate = pipeline([1] * 8, depth=depth, settings=RolloutConfig(stall_s=0.4))
     gate.engine = Stuck(lambda ids, key: [4])
-    message = r"nothing has moved .*\(rollout.stall_s 0.4\): train-0 plays for 0 s, train-1 plays for 0 s"
+    message = r"no progress .*\(rollout.stall_s 0.4\): train-0 plays for 0 s, train-1 plays for 0 s"
     with pytest.raises(RunError, match=message):
         asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
     assert "4 requests are with the engine" in caplog.text if depth == 0 else "and 1 more; 8 requests" in caplog.text
@@ -494,9 +494,9 @@ def test_a_deadlock_of_the_host_is_noticed_at_once_and_said(pipeline):
         return str(ended.value), time.monotonic() - started
 
     message, seconds = asyncio.run(run())
-    assert message.startswith("the rollout would wait for ever: train-0 plays for 5 s, train-1")
+    assert message.startswith("the rollout cannot go on: train-0 plays for 5 s, train-1")
     assert "no request is with the engine, and no plugin is at work; 8 requests wait for new weights" in message
-    assert message.endswith("This is a mistake of rlhf-host: please report it")
+    assert message.endswith("This is a bug in rlhf-host: please report it")
     assert seconds < 7
 
 

@@ -73,7 +73,7 @@ def test_an_evaluation_that_samples_is_no_hang_though_no_task_is_over(tokenizer,
     assert metrics["eval/samples"] == 6.0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Evaluating: ")]
     assert len(told) >= 2
-    assert all(line.startswith("Evaluating: 0 of 3 tasks are over, ") for line in told[:-1])
+    assert all(line.startswith("Evaluating: 0 of 3 tasks are finished, ") for line in told[:-1])
     counts = [int(line.split(", ")[1].split(" tokens")[0]) for line in told]
     assert 0 < counts[0] < counts[-1] <= 240
     assert not caplog.messages
@@ -84,13 +84,13 @@ def test_so_it_is_for_training(tokenizer, capsys, caplog):
     collected = Collected()
     asyncio.run(collector.run([Draw(task, 0) for task in tasks(3)], ScoreContext(), collected))
     assert collected.trajectories == 6
-    assert "Sampling: 0 of 3 tasks are over, " in capsys.readouterr().err
+    assert "Sampling: 0 of 3 tasks are finished, " in capsys.readouterr().err
     assert not caplog.messages
 
 
 def test_an_engine_that_samples_nothing_more_is_told_of_and_ended(tokenizer, caplog):
     collector = collector_of(Slow(lambda ids, key: [], stops_after=50), tokenizer, "eval", stall_s=0.6)
-    with pytest.raises(RunError, match=r"nothing has moved in the rollout for 1 s \(rollout.stall_s 0.6\): eval-0-0 plays"):
+    with pytest.raises(RunError, match=r"no progress in the rollout for 1 s \(rollout.stall_s 0.6\): eval-0-0 plays"):
         asyncio.run(Evaluation(tasks(3), collector, EvalConfig(n=2), {}, tokenizer).run(0))
     assert "6 requests are with the engine" in caplog.text
 
@@ -104,7 +104,7 @@ def test_an_engine_that_does_not_count_is_told_of_by_its_answers(tokenizer, caps
     assert not isinstance(Silent(lambda ids, key: [4]), Counting)
     collector = collector_of(Silent(lambda ids, key: [4]), tokenizer, "eval")
     asyncio.run(Evaluation(tasks(3), collector, EvalConfig(n=2), {}, tokenizer).run(0))
-    assert "Evaluating: 0 of 3 tasks are over ..." in capsys.readouterr().err
+    assert "Evaluating: 0 of 3 tasks are finished ..." in capsys.readouterr().err
     assert "3 requests are with the engine" in caplog.text
 
 

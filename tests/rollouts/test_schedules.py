@@ -64,7 +64,7 @@ class IsNeverOver(Pipeline):
 @pytest.mark.parametrize("defect", [WakesNobody, IsNeverOver])
 def test_a_waiter_that_nobody_wakes_is_noticed_at_once(tokenizer, monkeypatch, defect):
     monkeypatch.setattr(schedules, "Pipeline", defect)
-    with pytest.raises(Hang, match=r"the rollout would wait for ever: .*This is a mistake of rlhf-host"):
+    with pytest.raises(Hang, match=r"the rollout cannot go on: .*This is a bug in rlhf-host"):
         [play("held-1", seed, tokenizer) for seed in range(20)]
 
 

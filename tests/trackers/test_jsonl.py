@@ -184,7 +184,7 @@ def test_what_no_tracker_wrote_is_a_lost_row_or_one_clear_line(tracker, context,
     assert path.read_text() == ""
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match=f"^{path} cannot be used: Is a directory; move it away or put it right$"):
+    with pytest.raises(UserError, match=f"^{path} cannot be used: Is a directory; move it away or fix it$"):
         tracker.run_started(context(resume_step=1))
 
 

@@ -177,6 +177,6 @@ def test_an_engine_that_hangs_ends_the_run(train, tmp_path, monkeypatch):
         return await (never(self, request) if next(calls) > 20 else submit(self, request))
 
     monkeypatch.setattr(Waves, "submit", sometimes)
-    with pytest.raises(RunError, match=r"nothing has moved in the rollout for 2 s .* requests are with engine transformers"):
+    with pytest.raises(RunError, match=r"no progress in the rollout for 2 s .* requests are with engine transformers"):
         train(Trouble(), **{"rollout.stall_s": 2.0})
     assert load_checkpoint(tmp_path / "run") is not None

@@ -86,7 +86,7 @@ def test_how_far_it_is_can_be_seen(tokenizer, monkeypatch, capsys):
     assert len(rows) == 8
     assert metrics["eval/samples"] == 8.0
     said = capsys.readouterr().err.splitlines()
-    assert "Evaluating: 3 of 4 tasks are over ..." in said
+    assert "Evaluating: 3 of 4 tasks are finished ..." in said
 
 
 def test_every_answer_is_written(rlhf_here, tiny_model, prompts, tmp_path):

@@ -119,7 +119,7 @@ TRAINER, OPTIMIZER, ADAPTER = "trainer.pt", "optimizers/actor/optimizer.pt", "mo
         (OPTIMIZER, of_another_model, "is of another model: it has averages of shape [3, 3]"),
         (OPTIMIZER, of_another_optimizer, "is of another optimizer"),
         ("state.json", without_a_stream, "state.json needs stream"),
-        ("state.json", no_json, "is no JSON"),
+        ("state.json", no_json, "is not JSON"),
         (ADAPTER, as_pickle, "cannot be read"),
         (ADAPTER, without_a_weight, "does not fit"),
     ],

@@ -38,7 +38,7 @@ def run(rlhf_here, tiny_model, pairs, tmp_path, monkeypatch):
 
 
 PRECOMPUTE = ("--reference.precompute", "true")
-COMPUTED, USED = "to compute its log-probabilities before the run", "that an earlier run has kept"
+COMPUTED, USED = "to compute its log-probabilities before the run", "that an earlier run stored"
 
 
 @pytest.mark.parametrize("algo", ["dpo", "kto"])

@@ -207,7 +207,7 @@ def test_requests_that_hold_up_new_weights_for_ever_are_told_of_and_end_the_run(
         made.parts = SimpleNamespace(config=RunConfig(rollout={"stall_s": 0.1}), source=source)
         asked = asyncio.create_task(gate.generate([1], None, (0, 0, 0)))
         await asyncio.sleep(0)
-        with pytest.raises(RunError, match=r"nothing has moved .*: new weights wait for 1 requests"):
+        with pytest.raises(RunError, match=r"no progress .*: new weights wait for 1 requests"):
             await asyncio.wait_for(made._hold(gate), 5)
         asked.cancel()
 

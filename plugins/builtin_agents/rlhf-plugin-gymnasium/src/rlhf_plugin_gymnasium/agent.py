@@ -17,7 +17,7 @@ from rlhf_host import Action, Episode, EpisodeFailed, Needs, Step, UserError, ho
 from rlhf_plugin_gymnasium.text import NoAction, action_of, shown
 
 PATTERN_S = 1.0
-"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
+"""Maximum seconds of a search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Gymnasium:
 
     @hookimpl
     def check_run(self, config: Mapping[str, Any]) -> None:
-        """Raises ``UserError`` where neither the agent nor the tasks name an environment."""
+        """Raises ``UserError`` if neither the agent nor the tasks name an environment."""
         if self.options.id is not None:
             return
         for flag, data in (("--data", config["data"]), ("--eval.data", config["eval"]["data"])):
@@ -168,7 +168,7 @@ class Gymnasium:
         return shown(observation)
 
     def _made(self, name: str) -> Any:
-        """Raises ``UserError`` where there is no such environment, or it cannot be made."""
+        """Makes the environment. Raises ``UserError`` if it does not exist or cannot be made."""
         import gymnasium
 
         kwargs = dict(self.kwargs)

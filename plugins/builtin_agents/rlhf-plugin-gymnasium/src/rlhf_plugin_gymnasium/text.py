@@ -13,17 +13,17 @@ NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class NoAction(Exception):
-    """The answer has none; the message is for the policy."""
+    """The answer has no action; the message is for the policy."""
 
 
 def action_of(space: Any, text: str, names: Sequence[str] = ()) -> Any:
-    """The action that an answer means in a space.
+    """Returns the action that an answer means in a space.
 
     Args:
-        names: what a discrete space's actions are called, in order.
+        names: names of a discrete space's actions, in order.
 
     Raises:
-        NoAction: it means none.
+        NoAction: the answer means none.
     """
     from gymnasium import spaces
 
@@ -117,7 +117,7 @@ def _last_json(text: str) -> Any:
 
 
 def shown(observation: Any) -> str:
-    """An observation as text: itself, or JSON."""
+    """Returns an observation as text: itself, or JSON."""
     if isinstance(observation, str):
         return observation
     return json.dumps(_plain(observation), ensure_ascii=False)

@@ -18,7 +18,7 @@ from rlhf_plugin_multi_turn.tools import Tools
 
 @dataclass(slots=True)
 class State:
-    """Of one episode."""
+    """State of one episode."""
 
     tools: Tools
     turns: int = 0
@@ -63,7 +63,7 @@ class MultiTurn:
         return self.begin(episode, self.tools, None)
 
     def begin(self, episode: Episode, tools: Tools, prompt: str | Sequence[Message] | None) -> Step:
-        """The first observation: the prompt (default: the task's) and the tools."""
+        """Returns the first observation: the prompt (default: the task's) and the tools."""
         episode.state = State(tools)
         if not tools.schemas:
             return Step(prompt)

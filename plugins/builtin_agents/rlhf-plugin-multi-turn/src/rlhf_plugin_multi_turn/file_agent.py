@@ -1,4 +1,4 @@
-"""Which environment a file has, told apart by what it looks like."""
+"""Choice of the environment in a file, by its form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf_plugin_multi_turn.trl import TrlEnvironment
 log = logging.getLogger(__name__)
 
 EXECUTOR = "AgentExecutor"
-"""The name by which OpenRLHF finds an agent in a file."""
+"""Name by which OpenRLHF finds an agent in a file."""
 FORMS = (
     "a class with reset(**columns) and tools as methods (TRL), an AgentInstance or AgentExecutor (OpenRLHF), an async function"
     " (episode, policy), or a class with hooks marked @hookimpl"
@@ -28,7 +28,7 @@ FORMS = (
 
 
 class FileAgent:
-    """An environment of yours, or one written for TRL or OpenRLHF: ``--agent FILE.py:NAME``."""
+    """Your own environment, or one written for TRL or OpenRLHF: ``--agent FILE.py:NAME``."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -52,7 +52,7 @@ class FileAgent:
             return self
 
     def __new__(cls, options: Options) -> Any:
-        """The plugin that plays this environment: each form has hooks of its own."""
+        """Returns the plugin that plays this environment: each form has its own hooks."""
         with openrlhf.importable():
             module = import_file(options.path, "--agent")
         if options.sha256 is not None and options.sha256 != (now := _digest(Path(options.path))):
@@ -60,16 +60,16 @@ class FileAgent:
         return _playing(_chosen(module, options), options)
 
     def __init__(self, options: Options):
-        """Never called: ``__new__`` gives an object of another class, whose hooks depend on the file."""
+        """Is never called: ``__new__`` returns an object of another class, whose hooks depend on the file."""
 
     @hookimpl
     def needs(self) -> Needs:
-        """Every form has this one; it shows that the class is a plugin."""
+        """Returns the needs. Every form has this hook, which shows that the class is a plugin."""
         return Needs()
 
 
 class RunFunction:
-    """An async function ``(episode, policy)`` that gives trajectories, or a reward for those of the policy."""
+    """An async function ``(episode, policy)`` that returns trajectories, or a reward for those of the policy."""
 
     def __init__(self, function: Callable[[Episode, Policy], Any]):
         self.function = function
@@ -142,7 +142,7 @@ def _own(module: ModuleType) -> dict[str, Any]:
 
 @cache
 def _say_changed(path: str, sha256: str) -> None:
-    """Once, though plugins are made to look at them as well as to run."""
+    """Logs it once, although plugins are made for inspection as well as for a run."""
     log.warning("the agent file %s has changed since the run began", path)
 
 

@@ -10,9 +10,10 @@ from rlhf_host import UserError, import_file
 
 
 def functions_of(place: str, option: str) -> dict[str, Callable[..., Any]]:
-    """The functions of ``FILE.py`` or ``FILE.py:NAME[,NAME]``, by name: those named, or all public ones that the file defines.
+    """Returns the functions of ``FILE.py`` or ``FILE.py:NAME[,NAME]``, by name: those named, or all public ones that the file
+    defines.
 
-    Raises ``UserError`` for a file that is not there or cannot be imported, and for a name that it does not have.
+    Raises ``UserError`` for a file that does not exist or cannot be imported, and for a name that it does not have.
     """
     path, colon, names = place.partition(".py:")
     module = import_file(path + ".py" if colon else path, option)

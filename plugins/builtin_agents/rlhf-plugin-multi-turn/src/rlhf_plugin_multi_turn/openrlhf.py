@@ -17,18 +17,18 @@ from rlhf_host import Episode, EpisodeFailed, Needs, NoRoom, Policy, Sampling, T
 
 
 class AgentInstanceBase:
-    """Stands for OpenRLHF's, where that is not installed."""
+    """Replacement for OpenRLHF's class, if OpenRLHF is not installed."""
 
     async def reset(self, states: dict[str, Any], **_: Any) -> dict[str, Any]:
         return states
 
 
 class AgentExecutorBase:
-    """Stands for OpenRLHF's."""
+    """Replacement for OpenRLHF's class."""
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
-    """Stands for OpenRLHF's: it plays one instance for each episode."""
+    """Replacement for OpenRLHF's class: plays one instance for each episode."""
 
     def __init__(self, agent_instance_cls: type):
         self.agent_instance_cls = agent_instance_cls
@@ -36,7 +36,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """``openrlhf.utils.agent`` can be imported meanwhile, with these classes, where OpenRLHF is not installed."""
+    """Makes ``openrlhf.utils.agent`` importable inside the block, with these classes, if OpenRLHF is not installed."""
     try:
         importlib.import_module("openrlhf.utils.agent")
     except ImportError:  # not there, or not all that it imports
@@ -57,7 +57,7 @@ def importable() -> Iterator[None]:
 
 
 def player_of(chosen: Any) -> InstancePlayer | ExecutorPlayer | None:
-    """What plays an agent of OpenRLHF; ``None`` for anything else."""
+    """Returns the player of an agent of OpenRLHF; None for anything else."""
     if not isinstance(chosen, type):
         return None
     bases = {base.__name__ for base in chosen.__mro__[1:]}
@@ -189,7 +189,7 @@ class ExecutorPlayer(_Player):
 
 
 class _Engine:
-    """What ``execute`` calls ``llm_engine``."""
+    """Engine that ``execute`` gets as ``llm_engine``."""
 
     def __init__(self, policy: Policy):
         self._policy = policy
@@ -239,6 +239,6 @@ def _number(value: Any) -> float:
 
 
 def _share(score: Any) -> float | None:
-    """A score of theirs may be any number; here it is a share."""
+    """Returns the score as a share; OpenRLHF's scores may be any number."""
     number = None if score is None else _number(score)
     return number if number is not None and 0.0 <= number <= 1.0 else None

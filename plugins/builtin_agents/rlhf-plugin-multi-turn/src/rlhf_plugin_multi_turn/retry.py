@@ -85,7 +85,9 @@ class Retry:
 
 
 def right(text: str, label: Any) -> bool:
-    """Whether the text is the label, or its last number is the label's: that behind ``####``, in ``\\boxed{}``, or the only one."""
+    r"""Returns True if the text is the label, or its last number is the label's: the one after ``####``, in ``\boxed{}``, or the
+    only one.
+    """
     wanted = str(label).strip()
     if text.strip() == wanted:
         return True

@@ -13,7 +13,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def with_tools(prompt: str | Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The conversation with the tools before its first user's message: every template has that role."""
+    """Returns the conversation with the tools before its first user's message: every template has that role."""
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*map(dict, prompt)]
     tools = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
     text = (
@@ -28,7 +28,7 @@ def with_tools(prompt: str | Sequence[Message], schemas: Sequence[Mapping[str, A
 
 
 def read_calls(text: str) -> tuple[list[ToolCall], list[str]]:
-    """The calls in an answer, and what of them cannot be read."""
+    """Returns the calls in an answer, and the parts that cannot be read."""
     calls, problems = [], []
     for body in _CALL.findall(text):
         try:
@@ -44,5 +44,5 @@ def read_calls(text: str) -> tuple[list[ToolCall], list[str]]:
 
 
 def results(texts: Sequence[str]) -> list[Message]:
-    """The results as a user's message."""
+    """Returns the results as a user's message."""
     return [{"role": "user", "content": "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)}]

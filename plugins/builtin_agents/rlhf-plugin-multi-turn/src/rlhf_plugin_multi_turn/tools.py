@@ -16,12 +16,12 @@ from rlhf_host import EpisodeFailed, RunError, UserError
 from rlhf_plugin_multi_turn.threads import in_thread
 
 MOST_LATE = 64
-"""So many calls may still run after their deadline."""
+"""Maximum number of calls that still run after their deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a call gave: the text for the policy, and how it went."""
+    """Result of a call: the text for the policy, and the outcome."""
 
     text: str
     ok: bool
@@ -30,7 +30,7 @@ class Result:
 
 
 class Tools:
-    """The tools of a run. Raises ``UserError`` for a function without the docstring and types of which schemas are made."""
+    """The tools of a run. Raises ``UserError`` for a function without the docstring and types that a schema needs."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], timeout_s: float, max_chars: int):
         self.functions, self.timeout_s, self.max_chars = dict(functions), timeout_s, max_chars
@@ -38,13 +38,15 @@ class Tools:
         self._late: set[threading.Event] = set()
 
     def of(self, holder: Any) -> Tools:
-        """The same tools as methods of an object, such as an episode's own environment."""
+        """Returns the same tools as methods of an object, such as an episode's own environment."""
         own = copy.copy(self)
         own.functions = {name: getattr(holder, name) for name in self.functions}
         return own
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
-        """A mistake of the policy's, or of the tool's, is a text that says so. Raises ``EpisodeFailed`` where the tool does."""
+        """Calls a tool. A mistake of the policy or of the tool becomes a text that tells it. Raises ``EpisodeFailed`` if the
+        tool does.
+        """
         started = time.monotonic()
         late = ok = False
         function = self.functions.get(name)
@@ -95,7 +97,7 @@ class Tools:
 
 
 def shortened(text: str, most: int) -> str:
-    """Head and tail of a long text, and how much is missing between them."""
+    """Returns head and tail of a long text, and how much is missing between them."""
     if len(text) <= most:
         return text
     half = max(1, most // 2)

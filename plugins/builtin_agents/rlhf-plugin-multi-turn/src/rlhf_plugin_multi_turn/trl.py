@@ -17,11 +17,11 @@ from rlhf_plugin_multi_turn.tools import Tools
 class _Playing:
     environment: Any
     state: Any = None
-    """Of the conversation."""
+    """State of the conversation."""
 
 
 class TrlEnvironment:
-    """An instance for each episode. Its public methods are tools, but for ``reset``, ``get_reward`` and ``close``."""
+    """One instance for each episode. Its public methods are tools, except ``reset``, ``get_reward`` and ``close``."""
 
     def __init__(self, make: Callable[[], Any], options: Any):
         self.make = make
@@ -82,14 +82,14 @@ class TrlEnvironment:
 
 
 async def _called(function: Callable[..., Any], **arguments: Any) -> Any:
-    """In a thread, unless it is async."""
+    """Calls the method in a thread, unless it is async."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     return await asyncio.to_thread(function, **arguments)
 
 
 def _taken(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the columns, those that it takes."""
+    """Returns the columns that it accepts."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(columns)
@@ -97,7 +97,7 @@ def _taken(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str
 
 
 def _with_text(prompt: str | Sequence[Message], said: Any) -> str | Sequence[Message] | None:
-    """The prompt, at whose last user message stands what ``reset`` gave."""
+    """Returns the prompt; the result of ``reset`` is added to its last user message."""
     if said is None:
         return None
     if isinstance(prompt, str):

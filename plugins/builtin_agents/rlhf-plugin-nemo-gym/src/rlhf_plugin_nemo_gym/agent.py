@@ -18,7 +18,7 @@ from rlhf_plugin_nemo_gym.rows import PARAMS
 from rlhf_plugin_nemo_gym.servers import Gym, Servers
 
 RETRYABLE = (408, 429)
-"""Statuses below 500 that another attempt may not meet."""
+"""HTTP statuses below 500 that may not occur in another attempt."""
 FULL = "nemo_gym: rollout.max_tokens is full, so the environment could not go on"
 
 
@@ -127,7 +127,7 @@ class NemoGym:
         return f"{gym.agents[name]}/run"
 
     async def _post(self, gym: Gym, url: str, body: Mapping[str, Any], endpoint: Any) -> Mapping[str, Any]:
-        """What ``/run`` answers, unless the deadline, the servers' end or the engine's comes first."""
+        """Returns the answer of ``/run``, unless the deadline, the servers' end or the engine's comes first."""
         asking = asyncio.ensure_future(self._ask(url, body))
         gone = asyncio.ensure_future(gym.gone.wait())
         try:
@@ -165,7 +165,7 @@ class NemoGym:
 
 
 def _named(row: Mapping[str, Any], token: str) -> dict[str, Any]:
-    """The row, with the episode's name in its parameters: they go into every request to the policy."""
+    """Returns the row with the episode's name in its parameters, which go into every request to the policy."""
     params = row[PARAMS]
     return {**row, PARAMS: {**params, "metadata": {**(params.get("metadata") or {}), "rlhf_episode": token}}}
 

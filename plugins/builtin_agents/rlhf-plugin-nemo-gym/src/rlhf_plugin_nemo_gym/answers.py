@@ -1,4 +1,4 @@
-"""What an environment answers to ``POST /run``, compared with what the policy sampled."""
+"""Answers of an environment to ``POST /run``, compared with the policy's samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rlhf_host import EpisodeFailed, Trajectory
 
 TOLD = 500
-"""Characters of a tool's result that the log of trajectories has."""
+"""Maximum characters of a tool's result in the log of trajectories."""
 Key = tuple[bytes, bytes]
 """An answer of the policy: digests of the tokens before it, and of its own."""
 
@@ -25,12 +25,12 @@ class Answer:
     reward: float | None
     metrics: dict[str, float] = field(default_factory=dict)
     calls: Counter[Key] = field(default_factory=Counter)
-    """The policy's answers, where the model server returns token ids."""
+    """The policy's answers, if the model server returns token ids."""
     tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_answer(body: Mapping[str, Any], row: Mapping[str, Any]) -> Answer:
-    """Raises ``EpisodeFailed`` for token ids that are none."""
+    """Reads an answer. Raises ``EpisodeFailed`` for token ids that are not valid."""
     response = body.get("response")
     output = response.get("output") if isinstance(response, Mapping) else None
     items = [item for item in output if isinstance(item, Mapping)] if isinstance(output, list) else []
@@ -53,10 +53,10 @@ def read_answer(body: Mapping[str, Any], row: Mapping[str, Any]) -> Answer:
 
 
 def check_tokens(answer: Answer, rows: Iterable[Trajectory], *, extra: bool) -> None:
-    """Raises ``EpisodeFailed`` where the environment's tokens are not those that train.
+    """Raises ``EpisodeFailed`` if the environment's tokens are not those that are trained.
 
     Args:
-        extra: the environment may have asked for answers that its response does not have.
+        extra: the environment may have requested answers that are not in its response.
     """
     if not answer.calls:
         return

@@ -44,7 +44,7 @@ class NemoGymRows:
 
 
 def located(file: str, python: str | None) -> Path:
-    """A file where the run was started, or in the package of nemo-gym, which is where Gym itself looks."""
+    """Returns the path of a file, relative to where the run was started, or in the package of nemo-gym, where Gym itself looks."""
     path = Path(file).expanduser()
     if python is not None and not path.exists() and not path.is_absolute():
         root = Path(python).expanduser().absolute().parent.parent
@@ -54,7 +54,7 @@ def located(file: str, python: str | None) -> Path:
 
 
 def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each row, and where it is. Raises ``UserError`` for the first that is none."""
+    """Yields each row and its place. Raises ``UserError`` for the first that is invalid."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -68,7 +68,9 @@ def read_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def task_of(row: Any, place: str) -> Task:
-    """The task has the row as its metadata; its prompt is for logs and for the length of prompts. Raises ``UserError``."""
+    """Returns a task with the row as its metadata; its prompt is only for logs and for the length of prompts. Raises
+    ``UserError``.
+    """
     params = row.get(PARAMS) if isinstance(row, dict) else None
     if not isinstance(params, dict) or not isinstance(params.get("input"), str | list):
         raise UserError(f"nemo_gym: {place}: a row of NeMo Gym is an object with {PARAMS}.input, a text or a list")

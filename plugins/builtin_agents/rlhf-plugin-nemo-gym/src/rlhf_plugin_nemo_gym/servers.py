@@ -1,4 +1,4 @@
-"""The servers of NeMo Gym: those that run already, or a set of our own that ends with the run."""
+"""Servers of NeMo Gym: running ones, or a set that is started here and ends with the run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ MODEL = "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml"
 LOOPING = "simple_agent"
 """Gym's agent that calls tools until the policy stops."""
 PASSED = ("LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
-"""Of the environment, this is passed on, and what configures uv: tools that a model steers get no keys of yours."""
+"""Environment variables that are passed on, with those that configure uv: tools that a model controls get no keys of yours."""
 LAST_LINES = 50
 POLL_S = 0.5
 WATCH_S = 5.0
-"""Between two looks at whether all servers are there."""
+"""Seconds between two checks that all servers are running."""
 PING_S = 5.0
 ENDS_S = 30.0
 READY = ".ready"
-"""In an environment that was set up completely."""
+"""File in an environment that was set up completely."""
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class Gym:
     agents: Mapping[str, str]
     """Name → URL."""
     urls: Sequence[str]
-    """Of all servers."""
+    """URLs of all servers."""
     settings: Mapping[str, Any]
     """Gym's own configuration."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """One of them is not there any more."""
+    """True if one of them is gone."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Servers:
     max_steps: int
     start_timeout_s: float
     log_file: Path | None = None
-    """Where the servers' output goes; default: a temporary file."""
+    """File for the servers' output; default: a temporary file."""
     starts: int = 0
     _ready: asyncio.Task[Gym] | None = None
     _http: aiohttp.ClientSession | None = None
@@ -82,7 +82,7 @@ class Servers:
 
     @property
     def http(self) -> aiohttp.ClientSession:
-        """One pool of connections; its requests have the deadlines that they are given."""
+        """One pool of connections; every request has its own deadline."""
         if self._http is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0)
             self._http = aiohttp.ClientSession(
@@ -91,7 +91,7 @@ class Servers:
         return self._http
 
     def check(self) -> None:
-        """Raises ``UserError`` for files that are not there."""
+        """Raises ``UserError`` for files that do not exist."""
         if self.python is None:
             return
         if not self._gym.is_file():
@@ -104,10 +104,10 @@ class Servers:
                 raise UserError(f"--agent.configs {config}: no such file, here or in the package of {self.python}")
 
     async def ready(self, policy_url: str) -> Gym:
-        """Servers that ask the policy at ``policy_url``.
+        """Returns servers that ask the policy at ``policy_url``.
 
         Raises:
-            UserError: they cannot be had.
+            UserError: they cannot be reached or started.
             RunError: they died for the second time.
         """
         if self._ready is None or (_succeeded(self._ready) and self._ready.result().gone.is_set()):
@@ -115,7 +115,7 @@ class Servers:
         return await asyncio.shield(self._ready)
 
     async def close(self) -> None:
-        """End what was started."""
+        """Ends the servers that were started here."""
         if self._ready is not None:
             self._ready.cancel()
             await asyncio.wait([self._ready])
@@ -220,7 +220,7 @@ class Servers:
     # --- being there ------------------------------------------------------------------------------
 
     async def _answering(self, head: str, began: int = 0) -> Gym:
-        """Waits until every server does."""
+        """Waits until every server answers."""
         until = time.monotonic() + self.start_timeout_s
         missing = f"nothing answers at {head}"
         while time.monotonic() < until:
@@ -245,7 +245,7 @@ class Servers:
         )
 
     def _fits(self, gym: Gym, policy_url: str) -> None:
-        """Raises ``UserError`` for servers that ask somebody else, or without end."""
+        """Raises ``UserError`` for servers that ask another model, or ask without limit."""
         if not gym.agents:
             raise UserError(f"{self.name}: none of NeMo Gym's servers is an agent")
         asked = gym.settings.get("policy_base_url")
@@ -262,7 +262,7 @@ class Servers:
             )
 
     async def _watched(self, gym: Gym) -> None:
-        """Notices when a server is gone. A busy one may be late; one that is gone refuses."""
+        """Notices when a server is gone. A busy one may be late; one that is gone refuses connections."""
         ended = asyncio.ensure_future(self._process.wait()) if self._process is not None else None
         try:
             missed = 0
@@ -278,7 +278,7 @@ class Servers:
                 ended.cancel()
 
     async def _get(self, url: str) -> Any:
-        """What it answers, or ``None``."""
+        """Returns its answer, or None."""
         try:
             async with self.http.get(url) as response:
                 return await response.json(content_type=None) if response.status == 200 else None
@@ -346,7 +346,7 @@ def _name(instance: Mapping[str, Any]) -> str:
 
 
 def _url(instance: Mapping[str, Any], head: str) -> str:
-    """Servers that listen everywhere are reached where the head is."""
+    """Returns the URL. Servers that listen everywhere are reached on the host of the head server."""
     url = str(instance.get("url") or f"http://{instance.get('host')}:{instance.get('port')}").rstrip("/")
     host = urlsplit(head).hostname or "127.0.0.1"
     return url.replace("//0.0.0.0:", f"//{host}:")
@@ -366,7 +366,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _unbounded(settings: Mapping[str, Any]) -> list[str]:
-    """Names of agents that would call tools for ever."""
+    """Returns the names of agents that would call tools for ever."""
     names = []
     for name, server in settings.items():
         agents = server.get("responses_api_agents") if isinstance(server, Mapping) else None
@@ -384,7 +384,7 @@ def _free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def _alone(path: Path) -> AsyncIterator[None]:
-    """Runs that share an environment set its servers up one after another."""
+    """Holds a lock, so that runs that share an environment set its servers up one after another."""
     with path.open("w") as file:
         while True:
             try:

@@ -15,7 +15,7 @@ import sys
 import time
 
 GRACE_S = 8.0
-"""Between asking the command to end, and ending it."""
+"""Seconds between asking the command to end, and killing it."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -53,13 +53,13 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def _closed() -> bool:
-    """Waits a moment for the end of standard input."""
+    """Returns True at the end of standard input, after waiting a moment for it."""
     ready, _, _ = select.select([0], [], [], 0.2)
     return bool(ready) and not os.read(0, 1024)
 
 
 def _ended(pid: int) -> int | None:
-    """The exit code of ``pid``, once. Buries all others that ended."""
+    """Returns the exit code of ``pid``, once. Reaps all other children that ended."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -69,7 +69,7 @@ def _ended(pid: int) -> int | None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Those that still run; nothing where there is no ``/proc``."""
+    """Returns the descendants that still run; nothing if there is no ``/proc``."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(word) for word in file.read().split()]

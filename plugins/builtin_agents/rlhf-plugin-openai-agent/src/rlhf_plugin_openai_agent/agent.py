@@ -20,15 +20,15 @@ from rlhf_plugin_openai_agent.process import run
 from rlhf_plugin_openai_agent.threads import in_thread
 
 KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Of the environment, this is passed on: a program that a model steers gets no keys of yours."""
+"""Environment variables that are passed on: a program that a model controls gets no keys of yours."""
 
 
 LOGGED = 4000
-"""Characters of each output that the log of trajectories has."""
+"""Maximum characters of each output in the log of trajectories."""
 
 
 class OpenAIAgent:
-    """A program, or a function, talks to the policy by OpenAI's API, as it would to any model. Its calls are what trains."""
+    """A program, or a function, talks to the policy by OpenAI's API, as it would to any model. Its calls are trained."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -116,7 +116,7 @@ class OpenAIAgent:
 
 
 def _where() -> Path:
-    """Programs run where the run was started, so that relative paths in the command mean what they say."""
+    """Returns the directory in which programs run: that of the run's start, so that relative paths in the command are correct."""
     return Path.cwd()
 
 
@@ -141,11 +141,11 @@ def _plain(episode: Episode) -> dict[str, Any]:
 
 
 REPORT = ("reward", "score", "metrics", "final")
-"""What a program's last line, or a function's answer, may have."""
+"""Fields that a program's last line, or a function's answer, may have."""
 
 
 def _verdict(given: Any) -> dict[str, Any]:
-    """What a program gave, in the form of a report to ``/reward``. Raises ``EpisodeFailed`` for one that cannot be read."""
+    """Returns a program's result in the form of a report to ``/reward``. Raises ``EpisodeFailed`` for one that cannot be read."""
     if hasattr(given, "item") and getattr(given, "ndim", None) == 0:  # of numpy and torch
         given = given.item()
     if isinstance(given, bool | int | float):

@@ -1,4 +1,4 @@
-"""One program: started in a process group of its own, with a deadline, and never left behind."""
+"""One program: started in its own process group, with a deadline, and never left behind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from rlhf_host import UserError
 
 TAIL = 64 << 10
-"""So many bytes of each output are kept."""
+"""Number of last bytes of each output that are kept."""
 GRACE_S = 5.0
-"""Between asking a program to end, and ending it."""
+"""Seconds between asking a program to end, and killing it."""
 DRAIN_S = 2.0
-"""For its last output, once it has ended."""
+"""Seconds for its last output, once it has ended."""
 
 _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended, and the ends of what it wrote."""
+    """End of a program: how it ended, and the last part of its output."""
 
     code: int
     stdout: str
@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """The last line that it wrote about itself."""
+        """Last line that it wrote about itself."""
         lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it wrote nothing"
 
@@ -46,8 +46,9 @@ def _ends_with_its_parent() -> None:
 
 
 async def run(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Ended:
-    """Run the command to its end; a cancelled run ends it and everything that it started. Raises ``UserError`` for a command that
-    cannot be started."""
+    """Runs the command to its end. A cancelled run ends it and everything that it started. Raises ``UserError`` for a command
+    that cannot be started.
+    """
     async with _Tail() as stdout, _Tail() as stderr:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -73,8 +74,9 @@ async def run(command: Sequence[str], directory: Path, environment: Mapping[str,
 
 
 class _Tail:
-    """A pipe for a program, of which the end is kept. ``asyncio``'s own are waited for as long as anybody holds them, such as what
-    the program started in a session of its own."""
+    """A pipe for a program, whose last part is kept. ``asyncio``'s own pipes are waited for as long as any process holds them,
+    such as one that the program started in another session.
+    """
 
     async def __aenter__(self) -> _Tail:
         self._kept = b""

@@ -1,4 +1,4 @@
-"""A thread for each call, which may outlive its deadline without holding up the end of the run."""
+"""A thread for each call, which may outlive its deadline without delaying the end of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function gives or raises. Cancelled, it is left behind."""
+    """Returns or raises what the function does. If cancelled, it is left behind."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 

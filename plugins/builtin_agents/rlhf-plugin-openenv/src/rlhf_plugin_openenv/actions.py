@@ -1,4 +1,4 @@
-"""From the policy's text to an action of the environment."""
+"""Conversion of the policy's text to an action of the environment."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from rlhf_host import UserError
 from rlhf_plugin_openenv.sessions import Refused
 
 PATTERN_S = 1.0
-"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
+"""Maximum seconds of a search for the pattern in one answer: some patterns take for ever on some texts."""
 
 Form: TypeAlias = Mapping[str, Any] | None
 """An action in which ``{text}`` stands for the answer and ``{int}`` for its first number; ``None``: the answer has it as JSON."""
 
 
 def form_of(option: str, schema: Mapping[str, Any] | None = None) -> Form:
-    """
+    """Returns the form of actions.
+
     Args:
         option: as ``agent.action``.
-        schema: what the server says of actions, where it is known.
+        schema: the server's schema of actions, if known.
 
     Raises:
-        UserError: it is neither ``auto``, ``json`` nor a JSON object.
+        UserError: the option is neither ``auto``, ``json`` nor a JSON object.
     """
     if option == "json":
         return None
@@ -46,7 +47,7 @@ def form_of(option: str, schema: Mapping[str, Any] | None = None) -> Form:
 
 
 def action_of(form: Form, answer: str, pattern: regex.Pattern[str] | None) -> dict[str, Any]:
-    """The action that an answer means. Raises ``Refused`` for one that means none."""
+    """Returns the action that an answer means. Raises ``Refused`` for one that means none."""
     text = answer.strip()
     if pattern is not None:
         try:

@@ -17,7 +17,7 @@ from rlhf_plugin_openenv.actions import action_of, form_of
 from rlhf_plugin_openenv.sessions import Refused, Servers, Session
 
 HIDDEN = ("done", "reward", "metadata")
-"""What of an observation is no text for the policy."""
+"""Fields of an observation that are not text for the policy."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _State:
 
 
 class OpenEnv:
-    """An episode is one session of an OpenEnv server: what it shows becomes text, and the policy's text becomes its actions."""
+    """An episode is one session of an OpenEnv server: its observations become text, and the policy's text becomes its actions."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -81,7 +81,7 @@ class OpenEnv:
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
-        """Every server answers, and says what an action is. Raises ``UserError`` where one does not."""
+        """Asks every server for its form of actions. Raises ``UserError`` if one does not answer."""
         schemas = await asyncio.gather(*(self.servers.schema(url) for url in self.options.url))
         self.form = form_of(self.options.action, schemas[0])
 
@@ -136,7 +136,7 @@ class OpenEnv:
             await self.servers.give_back(episode.state.session)
 
     def _text(self, told: Mapping[str, Any]) -> str:
-        """Of what a server shows. Raises ``EpisodeFailed`` for a field that is not there."""
+        """Returns the text of an observation. Raises ``EpisodeFailed`` for a missing field."""
         seen = told.get("observation") or {}
         fields = (
             {name: value for name, value in seen.items() if name not in HIDDEN} if isinstance(seen, Mapping) else {"": seen}

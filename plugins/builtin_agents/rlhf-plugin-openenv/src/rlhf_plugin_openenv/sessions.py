@@ -1,4 +1,4 @@
-"""Sessions on OpenEnv servers: a WebSocket each, so many at a time as a server allows.
+"""Sessions on OpenEnv servers: one WebSocket each, as many at a time as a server allows.
 
 The protocol: ``{"type": "reset" | "step" | "close", "data": {...}}`` to ``/ws``, and back ``{"type": "observation", "data":
 {"observation", "reward", "done"}}`` or ``{"type": "error", "data": {"message", "code"}}``.
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import aiohttp
 
 POLICY = ("VALIDATION_ERROR",)
-"""Errors that are the action's."""
+"""Error codes that are caused by the action."""
 FULL = "CAPACITY_REACHED"
 MESSAGE_BYTES = 64 << 20
 AGAIN_S = 0.2
-"""Between two tries at a server that is full."""
+"""Seconds between two tries at a server that is full."""
 
 
 class Refused(Exception):
-    """The environment does not take the action."""
+    """The environment does not accept the action."""
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class Session:
     timeout_s: float
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """What the environment shows.
+        """Returns what the environment shows.
 
         Raises:
-            Refused: it does not take the action.
-            EpisodeFailed: anything else; another attempt may succeed where the connection was lost.
+            Refused: it does not accept the action.
+            EpisodeFailed: anything else; another attempt may succeed if the connection was lost.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -82,7 +82,7 @@ class Servers:
         self._client: aiohttp.ClientSession | None = None
 
     async def schema(self, url: str) -> dict[str, Any]:
-        """What an action is on a server. Raises ``UserError`` for one that does not answer."""
+        """Returns the schema of actions on a server. Raises ``UserError`` for one that does not answer."""
         try:
             async with asyncio.timeout(self.timeout_s), self._http().get(f"{url.rstrip('/')}/schema") as answer:
                 answer.raise_for_status()
@@ -95,7 +95,7 @@ class Servers:
             ) from error
 
     async def open(self) -> Session:
-        """A session. Raises ``EpisodeFailed`` where no server has one in time."""
+        """Opens a session. Raises ``EpisodeFailed`` if no server has a free one in time."""
         if self._free is None:
             self._free = asyncio.Condition()
         until = time.monotonic() + self.wait_s
@@ -126,7 +126,7 @@ class Servers:
             self._client = None
 
     async def _connected(self, url: str, until: float) -> Session:
-        """A session that answers. A server that is full, because others use it too, is asked again."""
+        """Returns a session that answers. Asks again if a server is full, because others use it too."""
         address = url.replace("http", "ws", 1) + "/ws"
         while True:
             try:
@@ -145,7 +145,7 @@ class Servers:
             await asyncio.sleep(AGAIN_S)
 
     async def _is_full(self, session: Session) -> bool:
-        """A server that has no room says so at once, and closes."""
+        """Returns True if a server has no room: it then says so at once, and closes."""
         try:
             await session.ask("state", {})
         except EpisodeFailed as failure:

@@ -13,11 +13,11 @@ from rlhf_plugin_textarena.games import Game, check_players, fewest_players
 from rlhf_plugin_textarena.threads import in_thread
 
 PATTERN_S = 1.0
-"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
+"""Maximum seconds of a search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 class TextArena:
-    """An episode is a game. Every seat of the policy is a player with a conversation, a row and a reward of its own."""
+    """An episode is a game. Every seat of the policy is a player with its own conversation, row and reward."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -58,7 +58,7 @@ class TextArena:
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
-        """Import the games, which takes a moment, before the first of them is played."""
+        """Imports the games, which takes a moment, before the first of them is played."""
         await in_thread(__import__, "textarena")
 
     @hookimpl
@@ -87,7 +87,7 @@ class TextArena:
         return rows
 
     async def _play(self, game: Game, seats: Sequence[Policy], episode: Episode) -> tuple[int, bool]:
-        """How many moves there were, and whether the game came to an end."""
+        """Returns the number of moves, and True if the game came to an end."""
         first = _text_of(episode.task.prompt)
         talks: list[list[dict[str, Any]]] = [[] for _ in seats]
         for turns in range(1, self.options.max_turns + 1):
@@ -111,7 +111,7 @@ class TextArena:
         return self.options.max_turns, False
 
     def _move(self, text: str) -> str:
-        """What of an answer the game gets."""
+        """Returns the part of an answer that the game gets."""
         if self.pattern is None:
             return text.strip()
         try:

@@ -1,4 +1,4 @@
-"""Games as they are played side by side: each has its own random numbers."""
+"""Games that are played at the same time: each has its own random numbers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ T = TypeVar("T")
 
 MOST_PLAYERS = 15
 BEGIN_S, MOVE_S = 120.0, 20.0
-"""Deadlines inside a game, which take milliseconds: some games loop for ever, as MarketEntryGame does when all have lost."""
+"""Deadlines in seconds for work inside a game, which takes milliseconds: some games loop for ever, as MarketEntryGame does when
+all have lost.
+"""
 MOST_DIGITS = 100
-"""Games read numbers with ``int``, which refuses 5000 digits with an error that is none of the game's."""
+"""Maximum digits of a number. Games read numbers with ``int``, which refuses 5000 digits with an error that is not the game's."""
 _ONE = threading.Lock()
-"""TextArena draws from Python's global random numbers, which all games of a process share: one game moves at a time."""
+"""Lock: one game moves at a time, because TextArena draws from Python's global random numbers, which all games of a process
+share.
+"""
 
 
 class Game:
     """A game of TextArena.
 
     Args:
-        sees: ``new``: a player is shown what was said since its last move, so a conversation goes on. ``game``: what the game's own
-            wrappers show, mostly the whole game so far.
+        sees: ``new``: a player sees the messages since its last move, so a conversation goes on. ``game``: a player sees what
+            the game's own wrappers show, mostly the whole game so far.
     """
 
     def __init__(self, name: str, players: int, seed: int, sees: Literal["new", "game"] = "new"):
@@ -59,18 +63,18 @@ class Game:
         return env
 
     def turn(self) -> tuple[int, str]:
-        """Whose turn it is, and what that player sees."""
+        """Returns the player whose turn it is, and what that player sees."""
         player, seen = self._alone(self.env.get_observation)
         self.first = int(player) if self.first is None else self.first
         return int(player), seen.strip() if isinstance(seen, str) else self._text(int(player), seen)
 
     def move(self, text: str) -> bool:
-        """Whether the game is over."""
+        """Makes a move; returns True if the game is over."""
         text = re.sub(rf"(\d{{{MOST_DIGITS}}})\d+", r"\1", text)
         return bool(self._alone(lambda: self.env.step(text))[0])
 
     def result(self) -> tuple[Mapping[int, float], Mapping[int, Mapping[str, Any]]]:
-        """Reward, and what is known, by player."""
+        """Returns reward and information, by player."""
         rewards, info = self._alone(self.env.close)
         told = {int(player): dict(one) for player, one in (info or {}).items()}
         paid = {}
@@ -93,7 +97,7 @@ class Game:
         return "\n".join(lines).strip()
 
     def _alone(self, work: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Raises ``EpisodeFailed`` where the game hangs."""
+        """Runs a call of the game under the lock. Raises ``EpisodeFailed`` if the game hangs."""
         timeout_s = MOVE_S if timeout_s is None else timeout_s
         with _ONE:
             others = random.getstate(), np.random.get_state()
@@ -112,7 +116,9 @@ class Game:
 
 @lru_cache(maxsize=256)
 def fewest_players(name: str) -> int:
-    """The game's own number of players where it has one, else the fewest. Raises ``UserError`` where it cannot be played here."""
+    """Returns the game's own number of players if it has one, else the fewest. Raises ``UserError`` if it cannot be played
+    here.
+    """
     from textarena.envs.registration import ENV_REGISTRY
 
     if name not in ENV_REGISTRY:
@@ -139,7 +145,7 @@ def fewest_players(name: str) -> int:
 
 @lru_cache(maxsize=256)
 def check_players(name: str, players: int) -> None:
-    """Raises ``UserError`` where so many cannot play."""
+    """Raises ``UserError`` if this number of players is not possible."""
     try:
         _begun(name, players)
     except Exception as error:
@@ -147,8 +153,9 @@ def check_players(name: str, players: int) -> None:
 
 
 def _begun(name: str, players: int) -> Game:
-    """Raises ``AssertionError`` where so many cannot play, and whatever else the game raises. Some games begin with a number that
-    they do not play with."""
+    """Begins a game. Raises ``AssertionError`` if this number of players is not possible, and any error of the game. Some games
+    begin with a number of players that they do not play with.
+    """
     from textarena.state import FFAMultiPlayerState, MinimalMultiPlayerState, TeamMultiPlayerState
 
     game = Game(name, players, 0)

@@ -1,4 +1,4 @@
-"""Work in threads that may be left behind: a game that hangs holds up neither its episode nor the end of the run."""
+"""Work in threads that may be left behind: a game that hangs delays neither its episode nor the end of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 STOPS_S = 1.0
-"""For a thread to end after it was stopped."""
+"""Seconds for a thread to end after it was stopped."""
 
 
 class _Stopped(BaseException):
@@ -20,7 +20,7 @@ class _Stopped(BaseException):
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """What the function returns or raises. Cancelled, it is left behind."""
+    """Returns or raises what the function does. If cancelled, it is left behind."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -38,7 +38,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def limited(function: Callable[[], T], timeout_s: float) -> T:
-    """What the function returns or raises. Raises ``TimeoutError`` where it takes longer; its thread is then stopped."""
+    """Returns or raises what the function does. Raises ``TimeoutError`` if it takes too long; its thread is then stopped."""
     outcome: list[tuple[Any, BaseException | None]] = []
     thread = threading.Thread(target=lambda: outcome.append(_outcome(function)), daemon=True, name="rlhf-game-move")
     thread.start()

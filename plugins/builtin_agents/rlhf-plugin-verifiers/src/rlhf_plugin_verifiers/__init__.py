@@ -1,4 +1,4 @@
-"""Environments of verifiers, which live in a Python environment of their own."""
+"""Environments of verifiers, which run in a Python environment of their own."""
 
 from rlhf_plugin_verifiers.agent import Verifiers
 from rlhf_plugin_verifiers.rows import VerifiersTasks

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Verifiers:
-    """Environments of verifiers: they ask the policy, run tools and give the reward, in a process of their own."""
+    """Environments of verifiers: they ask the policy, run tools and compute the reward, in their own process."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -46,7 +46,7 @@ class Verifiers:
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
-        """Raises ``UserError`` for an environment that cannot be loaded."""
+        """Starts the environment. Raises ``UserError`` for one that cannot be loaded."""
         self.workers.open(context.run_dir)
         await self.workers.ready()
 
@@ -88,7 +88,7 @@ class Verifiers:
         return rows
 
     def _score(self, told: Mapping[str, Any]) -> float | None:
-        """Where the reward lies between the lowest and the highest that its weights allow, for rewards in [0, 1]."""
+        """Returns the position of the reward between the lowest and the highest that its weights allow, for rewards in [0, 1]."""
         parts = list((told.get("parts") or {}).values())
         if not self.scores or not parts or not all(part and all(map(math.isfinite, part)) for part in parts):
             return None
@@ -100,7 +100,7 @@ class Verifiers:
         return (sum(value * weight for value, weight in parts) - low) / (high - low) if high > low else None
 
     async def _played(self, row: Mapping[str, Any], endpoint: Any) -> dict[str, Any]:
-        """What the environment says, unless the engine's end comes first."""
+        """Returns the environment's answer, unless the engine's end comes first."""
         asked = self.workers.play(self.options.timeout_s, data=row, base_url=endpoint.base_url)
         playing = asyncio.ensure_future(asked)
         try:
@@ -115,7 +115,7 @@ class Verifiers:
 
 
 def _check(told: Mapping[str, Any]) -> None:
-    """Raises for an episode that the environment could not play."""
+    """Raises an error for an episode that the environment could not play."""
     if told.get("late"):
         raise EpisodeFailed(f"a deadline of the environment's own: {told['late']}", retryable=True)
     if not told.get("ok"):
@@ -132,7 +132,7 @@ def _check(told: Mapping[str, Any]) -> None:
 
 
 def _reward(told: Mapping[str, Any]) -> tuple[float | None, str]:
-    """The reward, or why there is none."""
+    """Returns the reward, or the reason for having none."""
     rewards = told.get("rewards") or {}
     if not rewards:
         return None, "the environment gives no reward"

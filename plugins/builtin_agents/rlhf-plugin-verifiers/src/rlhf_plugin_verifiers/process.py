@@ -1,4 +1,4 @@
-"""Processes with verifiers: started when they are needed, and once more where one has died."""
+"""Processes with verifiers: started on demand, and once more if one has died."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ log = logging.getLogger(__name__)
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 PASSED = ("HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
-"""Of the environment, this is passed on, and what configures uv, pip and caches: programs that a model steers get no keys of
-yours."""
+"""Environment variables that are passed on, with those that configure uv, pip and caches: programs that a model controls get no
+keys of yours.
+"""
 PREFIXES = ("UV_", "PIP_", "XDG_", "HF_")
 SECRET = ("KEY", "TOKEN", "PASS", "SECRET", "AUTH", "CREDENTIAL", "COOKIE")
 LOGIN = re.compile(r"://[^/\s]*@")
-"""Of an address, as of a package index, with a name or a password."""
+"""Name or password in an address, such as that of a package index."""
 LAST_LINES = 20
 LINE_BYTES = 64 << 20
 ENDS_S = 10.0
@@ -36,17 +37,17 @@ ENDS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An environment of verifiers, and the Python that has it."""
+    """An environment of verifiers, and its Python."""
 
     option: str
-    """How its options begin on the command line."""
+    """Start of its options on the command line."""
     python: str
     environment: str
     args: str
     env: Sequence[str] = ()
 
     def first(self, op: str, **more: Any) -> bytes:
-        """The request that every worker gets first. Raises ``UserError`` for options that cannot be."""
+        """Returns the first request to every worker. Raises ``UserError`` for invalid options."""
         if not os.access(self.command[0], os.X_OK) or os.path.isdir(self.command[0]):
             raise UserError(
                 f"{self.option}.python {self.python}: there is no such interpreter; make setup-verifiers makes build/verifiers,"
@@ -82,7 +83,7 @@ class Place:
 
 
 def load_tasks(place: Place, skip: int, size: int | None, timeout_s: float) -> list[dict[str, Any]]:
-    """The data of tasks, from a worker for this alone. Raises ``UserError``."""
+    """Returns the data of tasks, from a worker used only for this. Raises ``UserError``."""
     first = place.first("tasks", skip=skip, size=size)
     pipe = subprocess.PIPE
     try:
@@ -113,7 +114,7 @@ def load_tasks(place: Place, skip: int, size: int | None, timeout_s: float) -> l
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Ends a worker that is still there, also one that is interrupted or busy."""
+    """Ends a worker that still runs, even if it is interrupted or busy."""
     with process:
         if process.poll() is None:
             process.terminate()  # at which all of it ends
@@ -124,7 +125,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 class Gone(Exception):
-    """The worker is not there any more."""
+    """The worker is gone."""
 
 
 @dataclass(slots=True)
@@ -133,18 +134,18 @@ class Worker:
 
     place: Place
     output: IO[bytes]
-    """What it writes to its standard error."""
+    """Its standard error."""
     starts: int = 0
     gone: bool = True
     episodes: int = 0
-    """How many it has, also those that wait for its start."""
+    """Number of its episodes, including those that wait for its start."""
     _process: asyncio.subprocess.Process | None = None
     _reading: asyncio.Task[None] | None = None
     _waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     async def start(self, timeout_s: float) -> None:
-        """Raises ``UserError`` where it cannot be, ``RunError`` where it died for the second time."""
+        """Starts the worker. Raises ``UserError`` if that is not possible, ``RunError`` if it died for the second time."""
         place, first = self.place, self.place.first("serve")
         await self.end()
         self.starts += 1
@@ -181,7 +182,7 @@ class Worker:
             raise place.refused(told["error"])
 
     async def play(self, timeout_s: float, **request: Any) -> dict[str, Any]:
-        """An episode. Raises ``Gone``, and ``TimeoutError``; a worker that is late and cannot be interrupted is ended."""
+        """Plays an episode. Raises ``Gone``, and ``TimeoutError``; a worker that is late and cannot be interrupted is ended."""
         number = next(self._numbers)
         asked = asyncio.ensure_future(self._ask(number, _line(id=number, op="play", **request)))
         try:
@@ -254,7 +255,7 @@ class Worker:
 
 
 class Workers:
-    """The one that plays the fewest episodes gets the next."""
+    """Pool of workers: the one that plays the fewest episodes gets the next."""
 
     def __init__(self, place: Place, count: int, at_once: int, start_timeout_s: float):
         self.place, self.count, self.at_once, self.start_timeout_s = place, count, at_once, start_timeout_s
@@ -276,7 +277,7 @@ class Workers:
                 await self.workers[number].start(self.start_timeout_s)
 
     async def play(self, timeout_s: float, **request: Any) -> dict[str, Any]:
-        """What the environment says of an episode. Raises ``EpisodeFailed``."""
+        """Returns the environment's result of an episode. Raises ``EpisodeFailed``."""
         if self._slots is None:
             self.open(None)
         assert self._slots is not None

@@ -11,7 +11,7 @@ from rlhf_host import Task, UserError, hookimpl
 from rlhf_plugin_verifiers.process import Place, load_tasks
 
 ROW = "verifiers"
-"""Where the task's metadata has the data of the environment."""
+"""Key of the environment's data in the task's metadata."""
 
 
 class VerifiersTasks:
@@ -56,7 +56,7 @@ class VerifiersTasks:
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    """The environment's own prompt is for logs and for the length of prompts."""
+    """Returns the task. The environment's own prompt is only for logs and for the length of prompts."""
     prompt = row.get("prompt")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
     texts = [{"role": str(one.get("role")), "content": _text(one.get("content"))} for one in messages]

@@ -1,7 +1,8 @@
-"""Plays episodes of an environment of verifiers: requests on standard input, answers on standard output, each a line of JSON.
+"""Program that plays episodes of an environment of verifiers: requests on standard input, answers on standard output, each a
+line of JSON.
 
-The first line names the environment. The end of standard input is the end of this program and of all that it started. It runs with
-a Python that has verifiers, and needs nothing else.
+The first line names the environment. The end of standard input is the end of this program and of all that it started. It runs
+with a Python that has verifiers, and needs nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Wrong(Exception):
-    """What the user has to change."""
+    """An error that the user must fix."""
 
 
 def load(environment: str, args: dict[str, Any]) -> Any:
-    """The environment. Its agents chat in processes of this machine, unless it or ``args`` say otherwise."""
+    """Returns the environment. Its agents chat in processes of this machine, unless it or ``args`` say otherwise."""
     try:
         import verifiers.v1 as vf
     except ImportError as error:
@@ -150,7 +151,7 @@ async def main() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Nothing where there is no ``/proc``."""
+    """Returns the descendants; nothing if there is no ``/proc``."""
     try:
         children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -159,7 +160,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def watch(child: int) -> int:
-    """Waits for the worker, and ends what it leaves behind, in whatever session."""
+    """Waits for the worker, and ends everything that it leaves behind, in any session."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     code = None
     while code is None:

@@ -1,4 +1,4 @@
-"""What DAPO (arXiv:2503.14476) does around the loss: filter groups without signal, and treat answers that ran out of tokens."""
+"""Parts of DAPO (arXiv:2503.14476) around the loss: filter groups without signal, and treat answers that ran out of tokens."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class DynamicFiltering:
 
     @hookimpl
     def keep_group(self, group: Group) -> bool | Drop:
-        """An episode's several trajectories count once. Groups of equal rewards are dropped, whatever their scores; without a
-        score for every trajectory that is all.
+        """Keeps or drops a group. An episode's several trajectories count once. Groups of equal rewards are dropped, whatever
+        their scores; if any trajectory has no score, that is the only rule.
 
         Raises:
             UserError: scores are missing, and ``low`` or ``high`` were set to compare them.
@@ -134,7 +134,7 @@ class StopProperly:
 
 
 def _per_episode(values: Iterable[tuple[str, float]]) -> list[float]:
-    """The mean of each episode."""
+    """Returns the mean of each episode."""
     episodes: dict[str, list[float]] = defaultdict(list)
     for episode, value in values:
         episodes[episode].append(value)

@@ -1,4 +1,4 @@
-"""Distillation: a student comes to predict what a teacher predicts, on a data set or on its own answers."""
+"""Distillation: a student learns to predict what a teacher predicts, on a data set or on its own answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Distill:
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        """``(1 − α)·(−log π) + α·D``, a mean over trained tokens."""
+        """Computes ``(1 − α)·(−log π) + α·D``, a mean over trained tokens."""
         import torch
 
         if outputs.logprobs is None:
@@ -73,9 +73,10 @@ class OnPolicyDistill:
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """``sample``: ``A_t = log π_T − log π_old``, whose mean over samples is ``−KL(π_old ‖ π_T)``, per token and not summed to
-        the right (arXiv:2306.13649; Lu et al., "On-Policy Distillation", 2025). Where ``π_old`` is the policy of the same pass,
-        the sampler's log-probabilities stand for it."""
+        """Computes, for ``sample``, ``A_t = log π_T − log π_old``, whose mean over samples is ``−KL(π_old ‖ π_T)``, per token
+        and not summed to the right (arXiv:2306.13649; Lu et al., "On-Policy Distillation", 2025). If ``π_old`` is the policy of
+        the same pass, the sampler's log-probabilities are used instead.
+        """
         import torch
 
         mask = experience.action_mask

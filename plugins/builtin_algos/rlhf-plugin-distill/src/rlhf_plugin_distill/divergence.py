@@ -11,14 +11,14 @@ from rlhf_host import Distribution
 from rlhf_plugin_distill.options import DivergenceOptions
 
 FULLEST = -1e-6
-"""Largest log-probability of ``k`` tokens together: something is left for the others, however rounded."""
+"""Largest log-probability of ``k`` tokens together, so that something is left for the others in spite of rounding."""
 
 
 def token_divergence(both: Distribution, mask: Tensor, options: DivergenceOptions, temperature: float = 1.0) -> Tensor:
-    """``[B, T]``: the divergence at each token, 0 outside ``mask``.
+    """Returns ``[B, T]``: the divergence at each token, 0 outside ``mask``.
 
     Args:
-        both: ``[B, T, k]`` or ``[B, T, V]``; masked places may hold anything.
+        both: ``[B, T, k]`` or ``[B, T, V]``; masked places may have any values.
         mask: ``[B, T]`` bool.
         temperature: divides what ``both`` holds, of all tokens or as ``tail`` renormalises them.
     """
@@ -31,8 +31,9 @@ def token_divergence(both: Distribution, mask: Tensor, options: DivergenceOption
 
 
 def divergence(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """``[..., k]`` log-probabilities each → ``[...]``: ``KL(T ‖ S)`` for ``β = 0``, ``KL(S ‖ T)`` for ``β = 1``, between them
-    ``β·KL(T ‖ M) + (1 − β)·KL(S ‖ M)`` with ``M = β·T + (1 − β)·S`` (GKD, arXiv:2306.13649, eqs. 1 and 2)."""
+    """Converts ``[..., k]`` log-probabilities of each to ``[...]``: ``KL(T ‖ S)`` for ``β = 0``, ``KL(S ‖ T)`` for ``β = 1``,
+    between them ``β·KL(T ‖ M) + (1 − β)·KL(S ‖ M)`` with ``M = β·T + (1 − β)·S`` (GKD, arXiv:2306.13649, eqs. 1 and 2).
+    """
     if beta == 0:
         return kl(teacher, student)
     if beta == 1:
@@ -42,12 +43,12 @@ def divergence(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """``Σ p·(log p − log q)``; tokens of probability 0 in ``p`` count nothing."""
+    """Returns ``Σ p·(log p − log q)``; tokens of probability 0 in ``p`` count nothing."""
     weights = p.exp()
     return (weights * torch.where(weights > 0, p - q, 0.0)).sum(-1)
 
 
 def with_tail(logs: Tensor) -> Tensor:
-    """``[..., k]`` → ``[..., k + 1]``: the probability of all other tokens together is the last."""
+    """Converts ``[..., k]`` to ``[..., k + 1]``: the last is the probability of all other tokens together."""
     together = logs.logsumexp(-1, keepdim=True).clamp(max=FULLEST)
     return torch.cat([logs, torch.log(-torch.expm1(together))], -1)

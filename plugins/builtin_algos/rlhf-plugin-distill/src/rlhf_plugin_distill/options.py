@@ -10,7 +10,7 @@ from rlhf_host import functional as F
 
 
 class DivergenceOptions(BaseModel):
-    """What is compared, and how."""
+    """Options for the divergence."""
 
     model_config = ConfigDict(extra="forbid")
 

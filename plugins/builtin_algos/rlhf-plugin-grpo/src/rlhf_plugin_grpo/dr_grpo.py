@@ -36,13 +36,13 @@ class DrGRPO(GroupRelative):
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """``A_i = R̃_i − mean_g R̃`` on every action token (section 3.2), ``R̃_i = R_i + Σ_t shaped_it``."""
+        """Computes ``A_i = R̃_i − mean_g R̃`` on every action token (section 3.2), ``R̃_i = R_i + Σ_t shaped_it``."""
         values = F.group_normalize(sequence_rewards(experience), experience.group_id, experience.episode_id, std="none")
         return Advantages(F.on_actions(values, experience.action_mask))
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        """The policy loss, averaged over sequences and divided by a constant instead of each one's length."""
+        """Computes the policy loss, averaged over sequences and divided by a constant instead of each one's length."""
         length = self.options.max_length or batch.max_new_tokens
         fixed = {"aggregation": f"sequence-mean-token-sum-over({length})"}
         return F.policy_loss(outputs, batch, self.options.model_copy(update=fixed))

@@ -27,12 +27,12 @@ class GDPO(GroupRelative):
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """``A_i = (S_i − mean_batch S) / (std_batch S + ε)`` with ``S_i = Σ_k w_k·(r_ik − mean_g r_k) / (std_g r_k + ε)``,
-        on every action token (eqs. 4, 6 and 7).
+        """Computes ``A_i = (S_i − mean_batch S) / (std_batch S + ε)`` with ``S_i = Σ_k w_k·(r_ik − mean_g r_k) / (std_g r_k +
+        ε)``, on every action token (eqs. 4, 6 and 7).
 
-        What ``transform_rewards`` changed is one more component of weight 1. ``Σ_t shaped_it`` enters ``S_i`` minus its group
-        mean, undivided: normalised on its own, its coefficient would mean nothing. The batch's statistics are over the episodes
-        of groups with more than one.
+        The change made by ``transform_rewards`` is one more component of weight 1. ``Σ_t shaped_it`` enters ``S_i`` minus its
+        group mean, undivided: if it were normalised, its coefficient would have no effect. The batch's statistics are over the
+        episodes of groups with more than one.
         """
         groups, episodes, eps = experience.group_id, experience.episode_id, self.options.std_eps
         total = F.group_normalize(shaped_sums(experience), groups, episodes, std="none")
@@ -44,7 +44,7 @@ class GDPO(GroupRelative):
 
 
 def components(experience: Experience) -> list[tuple[float, Tensor]]:
-    """Weight and ``[B]`` float64 values of each reward, then of what the transforms changed.
+    """Returns weight and ``[B]`` float64 values of each reward, then of the change made by the transforms.
 
     A reward missing from a judged row (of weight 0, or an agent's in a batch of several agents) is 0 there, as in the total.
     """

@@ -1,4 +1,4 @@
-"""What the three algorithms share: groups of two or more, an actor, a policy loss."""
+"""Common parts of the three algorithms: groups of two or more, an actor, a policy loss."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class GroupRelative:
 
 
 def shaped_sums(experience: Experience) -> Tensor:
-    """``Σ_t shaped_it``, ``[B]`` float64: the KL of a row, where it is placed in the reward."""
+    """Returns ``Σ_t shaped_it``, ``[B]`` float64: the KL of a row, if it is placed in the reward."""
     if experience.shaped is None:
         return experience.rewards.double().new_zeros(len(experience))
     return F.masked_sum(experience.shaped.double(), experience.action_mask, -1)
 
 
 def sequence_rewards(experience: Experience) -> Tensor:
-    """``R̃_i = R_i + Σ_t shaped_it``, ``[B]`` float64."""
+    """Returns ``R̃_i = R_i + Σ_t shaped_it``, ``[B]`` float64."""
     return experience.rewards.double() + shaped_sums(experience)

@@ -30,7 +30,8 @@ class GRPO(GroupRelative):
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """``A_i = (R̃_i − mean_g R̃) / (std + ε)`` on every action token (section 4.1.2), ``R̃_i = R_i + Σ_t shaped_it``.
+        """Computes ``A_i = (R̃_i − mean_g R̃) / (std + ε)`` on every action token (section 4.1.2), ``R̃_i = R_i + Σ_t
+        shaped_it``.
 
         With ``credit: turn``, ``R̃`` is the sum over the token's turn and those after it.
         """

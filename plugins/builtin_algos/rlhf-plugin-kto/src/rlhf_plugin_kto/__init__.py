@@ -54,7 +54,9 @@ class KTO:
 
     @hookimpl
     def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """The rows, and each prompt with the completion of the row before it (the first with the last's), which is not trained."""
+        """Returns the rows, and each prompt with the completion of the row before it (the first with the last's), which is not
+        trained.
+        """
         rows = [row for group in groups for row in group.trajectories]
         if self.options.loss != "kto":
             return rows
@@ -72,8 +74,9 @@ class KTO:
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        """``w·(1 − σ(±β(x − z)))``, ``x = Σ_t (log π − log ref)``, ``z = max(0, mean of x over mismatched rows)`` without gradient
-        (arXiv:2402.01306, eqs. 7 and 8; ``apo_zero_unpaired``: ``z = 0``, arXiv:2408.06266, eq. 7)."""
+        """Computes ``w·(1 − σ(±β(x − z)))``, ``x = Σ_t (log π − log ref)``, ``z = max(0, mean of x over mismatched rows)``
+        without gradient (arXiv:2402.01306, eqs. 7 and 8; ``apo_zero_unpaired``: ``z = 0``, arXiv:2408.06266, eq. 7).
+        """
         options, label = self.options, batch.columns["label"]
         if options.loss == "kto" and "mismatched" not in batch.columns:
             raise ValueError("the batch has no column 'mismatched': kto trains on the rows of its make_rows")
@@ -91,18 +94,18 @@ class KTO:
 
 
 def mismatched(row: Trajectory, other: Trajectory) -> Trajectory:
-    """``row``'s prompt with ``other``'s completion."""
+    """Returns ``row``'s prompt with ``other``'s completion."""
     segments = [row.segments[0], *other.completion]
     columns = {**row.columns, "mismatched": 1.0}
     return replace(row, episode_id=f"{row.episode_id}-mismatched", segments=segments, columns=columns, row=0)
 
 
 def is_mismatched(batch: Batch) -> Tensor:
-    """``[B]`` bool; none where there is no such column."""
+    """Returns ``[B]`` bool; all False if there is no such column."""
     return batch.columns.get("mismatched", batch.group_id * 0) == 1
 
 
 def log_ratios(outputs: Outputs, batch: Batch) -> Tensor:
-    """``[B]``: ``Σ_t (log π − log ref)`` over the completion's own tokens."""
+    """Returns ``[B]``: ``Σ_t (log π − log ref)`` over the completion's own tokens."""
     assert outputs.logprobs is not None
     return F.masked_sum(outputs.logprobs - batch.logprobs["reference"], batch.action_mask, -1)

@@ -39,7 +39,7 @@ class _Interval(BaseModel, extra="forbid"):
 
 
 class _Bounding:
-    """A correction that cuts weights off: ``bounded`` gives the weights and where they were cut."""
+    """A correction that cuts weights off: ``bounded`` returns the weights and where they were cut."""
 
     def __init__(self, options):
         self.options = options
@@ -53,7 +53,7 @@ class _Bounding:
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        """No loss: the fraction of tokens whose weight was cut."""
+        """Returns no loss, only the fraction of tokens whose weight was cut."""
         if outputs.logprobs is None:
             return []
         trainer = outputs.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
@@ -122,7 +122,7 @@ class SequenceTruncate(_Bounding):
 
     @hookimpl
     def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """``[B]``: of the whole row, so that losses per row take it too."""
+        """Returns ``[B]`` weights of whole rows, so that losses per row can use them too."""
         return _exp(_log_ratio(old_logprobs.detach(), sampler_logprobs, mask)).squeeze(-1).clamp(max=self.options.cap)
 
 

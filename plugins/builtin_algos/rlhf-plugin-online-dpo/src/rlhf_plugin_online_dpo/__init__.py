@@ -44,7 +44,9 @@ class OnlineDPO:
 
     @hookimpl
     def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """The best and the worst answer of each group, as the chosen and the rejected row of a pair; none of equal answers."""
+        """Returns the best and the worst answer of each group, as the chosen and the rejected row of a pair; none if all
+        answers are equal.
+        """
         rows = []
         for group in groups:
             for place, (row, label) in enumerate(zip(best_and_worst(group), (1.0, 0.0), strict=False)):
@@ -62,9 +64,9 @@ class OnlineDPO:
 
 
 def best_and_worst(group: Group) -> tuple[Trajectory, ...]:
-    """Two answers, of equal ones the earlier samples; none where all rewards are equal.
+    """Returns two answers, the earlier samples if several are equal; none if all rewards are equal.
 
-    Raises ``UserError`` when an episode has several trajectories.
+    Raises ``UserError`` if an episode has several trajectories.
     """
     rows = [(row.reward, row) for row in group.trajectories if row.reward is not None]
     if len({row.episode_id for _, row in rows}) < len(rows):

@@ -52,9 +52,10 @@ class PPO:
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """GAE over action tokens of ``r_it = token_reward + shaped``; returns ``G = A + V_old``, ``A`` before whitening.
+        """Computes GAE over action tokens of ``r_it = token_reward + shaped``; returns ``G = A + V_old``, ``A`` before
+        whitening.
 
-        With ``lam_critic``, ``G`` has a lambda of its own (VAPO, arXiv:2504.05118, section 4.1).
+        With ``lam_critic``, ``G`` has its own lambda (VAPO, arXiv:2504.05118, section 4.1).
         """
         options, mask = self.options, experience.action_mask
         values = experience.values["critic"]
@@ -84,7 +85,7 @@ class PPO:
 
 
 def _value_loss(outputs: Outputs, batch: Batch, clip: float | None) -> list[LossTerm | Metric]:
-    """The value term of a micro-batch, on the tokens that the policy's terms count too."""
+    """Returns the value term of a micro-batch, on the same tokens as the policy's terms."""
     if outputs.values is None or batch.returns is None:
         raise ValueError("the value loss needs outputs.values and batch.returns")
     mask, old = batch.loss_mask, batch.values["critic"]
@@ -94,7 +95,7 @@ def _value_loss(outputs: Outputs, batch: Batch, clip: float | None) -> list[Loss
 
 
 def _critic_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> list[Metric]:
-    """Means, and explained variance ``1 − Var(G − V) / Var(G)``; that is left out where all returns are the same."""
+    """Returns means, and explained variance ``1 − Var(G − V) / Var(G)``, which is left out if all returns are the same."""
     metrics = [Metric("critic/value", values, mask), Metric("critic/return", returns, mask)]
     if mask.any() and (spread := float(returns[mask].double().var(correction=0))) > 1e-8:
         error = float((returns - values)[mask].double().var(correction=0))

@@ -38,12 +38,12 @@ class RAFT:
 
     @hookimpl
     def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """The ``keep`` best episodes of each group; of equal ones the earlier samples."""
+        """Returns the ``keep`` best episodes of each group; of equal ones the earlier samples."""
         return [row for group in groups for row in self._best(group)]
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        """``−log π`` of the chosen answers, a mean over all their tokens."""
+        """Computes ``−log π`` of the chosen answers, a mean over all their tokens."""
         return F.supervised_loss(outputs, batch, F.SupervisedOptions())
 
     def _best(self, group: Group) -> list[Trajectory]:

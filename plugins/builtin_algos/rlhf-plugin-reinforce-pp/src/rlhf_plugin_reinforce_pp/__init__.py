@@ -24,13 +24,13 @@ class DiscountedOptions(WhitenedOptions):
 
 
 class Whitened:
-    """What the two algorithms share: the whitening and the policy loss."""
+    """Common parts of the two algorithms: the whitening and the policy loss."""
 
     def __init__(self, options: WhitenedOptions):
         self.options = options
 
     def whiten(self, advantages: Tensor, mask: Tensor) -> Tensor:
-        """``[B, T]``: with the statistics of the tokens in ``mask``, 0 elsewhere."""
+        """Returns ``[B, T]``, whitened with the statistics of the tokens in ``mask``, 0 elsewhere."""
         if self.options.whiten == "none":
             return advantages.where(mask, 0.0)
         return F.whiten(advantages, mask, center_only=self.options.whiten == "center")
@@ -50,7 +50,7 @@ class ReinforcePP(Whitened):
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """``A_it = Σ_{s≥t} γ^{s−t}·(token_reward + shaped)_is`` over action tokens, whitened (eqs. 4 and 5)."""
+        """Computes ``A_it = Σ_{s≥t} γ^{s−t}·(token_reward + shaped)_is`` over action tokens, whitened (eqs. 4 and 5)."""
         rewards, mask = experience.token_rewards.double(), experience.action_mask
         if experience.shaped is not None:
             rewards = rewards + experience.shaped
@@ -67,7 +67,7 @@ class ReinforcePPBaseline(Whitened):
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """``A_it = R_i − mean_g R + Σ_{s≥t} shaped_is`` over action tokens, whitened (eqs. 6 and 7)."""
+        """Computes ``A_it = R_i − mean_g R + Σ_{s≥t} shaped_is`` over action tokens, whitened (eqs. 6 and 7)."""
         mask = experience.action_mask
         relative = F.group_normalize(experience.rewards, experience.group_id, experience.episode_id, std="none")
         advantages = F.on_actions(relative, mask)

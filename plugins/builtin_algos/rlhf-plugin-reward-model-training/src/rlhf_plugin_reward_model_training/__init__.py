@@ -46,8 +46,9 @@ class RewardModel:
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        """``−log σ(s_c − s_r − margin)`` (arXiv:2203.02155, eq. 1; the margin as in Llama 2, arXiv:2307.09288, eq. 2), and
-        ``(s_c + s_r)²`` (arXiv:2312.09244, eq. 2)."""
+        """Computes ``−log σ(s_c − s_r − margin)`` (arXiv:2203.02155, eq. 1; the margin as in Llama 2, arXiv:2307.09288, eq. 2),
+        and ``(s_c + s_r)²`` (arXiv:2312.09244, eq. 2).
+        """
         from torch.nn.functional import logsigmoid
 
         if outputs.scores is None:
@@ -68,7 +69,7 @@ class RewardModel:
         yield Metric("scores/rejected", worse.detach())
 
     def _margin(self, batch: Batch, chosen: Tensor) -> Tensor | float:
-        """``[P]``; 0 where the data has none."""
+        """Returns ``[P]`` margins; 0 if the data has none."""
         if self.options.margin == "off" or "margin" not in batch.columns:
             return 0.0
         return batch.columns["margin"][chosen].nan_to_num(0.0)

@@ -23,7 +23,7 @@ class Options(BaseModel):
 
 
 class ProcessRewardModel:
-    """A process reward model: the score after each step says whether the step is right."""
+    """A process reward model: the score after each step tells if the step is right."""
 
     Options = Options
 
@@ -38,14 +38,15 @@ class ProcessRewardModel:
 
     @hookimpl
     def loss_masks(self, experience: Experience) -> Tensor:
-        """The tokens that have a label, or each row's last one."""
+        """Returns the tokens that have a label, or each row's last one."""
         steps = experience.action_mask & labels(experience).isfinite()
         return steps & (steps.flip(-1).cumsum(-1).flip(-1) == 1) if self.options.last_step_only else steps
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:
-        """``−y·log σ(s) − (1 − y)·log(1 − σ(s))``, a mean over the steps: ``s`` the score at the separator, ``y`` its label, 0, 1
-        or between (arXiv:2305.20050, section 2.6; arXiv:2312.08935, eq. 3)."""
+        """Computes ``−y·log σ(s) − (1 − y)·log(1 − σ(s))``, a mean over the steps: ``s`` the score at the separator, ``y`` its
+        label, 0, 1 or between (arXiv:2305.20050, section 2.6; arXiv:2312.08935, eq. 3).
+        """
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -64,7 +65,7 @@ class ProcessRewardModel:
 
 
 def labels(batch: Batch) -> Tensor:
-    """``[B, T]``: NaN at tokens that end no step."""
+    """Returns ``[B, T]``: NaN at tokens that do not end a step."""
     if "step" not in batch.token_columns:
         raise ValueError("the batch has no token column 'step': train on stepwise data")
     return batch.token_columns["step"]

@@ -1,4 +1,4 @@
-"""The model card of an exported model: what its run directory says, and nothing else."""
+"""The model card of an exported model, written only from its run directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rlhf_host.settings import write_yaml
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 LIBRARIES = ("torch", "transformers", "peft", "vllm", "deepspeed", "ray")
 KINDS = {"algo": "algorithm", "reward": "reward", "agent": "agent", "extension": "extension"}
-"""Plugins that the card names → in which words."""
+"""Plugins that the card names → their words in it."""
 TASKS = {"lm": "text-generation", "scalar": "text-classification"}
 
 
 def model_card(model: RunModel, role: str, head: Literal["lm", "scalar"], dtype: str) -> str:
-    """Markdown with a head in YAML, as the Hugging Face Hub reads it.
+    """Returns Markdown with a head in YAML, in the format of the Hugging Face Hub.
 
     Args:
-        role: whose model it is.
-        dtype: of its weights.
+        role: role of the model.
+        dtype: type of its weights.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -64,7 +64,7 @@ def _summary(run: RunDirectory, model: RunModel, role: str, dtype: str) -> str:
 
 
 def _figures(run: RunDirectory, step: int | None) -> str:
-    """Means of evaluations before training, and of the last one up to the model's step, with standard errors."""
+    """Returns means of evaluations before training, and of the last one up to the model's step, with standard errors."""
     rows = [row for row in run.metrics if any(name.startswith("eval/") for name in row)]
     rows = [row for row in rows if step is None or row["step"] <= step]
     if not rows:
@@ -115,7 +115,7 @@ def _training(run: RunDirectory, role: str) -> Iterator[tuple[str, str]]:
 
 
 def _rows(run: RunDirectory) -> dict[str, int]:
-    """Of each source of training data, as the newest checkpoint knows it."""
+    """Returns the rows of each source of training data, as recorded in the newest checkpoint."""
     for _, checkpoint in reversed(run.checkpoints):
         state = json.loads((checkpoint / "state.json").read_text("utf-8"))
         return {str(name): count for name, count in state.get("stream", {}).get("sizes", {}).items() if count}
@@ -130,7 +130,7 @@ def _versions(run: RunDirectory) -> list[str]:
 
 
 def _asked(run: RunDirectory) -> Iterator[tuple[str, str]]:
-    """How prompts were written and answers sampled: whoever asks the model otherwise gets other figures."""
+    """Yields how prompts were written and answers sampled: with other prompts or sampling, figures differ."""
     data, rollout = run.settings["data"], run.settings["rollout"]
     template = data["template"]
     named = {None: "the tokenizer's chat template, or plain text where it has none", "none": "plain text"}
@@ -175,7 +175,9 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _is_of_hub(name: str | None, kind: str) -> bool:
-    """Whether this is a name of the Hub, from which it was fetched on this machine; else it may be a directory elsewhere."""
+    """Returns True if this is a name of the Hub, from which it was fetched on this machine; else it may be a directory
+    elsewhere.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     if not name or not HUB_NAME.fullmatch(name) or Path(name).exists():

@@ -19,18 +19,18 @@ OTHER = "take another model of the run, as with --checkpoint last"
 
 
 def export(model: RunModel, output: Path, dtype: str | None, role: str) -> str:
-    """Write the directory ``output``.
+    """Writes the directory ``output``.
 
     Args:
-        dtype: of the written weights; default: as they are.
-        role: whose model it is.
+        dtype: type of the written weights; default: unchanged.
+        role: role of the model.
 
     Returns:
-        what was written, for a person.
+        Lines for people about what was written.
 
     Raises:
         UserError: the model is damaged, or cannot be loaded.
-        RunError: it cannot be written, or merged weights do not compute what the adapter did.
+        RunError: it cannot be written, or merged weights compute something else than the adapter did.
     """
     refuse_damaged(model.path)
     refuse_unreadable(model.path)
@@ -56,8 +56,9 @@ def export(model: RunModel, output: Path, dtype: str | None, role: str) -> str:
 
 
 def refuse_unreadable(directory: Path) -> None:
-    """Raises ``UserError`` where a file of weights is missing, or its size is not what its header says: of a final model nothing
-    else is known."""
+    """Raises ``UserError`` if a file of weights is missing, or its size differs from its header: for a final model nothing else
+    is known.
+    """
     files = set(directory.glob("*.safetensors"))
     for index in directory.glob("*.safetensors.index.json"):
         try:
@@ -84,5 +85,5 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def dtype_of(directory: Path) -> str:
-    """Of a whole model's weights, as its configuration says."""
+    """Returns the type of a whole model's weights, from its configuration."""
     return str(json.loads((directory / "config.json").read_text("utf-8")).get("dtype") or "float32")

@@ -14,11 +14,11 @@ from rlhf_runs.export import dtype_of
 SCRIPT = "convert_hf_to_gguf.py"
 TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 SHOWN = 5
-"""Lines of the converter that a message has."""
+"""Maximum lines of the converter's output in a message."""
 
 
 def find_converter(path: Path | None) -> list[str]:
-    """The command that converts: ``path``, or what is on the PATH.
+    """Returns the command that converts: ``path``, or the one on the PATH.
 
     Raises:
         UserError: there is none.
@@ -36,10 +36,10 @@ def find_converter(path: Path | None) -> list[str]:
 
 
 def convert(converter: list[str], directory: Path, output: Path) -> None:
-    """Write ``output``, whole or not at all, with weights of the directory's type.
+    """Writes ``output``, completely or not at all, with weights of the directory's type.
 
     Raises:
-        RunError: the converter fails, as for families of models that llama.cpp does not have.
+        RunError: the converter fails, for example for model families that llama.cpp does not have.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.stem}.partial.gguf")

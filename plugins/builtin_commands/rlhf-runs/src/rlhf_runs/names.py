@@ -1,4 +1,4 @@
-"""Names for runs that are shown beside each other."""
+"""Names for runs that are shown together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf_host import UserError
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Returns the shortest ends of the paths that differ. Raises ``UserError`` for a directory that is given twice."""
+    """Returns the shortest ends of the paths that differ. Raises ``UserError`` for a directory that occurs twice."""
     whole = [path.resolve() for path in paths]
     if twice := next((path for path, place in zip(paths, whole, strict=True) if whole.count(place) > 1), None):
         raise UserError(f"{twice} is given twice")

@@ -1,4 +1,4 @@
-"""What a page allows its browser: its own scripts and styles, told by their hashes, and nothing from elsewhere."""
+"""Content-Security-Policy of a page: it allows only the page's own scripts and styles, identified by their hashes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 
 def page_policy(scripts: Iterable[str], styles: Iterable[str], *, asks_server: bool) -> str:
-    """The Content-Security-Policy of a page.
+    """Returns the Content-Security-Policy of a page.
 
     Args:
-        scripts: what stands between its tags, character by character.
+        scripts: exact text between its tags.
         styles: the same; an empty one is allowed too, as plotly makes one and adds its rules by script.
-        asks_server: whether scripts may ask the server that the page came from.
+        asks_server: True if scripts may ask the server that the page came from.
     """
     allowed = {
         "default-src": ["'none'"],

@@ -14,7 +14,7 @@ from rlhf_host.models import hub_answers
 
 
 def check_hub(repo_id: str) -> None:
-    """Raises ``UserError`` where nothing can be uploaded from here, or the repository cannot be called so."""
+    """Raises ``UserError`` if nothing can be uploaded from here, or the repository's name is invalid."""
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
@@ -27,13 +27,13 @@ def check_hub(repo_id: str) -> None:
 
 
 def upload(directory: Path, repo_id: str, message: str, *, private: bool) -> str:
-    """Make the repository where there is none, and add the files in one commit.
+    """Creates the repository if it does not exist, and adds the files in one commit.
 
     Returns:
-        the commit's address.
+        The commit's address.
 
     Raises:
-        RunError: the hub refuses it, or cannot be reached any more.
+        RunError: the hub refuses it, or can no longer be reached.
     """
     hub = HfApi()
     try:

@@ -20,23 +20,23 @@ from rlhf_runs.metrics import TELLING
 from rlhf_runs.page_policy import page_policy
 
 MOST = 14_000_000
-"""Characters of saved answers in a page, compressed; the newest steps come first."""
+"""Maximum characters of saved answers in a page, compressed; the newest steps come first."""
 _OF_MAPS = re.compile(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)')
 Decode = Callable[[int], str]
 
 
 class Shown:
-    """What the page shows of a run, in pieces.
+    """Contents of a run's page, in pieces.
 
     Args:
-        name: another one for each run of a page.
+        name: unique among the runs of a page.
     """
 
     def __init__(self, run: RunDirectory, name: str):
         self.run, self.name = run, name
 
     def head(self) -> dict[str, Any]:
-        """All but the answers. ``places`` are the steps whose answers are saved."""
+        """Returns everything but the answers. ``places`` are the steps whose answers are saved."""
         run, settings, usual = self.run, flat(self.run.settings), self._usual
         return {
             "name": self.name,
@@ -61,7 +61,7 @@ class Shown:
         }
 
     def answers(self, split: str, step: int) -> list[dict[str, Any]]:
-        """The groups of a step."""
+        """Returns the groups of a step."""
         return list(_groups(self.run.rows(split, step), self._decode))
 
     @cached_property
@@ -74,10 +74,10 @@ class Shown:
 
 
 def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[str]]:
-    """The page with all that it shows, and what is not on it.
+    """Returns the page with all its contents, and a note on what was left out.
 
     Args:
-        names: of the runs, each another.
+        names: unique names of the runs.
 
     Raises:
         UserError: plotly is not installed.
@@ -104,8 +104,8 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
 
 
 def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, str]:
-    """The page with these pieces, of ``pack``, and its Content-Security-Policy. It asks its server for those that it does not
-    have, and again for ``head``, unless that is one of them.
+    """Returns the page with these pieces, from ``pack``, and its Content-Security-Policy. It asks its server for missing
+    pieces, and again for ``head``, unless that is one of them.
 
     Raises:
         UserError: plotly is not installed.
@@ -131,7 +131,7 @@ def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, st
 
 
 def pack(value: Any) -> bytes:
-    """As strict JSON: browsers know no NaN."""
+    """Returns strict JSON: browsers do not accept NaN."""
     write = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     try:
         text = write(value)
@@ -181,7 +181,7 @@ def _row(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
 
 
 def _segments(row: dict[str, Any], decode: Decode | None) -> Iterator[dict[str, Any]]:
-    """All but the prompt."""
+    """Yields everything but the prompt."""
     behind = 0
     for segment in row["segments"][1:]:
         first, behind = behind, behind + len(segment["token_ids"])
@@ -195,7 +195,7 @@ def _segments(row: dict[str, Any], decode: Decode | None) -> Iterator[dict[str, 
 
 
 def _decoder(run: RunDirectory) -> Decode | None:
-    """Token → its text, by the run's tokenizer, if it is here."""
+    """Returns token → its text, by the run's tokenizer, if that is available."""
     places = [run.path / "model", run.settings["roles"]["actor"]["model"]]
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Runs as a page in the browser that follows those that go on."""
+"""Server for a page in the browser that follows running runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 FILES = ("config.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "trajectories")
-"""What changes while a run goes on."""
+"""Files that change while a run goes on."""
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
 
 
 class RunsServer:
-    """The page of ``rlhf report`` on this machine, piece by piece. Its address has a token, without which nothing is answered."""
+    """The page of ``rlhf report`` on this machine, piece by piece. Its address has a token; requests without it are refused."""
 
     def __init__(self, runs: Sequence[RunDirectory], names: Sequence[str]):
         self._shown = [Shown(run, name) for run, name in zip(runs, names, strict=True)]
@@ -36,7 +36,7 @@ class RunsServer:
         self._reading = asyncio.Lock()
 
     async def start(self, port: int) -> str:
-        """The address to open. Raises ``UserError`` where the port cannot be had."""
+        """Starts the server; returns the address to open. Raises ``UserError`` if the port is not available."""
         routes = {
             "/{token}/": self._send_page,
             "/{token}/chunk/head": self._send_head,
@@ -56,7 +56,7 @@ class RunsServer:
         return _response({"Content-Security-Policy": self._policy}, text=self._page, content_type="text/html")
 
     async def _send_head(self, request: web.Request) -> web.Response:
-        """Nothing, if the page has seen it."""
+        """Sends the head, or nothing if the page has seen it."""
         async with self._reading:
             stamp, packed = self._head = await asyncio.to_thread(self._read)
         if request.query.get("seen") == stamp:
@@ -76,7 +76,7 @@ class RunsServer:
         return stamp, pack(self._heads)
 
     def _stamp(self) -> str:
-        """Another one when there is something new."""
+        """Returns a value that changes when there is something new."""
         return hashlib.sha256(repr([_state(shown.run) for shown in self._shown]).encode()).hexdigest()
 
     async def _send_answers(self, request: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ LABELS = 11
 
 
 def plot(curve: Curve, *, width: int, height: int = 6, low: float | None = None, high: float | None = None) -> list[str]:
-    """Lines of at most ``width`` columns; ``low`` and ``high`` are the limits, for plots that are to be compared."""
+    """Returns lines of at most ``width`` columns; ``low`` and ``high`` are the limits, for plots that are compared."""
     steps, values = curve
     low, high = min(values) if low is None else low, max(values) if high is None else high
     if low == high:
@@ -38,7 +38,7 @@ def plot(curve: Curve, *, width: int, height: int = 6, low: float | None = None,
 
 
 def number(value: float) -> str:
-    """In at most eight characters, and three significant digits at least."""
+    """Returns a number in at most eight characters, with at least three significant digits."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
@@ -47,13 +47,13 @@ def number(value: float) -> str:
 
 
 def short(value: Any) -> str:
-    """One line of a text, with its head and tail."""
+    """Returns one line of a text, with its head and tail."""
     text = " ".join(str(value).split())
     return text if len(text) <= CHARS else f"{text[: CHARS * 2 // 3]} … {text[-CHARS // 3 :]}"
 
 
 def age(then: float, now: float | None = None) -> str:
-    """How long ago."""
+    """Returns the time that has passed since then."""
     seconds = max(0.0, (time.time() if now is None else now) - then)
     for unit, of_unit in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= of_unit:

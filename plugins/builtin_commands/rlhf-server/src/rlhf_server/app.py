@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 IGNORED = 100
-"""Names of ignored parameters that a server tells apart; further ones are ``other``."""
+"""Maximum number of names of ignored parameters that a server distinguishes; further ones are ``other``."""
 KEEPALIVE_S = 10.0
-"""A streaming client hears something at least so often."""
+"""Maximum seconds without output to a streaming client."""
 STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 Answer = Callable[[list[Call], Mapping[str, Any]], dict[str, Any]]
 Chunks = Callable[[Mapping[str, Any], bool], list[dict[str, Any]]]
 
 
 class PolicyServer:
-    """OpenAI's API for the policies of episodes: each has a base URL of its own.
+    """OpenAI's API for the policies of episodes: each has its own base URL.
 
-    ``shared`` gives the policy behind the base URL without an episode, for clients with the server's own key. Who may not come in
-    is told so before anything of the body is read.
+    ``shared`` returns the policy behind the base URL without an episode, for clients with the server's own key. Requests
+    without access are refused before any of the body is read.
     """
 
     def __init__(self, limits: Limits, model: str, shared: Callable[[], EpisodePolicy] | None):
@@ -44,7 +44,7 @@ class PolicyServer:
         self._http = HttpServer("the policy server")
         self._aside = Aside()
         self._all = new_token()
-        """In the path of ``shared_url`` in place of an episode's token."""
+        """Part of the path of ``shared_url`` in place of an episode's token."""
         self._common: Session | None = None
         self._open = 0
         self._ignored: set[str] = set()
@@ -59,7 +59,7 @@ class PolicyServer:
         model: str = "policy",
         shared: Callable[[], EpisodePolicy] | None = None,
     ) -> PolicyServer:
-        """A server that accepts requests. Raises ``UserError`` where the address cannot be had."""
+        """Starts the server. Raises ``UserError`` if the address is not available."""
         server = cls(limits or Limits(), model, shared)
         await server._http.start(host, port, server._routes(port))
         server.shared_url = f"{server.url}/v1" if port or shared else f"{server.url}/e/{server._all}/v1"
@@ -98,7 +98,7 @@ class PolicyServer:
         raise ApiError(404, "the request names no episode: use an episode's base URL", "no_policy")
 
     def open(self, policy: EpisodePolicy) -> Session:
-        """A base URL for one attempt at an episode."""
+        """Returns a base URL for one attempt at an episode."""
         token = new_token()
         url = f"{self.url}/e/{token}/v1"
         session = self.sessions[token] = Session(policy, url, token, self.limits, shared_url=self.shared_url)
@@ -122,7 +122,7 @@ class PolicyServer:
         return session
 
     def _session(self, request: web.Request, body: Mapping[str, Any]) -> Session:
-        """Whom an admitted request is for."""
+        """Returns the session of an admitted request."""
         token = request.match_info.get("token")
         if token is not None and token != self._all:
             return self._opened(token)
@@ -254,8 +254,9 @@ class PolicyServer:
             asking.cancel()
 
     async def _kept_alive(self, request: web.Request, asking: asyncio.Future[list[Call]]) -> web.StreamResponse | None:
-        """Wait for the answer; a stream that hears something meanwhile, where that takes long. The whole message comes in one event
-        then: an error before the first byte is an ordinary one."""
+        """Waits for the answer. If that takes long, a stream gets signs of life meanwhile, and then the whole message in one
+        event. An error before the first byte is an ordinary one.
+        """
         response = None
         while not (await asyncio.wait([asking], timeout=KEEPALIVE_S))[0]:
             if response is None:
@@ -264,7 +265,7 @@ class PolicyServer:
         return response
 
     async def _prompt(self, session: Session, sent: Body) -> list[int]:
-        """The tokens of a text, or those that were sent."""
+        """Returns the tokens of a text, or those that were sent."""
         policy, given = session.policy, sent.value.get("prompt")
 
         def work() -> list[int]:
@@ -316,7 +317,7 @@ class PolicyServer:
 
 
 def _headers(calls: Iterable[Call], ignored: Sequence[str]) -> dict[str, str]:
-    """Returns what clients are told beside the answer: parameters that were ignored, and the version of the weights."""
+    """Returns the headers of an answer: parameters that were ignored, and the version of the weights."""
     headers = {"x-rlhf-ignored": ",".join(dict.fromkeys(ignored))} if ignored else {}
     versions = [version for call in calls if call.generation for version in call.generation.versions]
     return headers | {"x-rlhf-version": str(max(versions, default=-1))}

@@ -1,4 +1,4 @@
-"""Long conversations and texts become tokens beside the event loop."""
+"""Tokenising of long conversations and texts beside the event loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlhf_server.bodies import SHORT
 T = TypeVar("T")
 
 COMPOSED = 4
-"""Characters that a tokenizer may make one of before it looks for tokens, as é of e and an accent."""
+"""Maximum characters that a tokenizer may combine to one before it looks for tokens, as é from e and an accent."""
 
 
 class Aside:
-    """Runs what takes long in a thread, one after the other: trees and templates are not for several threads."""
+    """Runs slow work in a thread, one piece after the other: trees and templates are not thread-safe."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -30,15 +30,15 @@ class Aside:
             return await asyncio.to_thread(work)
 
     async def plan(self, policy: EpisodePolicy, messages: Sequence[Message], tools: Any, *, long: bool) -> Plan:
-        """Where the answer to ``messages`` belongs in the policy's tree.
+        """Returns where the answer to ``messages`` belongs in the policy's tree.
 
         Args:
-            long: the request was, whatever its messages are.
+            long: the request was long, whatever its messages are.
         """
         return await self._read(policy, messages, lambda: policy.tree.plan(messages, tools), long)
 
     async def render(self, policy: EpisodePolicy, messages: Sequence[Message], tools: Any, *, long: bool) -> list[int]:
-        """The tokens of a conversation that begins."""
+        """Returns the tokens of a new conversation."""
         return await self._read(policy, messages, lambda: policy.codec.render(messages, tools), long)
 
     async def _read(self, policy: EpisodePolicy, messages: Sequence[Message], work: Callable[[], T], long: bool) -> T:
@@ -52,12 +52,14 @@ class Aside:
         return await self.run(long or sum(len(text) for _, text in texts) > SHORT, fitting)
 
     def refuse_unfit(self, policy: EpisodePolicy, texts: Sequence[str]) -> None:
-        """Raises ``NoRoom`` for texts that cannot fit, whatever their tokens are: those would take a hundred times their memory."""
+        """Raises ``NoRoom`` for texts that cannot fit, whatever their tokens are: tokenising them would take a hundred times
+        their memory.
+        """
         if not self.fits("".join(texts), policy.tokenizer, policy.max_tokens):
             raise NoRoom(f"{sum(map(len, texts)):,} characters are more than any tokens that fit could have")
 
     def fits(self, text: str, tokenizer: Any, max_tokens: int) -> bool:
-        """Whether tokens of so many characters can be so few."""
+        """Returns True if this many characters can be so few tokens."""
         if len(text) <= SHORT:
             return True
         if id(tokenizer) not in self._widest:

@@ -1,4 +1,4 @@
-"""What a request asks of the sampling, and what of it the run does not follow."""
+"""Sampling settings of a request, and parameters that the run ignores."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ REFUSED = {
         "tokens come from the run's own distribution",
     ),
 }
-"""Parameters that would change what the answer means."""
+"""Parameters that would change the meaning of the answer."""
 DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p")
 """Parameters of the distribution."""
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits, *, free: bool = False) -> Sampling:
-    """The run's sampling with the request's length and stops, and where it is ``free`` its distribution too. Raises ``ApiError``
-    for what cannot be followed."""
+    """Returns the run's sampling with the request's length and stops and, if it is ``free``, its distribution too. Raises
+    ``ApiError`` for parameters that cannot be followed.
+    """
     for name, way in REFUSED.items():
         if body.get(name) not in (None, False):
             raise invalid(name, way)
@@ -61,7 +62,7 @@ def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits, *, free:
 
 
 def ignored_in(body: Mapping[str, Any], run: Sampling, known: Collection[str], *, free: bool = False) -> list[str]:
-    """The request's parameters that have no effect. Values equal to the run's are none of them."""
+    """Returns the request's parameters that have no effect, except those with the same values as the run's."""
     same: dict[str, Any] = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
     same |= {"tool_choice": "auto", "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}
     followed = {*known, *LENGTHS, "stop", "n", "model", "stream", "stream_options", "logprobs", "metadata", *REFUSED}
@@ -73,7 +74,7 @@ def ignored_in(body: Mapping[str, Any], run: Sampling, known: Collection[str], *
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether a stream ends with the usage. Raises ``ApiError`` for options that are no object."""
+    """Returns True if a stream ends with the usage. Raises ``ApiError`` for options that are not an object."""
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise invalid("stream_options", "an object")
@@ -81,7 +82,7 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
 
 
 def integer(body: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
-    """Raises ``ApiError`` for another value than an integer of this range."""
+    """Returns an integer. Raises ``ApiError`` for any value that is not an integer of this range."""
     value = body.get(name)
     if value is None:
         return None

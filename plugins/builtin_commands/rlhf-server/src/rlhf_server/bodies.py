@@ -1,4 +1,4 @@
-"""Bodies of requests: read within the limit of their route, and parsed without keeping others waiting."""
+"""Bodies of requests: read within the limit of their route, and parsed without delaying others."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 SHORT = 64 << 10
-"""Bytes that are parsed on the event loop, in milliseconds. A process parses more: a thread would not do, because a parser gives no
-other thread a turn."""
+"""Maximum bytes that are parsed on the event loop, in milliseconds. More are parsed in a process: a thread would not help,
+because a parser blocks all other threads.
+"""
 LONG_AT_ONCE = 2
-"""Longer bodies that are read and parsed together; others wait."""
+"""Maximum number of longer bodies that are read and parsed at the same time; others wait."""
 ARRIVAL_S = 120.0
-"""A body has arrived by then."""
+"""Maximum seconds for a body to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     value: dict[str, Any]
     digest: bytes
-    """Of its bytes."""
+    """Digest of its bytes."""
     long: bool
-    """What it holds may take long too."""
+    """True if its contents may take long to process too."""
 
 
 class Bodies:
@@ -43,7 +44,7 @@ class Bodies:
         self._long = asyncio.Semaphore(LONG_AT_ONCE)
 
     async def read(self, request: web.Request, most: int) -> Body:
-        """Raises ``ApiError`` for what is no JSON object, for more than ``most`` bytes, and for a body that does not arrive."""
+        """Reads a body. Raises ``ApiError`` if it is not a JSON object, has more than ``most`` bytes, or does not arrive."""
         digest, short = hashlib.blake2b(digest_size=16), bytearray()
         parser: Process | None = None
         async with contextlib.AsyncExitStack() as held:
@@ -112,7 +113,7 @@ async def _feed(parser: Process, piece: bytes) -> None:
 
 
 async def _read_result(parser: Process) -> dict[str, Any]:
-    """What the parser writes, piece by piece: see ``json_reader``. Raises ``ValueError`` for what is no JSON."""
+    """Reads the parser's output, piece by piece: see ``json_reader``. Raises ``ValueError`` for anything that is not JSON."""
     assert parser.stdin is not None
     assert parser.stdout is not None
     parser.stdin.close()

@@ -17,7 +17,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def messages_of(body: Mapping[str, Any], limits: Limits) -> list[Message]:
-    """Raises ``ApiError`` naming the first message that is none."""
+    """Returns the messages. Raises ``ApiError`` that names the first invalid one."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise invalid("messages", "a list of messages")
@@ -87,7 +87,7 @@ def tools_of(body: Mapping[str, Any], limits: Limits) -> list[Mapping[str, Any]]
 
 
 def message_of(call: Call, tokenizer: Any) -> dict[str, Any]:
-    """The answer, and its tokens beside it."""
+    """Returns the answer with its tokens."""
     reply, answer = call.reply, call.generation
     assert reply is not None
     assert answer is not None
@@ -131,7 +131,7 @@ def logprobs_of(call: Call, tokenizer: Any, *, as_ids: bool) -> dict[str, Any]:
 
 
 def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any) -> dict[str, Any]:
-    """The body of an answer that is not streamed."""
+    """Returns the body of an answer that is not streamed."""
     choices = []
     for place, call in enumerate(calls):
         assert call.generation is not None
@@ -154,7 +154,7 @@ def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokeni
 
 
 def chunks_of(answer: Mapping[str, Any], usage: bool) -> list[dict[str, Any]]:
-    """The same as events: every message whole, then its end, and the usage where it is asked for."""
+    """Returns the same as events: every message whole, then its end, and the usage if it was requested."""
     head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     chunks = []
     for choice in answer["choices"]:

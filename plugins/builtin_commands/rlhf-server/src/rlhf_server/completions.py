@@ -14,7 +14,7 @@ KNOWN = ("prompt",)
 
 
 def prompt_of(body: Mapping[str, Any], tokenizer: Any, vocabulary: int) -> list[int]:
-    """The prompt's tokens. Raises ``ApiError`` for what is neither a text nor tokens of the vocabulary."""
+    """Returns the prompt's tokens. Raises ``ApiError`` for anything but a text or tokens of the vocabulary."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]

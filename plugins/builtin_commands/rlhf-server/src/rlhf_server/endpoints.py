@@ -11,7 +11,7 @@ from rlhf_server.sessions import Session
 
 
 class Endpoints:
-    """OpenAI's API for the policies of a run's episodes, each at a base URL of its own; belongs to the run's event loop."""
+    """OpenAI's API for the policies of a run's episodes, each at its own base URL; belongs to the run's event loop."""
 
     def __init__(self, port: int = 0, limits: Limits | None = None):
         self.port, self.limits = port, limits
@@ -19,7 +19,7 @@ class Endpoints:
         self._starting: asyncio.Lock | None = None
 
     async def open(self, policy: EpisodePolicy) -> Session:
-        """Raises ``UserError`` where no server can be started."""
+        """Opens an endpoint. Raises ``UserError`` if no server can be started."""
         if self._starting is None:
             self._starting = asyncio.Lock()
         async with self._starting:

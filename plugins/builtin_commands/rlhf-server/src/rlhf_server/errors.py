@@ -1,4 +1,4 @@
-"""What goes wrong in a request, as OpenAI's clients read it."""
+"""Errors of requests, in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf_host import EpisodeFailed, NoRoom, RunError, UserError
 
 
 class ApiError(Exception):
-    """An answer that is an error. ``retry``: whether the same request may succeed later; clients are told."""
+    """An answer that is an error. ``retry``: True if the same request may succeed later; clients are told."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None, *, retry: bool = False):
         super().__init__(message)
@@ -30,7 +30,7 @@ def invalid(param: str, message: str) -> ApiError:
 
 
 def as_api_error(error: Exception, max_tokens: int) -> ApiError:
-    """What the policy raised. Other exceptions than the project's own are raised again."""
+    """Returns the policy's exception as an ``ApiError``. Exceptions other than the project's own are raised again."""
     text = " ".join(str(error).split())
     if isinstance(error, NoRoom):
         return ApiError(400, f"This model's maximum context length is {max_tokens} tokens: {text}", "context_length_exceeded")

@@ -1,4 +1,4 @@
-"""What servers have in common: an address, whom they answer, and errors as JSON."""
+"""Common parts of servers: an address, access, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ log = logging.getLogger(__name__)
 Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 Admit: TypeAlias = "Callable[[web.Request], object]"
 LINGER_S = 5.0
-"""So long the rest of a refused body is read and forgotten, because many clients read no answer before they have sent all."""
+"""Seconds for which the rest of a refused body is read and dropped, because many clients read no answer before they have sent
+all.
+"""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Of every answer that does not have others: none is a page."""
+"""Headers of every answer that has no others: no answer is a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who answers a method and path.
+    """A route: the handler of a method and path.
 
     Args:
-        admit: raises ``ApiError`` for a request that may not come in; nothing of its body has been read then.
-        body_bytes: longest body.
+        admit: raises ``ApiError`` for a request without access; none of its body has been read then.
+        body_bytes: maximum bytes of a body.
     """
 
     method: str
@@ -47,10 +49,10 @@ class Route:
 
 
 class HttpServer:
-    """An HTTP server on the event loop of whoever starts it; what handlers raise becomes a JSON answer.
+    """An HTTP server on the caller's event loop; exceptions of handlers become JSON answers.
 
     Args:
-        name: for messages, as "the policy server".
+        name: name in messages, such as "the policy server".
     """
 
     def __init__(self, name: str):
@@ -58,14 +60,14 @@ class HttpServer:
         self.url = ""
         self._bodies = Bodies()
         self._most: dict[web.AbstractRoute, int] = {}
-        """Longest body by route."""
+        """Maximum bytes of a body, by route."""
         self._hosts: set[str] = set()
         self._any_host = False
         self._runner: web.AppRunner | None = None
         self._said: set[str] = set()
 
     async def start(self, host: str, port: int, routes: Iterable[Route]) -> None:
-        """Accepts requests. Raises ``UserError`` where the address cannot be had."""
+        """Accepts requests. Raises ``UserError`` if the address is not available."""
         from aiohttp import web
 
         app = web.Application(middlewares=[self._guarded])
@@ -90,7 +92,7 @@ class HttpServer:
         self._any_host = host in ("0.0.0.0", "::")  # behind a key: it cannot know its names
 
     async def body_of(self, request: web.Request) -> Body:
-        """The body, within the limit of its route: see ``Bodies.read``."""
+        """Returns the body, within the limit of its route: see ``Bodies.read``."""
         return await self._bodies.read(request, self._most[request.match_info.route])
 
     async def close(self) -> None:
@@ -137,14 +139,14 @@ def _admitted(route: Route) -> Handler:
 
 
 def _clients() -> logging.Logger:
-    """Of what clients send that is no HTTP: it is answered, and no line in the log."""
+    """Answers clients that send something other than HTTP, without a line in the log."""
     logger = logging.getLogger(f"{__name__}.clients")
     logger.setLevel(logging.CRITICAL)
     return logger
 
 
 async def _expected(request: web.Request) -> None:
-    """A client that waits for ``100 Continue`` gets it when its body is wanted: ``Bodies``."""
+    """Sends ``100 Continue`` to a client that waits for it, once its body is needed: ``Bodies``."""
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -153,7 +155,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def check_key(request: web.Request, key: str) -> None:
-    """Raises ``ApiError`` for another key than this."""
+    """Raises ``ApiError`` for any other key."""
     if "Authorization" not in request.headers:
         raise ApiError(401, "no API key is given: the header Authorization: Bearer KEY", "invalid_api_key")
     given = request.headers["Authorization"].removeprefix("Bearer ")

@@ -1,4 +1,4 @@
-"""A body of JSON as values, within limits. It imports the standard library alone: ``bodies.py`` also runs it as a program."""
+"""A body of JSON as values, within limits. It imports only the standard library: ``bodies.py`` also runs it as a program."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import sys
 from typing import Any
 
 DEPTH = 100
-"""Levels of lists and objects in each other."""
+"""Maximum nesting of lists and objects."""
 NESTED = 200_000
-"""Lists and objects."""
+"""Maximum number of lists and objects."""
 VALUES = 2_000_000
-"""Values of all lists and objects together, such as token ids."""
+"""Maximum number of values of all lists and objects together, such as token ids."""
 PIECE = 1024
-"""Values of a list that are written at once."""
+"""Number of values of a list that are written at once."""
 MEMORY = 1 << 30
-"""Bytes of the program."""
+"""Maximum bytes of memory of the program."""
 
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in ``raw``. Raises ``ValueError`` for anything else, and for one above the limits."""
+    """Returns the JSON object in ``raw``. Raises ``ValueError`` for anything else, and for one above the limits."""
     text = raw.decode("utf-8")
     # Before it is read, as a list takes thirty times the memory of its two brackets; those in strings seldom make a difference.
     if _has_many(raw) and _has_many(STRING.sub(b"", raw)):
@@ -61,10 +61,10 @@ def _is_flat(value: Any) -> bool:
 
 
 def main() -> None:
-    """From standard input to standard output: the object, or what is wrong with it.
+    """Reads standard input and writes the object, or its problem, to standard output.
 
-    It comes in pieces that are soon read: each has its length in front and is a pickled ``(key, more, value)``. Long lists come in
-    several pieces, of which ``more`` is true. What is wrong has no key. The end has the length 0.
+    It is written in pieces that are quickly read: each is a pickled ``(key, more, value)`` after its length. Long lists are
+    several pieces, whose ``more`` is true. A problem has no key. The end has the length 0.
     """
     gc.disable()
     os.nice(10)

@@ -1,4 +1,4 @@
-"""How much a client may ask for."""
+"""Limits of requests."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Requests above these are refused by name."""
+    """Limits; requests above them are refused, with the limit's name."""
 
     body_bytes: int = 16 << 20
-    """Of a conversation."""
+    """Bytes of a conversation."""
     report_bytes: int = 64 << 10
-    """Of what a program reports."""
+    """Bytes of a program's report."""
     messages: int = 4096
     tools: int = 512
     choices: int = 8
     stops: int = 16
     stop_characters: int = 1000
     calls: int = 256
-    """Of one episode."""
+    """Calls of one episode."""
     calls_at_once: int = 32
-    """Of one episode, waiting for their answers."""
+    """Calls of one episode that wait for their answers."""
     in_flight: int = 4096
-    """Of all episodes together."""
+    """Requests of all episodes together."""

@@ -17,10 +17,11 @@ KNOWN = ("input", "instructions", "tools", "previous_response_id", "include", "r
 
 
 def messages_of(body: Mapping[str, Any], before: Sequence[Message], limits: Limits) -> list[Message]:
-    """The conversation: instructions, what stood before, and the input's items. Raises ``ApiError`` naming what is none.
+    """Returns the conversation: instructions, earlier messages, and the input's items. Raises ``ApiError`` that names an
+    invalid one.
 
     Args:
-        before: of the response that ``previous_response_id`` names, without its instructions.
+        before: conversation of the response that ``previous_response_id`` names, without its instructions.
     """
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -63,7 +64,7 @@ def _append(messages: list[Message], item: Any, place: str) -> None:
 
 
 def tools_of(body: Mapping[str, Any], limits: Limits) -> list[Mapping[str, Any]] | None:
-    """Function tools in the form of chat completions. Raises ``ApiError`` for tools that a server would have to run."""
+    """Returns function tools in the form of chat completions. Raises ``ApiError`` for tools that a server would have to run."""
     given = body.get("tools")
     given = [] if given is None else given
     if not isinstance(given, list):
@@ -78,7 +79,7 @@ def tools_of(body: Mapping[str, Any], limits: Limits) -> list[Mapping[str, Any]]
 
 
 def previous_of(body: Mapping[str, Any], known: Mapping[str, list[Message]]) -> list[Message]:
-    """The conversation of ``previous_response_id``. Raises ``ApiError`` for one that this episode does not have."""
+    """Returns the conversation of ``previous_response_id``. Raises ``ApiError`` for one that this episode does not have."""
     previous = body.get("previous_response_id")
     if previous is None:
         return []
@@ -139,7 +140,7 @@ def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokeni
 
 
 def chunks_of(answer: Mapping[str, Any], usage: bool) -> list[dict[str, Any]]:
-    """The same as events, each item whole."""
+    """Returns the same as events, each item whole."""
     begun = {**answer, "status": "in_progress", "output": [], "usage": None}
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": begun},

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 64 << 20
 WAITING = 16384
-"""While so many texts wait for their answer, a further request is refused with 429."""
+"""Number of waiting texts from which on a further request is refused with 429."""
 PART = 1 << 20
-"""Characters of a request that are tokenised before their rewards are computed; then come the next ones."""
+"""Number of characters of a request that are tokenised before their rewards are computed; then come the next ones."""
 PASS = 256
-"""Texts of one pass, the shortest first: long ones then wait for none but their like."""
+"""Number of texts per pass, the shortest first, so that long ones wait only for long ones."""
 
 
 class RewardServer:
     """``POST /get_reward`` as OpenRLHF's trainers send it, ``POST /v1/score`` for texts or conversations, ``GET /health``.
 
-    A text is read token by token as it stands, with the special tokens that it spells. What the model cannot read, because it is
-    empty or too long, has the reward ``null``.
+    A text is tokenised unchanged, with the special tokens that it spells. A text that is empty or too long for the model has
+    the reward ``null``.
     """
 
     def __init__(self, role: RoleHandle, model: str, key: str | None = None, max_tokens: int | None = None):
@@ -38,11 +38,11 @@ class RewardServer:
         self._aside = Aside()
         self._waiting: list[tuple[Trajectory, asyncio.Future[float]]] = []
         self._held = 0
-        """Texts of all requests that have no answer yet."""
+        """Number of texts of all requests that have no answer yet."""
         self._passes: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Accepts requests. Raises ``UserError`` where the address cannot be had."""
+        """Accepts requests. Raises ``UserError`` if the address is not available."""
         await self._http.start(host, port, self._routes())
 
     @property
@@ -107,7 +107,7 @@ class RewardServer:
         return texts
 
     async def values(self, texts: Sequence[str]) -> list[float | None]:
-        """The reward of each text; ``None`` where there is none."""
+        """Returns the reward of each text; None if it has none."""
         if self._held >= WAITING:
             raise ApiError(429, "too many texts are waiting", "overloaded", retry=True)
         self._held += len(texts)  # before anything is awaited: others ask meanwhile

@@ -19,16 +19,16 @@ from rlhf_server.rewards import RewardServer
 def serve(
     config: RunConfig, *, host: str, port: int, model: str, key: str | None, ready: Callable[[PolicyServer], Any]
 ) -> None:
-    """Serve the actor until interrupted.
+    """Serves the actor until interrupted.
 
     Args:
         model: its name for clients.
         key: the API key; ``None``: a new one.
-        ready: told of the server when it answers.
+        ready: called with the server when it answers.
 
     Raises:
-        UserError: where no server can be started.
-        KeyboardInterrupt: when asked to stop.
+        UserError: no server can be started.
+        KeyboardInterrupt: the server was asked to stop.
     """
     with _talking(config) as running:
         server = running.run(PolicyServer.start(host, port, model=model, shared=running.policy))
@@ -41,16 +41,16 @@ def serve(
 def serve_reward(
     config: RunConfig, *, host: str, port: int, model: str, key: str | None, ready: Callable[[RewardServer], Any]
 ) -> None:
-    """Serve the actor, a model with a scalar head, as a reward model until interrupted.
+    """Serves the actor, a model with a scalar head, as a reward model until interrupted.
 
     Args:
         model: its name for clients.
-        key: what clients must have as API key; ``None``: they need none.
-        ready: told of the server when it answers.
+        key: API key of clients; None: they need none.
+        ready: called with the server when it answers.
 
     Raises:
-        UserError: where no server can be started, or the model has no scalar head.
-        KeyboardInterrupt: when asked to stop.
+        UserError: no server can be started, or the model has no scalar head.
+        KeyboardInterrupt: the server was asked to stop.
     """
     needs = Needs(data="preference", roles=(RoleNeed("actor", head="scalar", source=None),))  # no engine
     with session(config, needs=needs) as running:
@@ -68,7 +68,7 @@ def _until_interrupted(running: Session, server: PolicyServer | RewardServer) ->
 
 
 def talk(config: RunConfig, turns: Callable[[Callable[[list[Message]], Awaitable[Reply]]], Coroutine[Any, Any, None]]) -> None:
-    """Run ``turns`` with a function that answers a conversation. Raises ``KeyboardInterrupt`` when asked to stop."""
+    """Runs ``turns`` with a function that answers a conversation. Raises ``KeyboardInterrupt`` if asked to stop."""
     with _talking(config) as running:
         running.run(turns(running.policy().chat))
 

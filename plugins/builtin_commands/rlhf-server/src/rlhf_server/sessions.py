@@ -1,4 +1,4 @@
-"""The episode behind a base URL: its policy, what was asked, and what its program reports."""
+"""The episode behind a base URL: its policy, its requests, and the reports of its program."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class Session:
     limits: Limits
     shared_url: str = ""
     free: bool = False
-    """Nothing of it trains, so requests choose the distribution."""
+    """True if nothing of it is trained, so requests choose the distribution."""
     reward: float | None = None
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     final: str | None = None
-    """The id of the call whose row has the answer, where the program says so."""
+    """Id of the call whose row has the answer, if the program names it."""
     failed: tuple[str, bool] | None = None
-    """Why the program gave up, and whether another attempt may succeed."""
+    """Reason for which the program gave up, and True if another attempt may succeed."""
     truncated: bool = False
-    """A call found no room left."""
+    """True if a call found no room left."""
     lost: Exception | None = None
-    """What ended the engine, where something did."""
+    """Error that ended the engine, if there was one."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     ignored: Counter[str] = field(default_factory=Counter)
-    """Parameters that requests had and the run does not follow."""
+    """Parameters of requests that the run ignores."""
     closed: bool = False
     calls: int = 0
     arrived: set[Call] = field(default_factory=set)
-    """Calls whose answer some client has."""
+    """Calls whose answer a client has received."""
     responses: dict[str, list[Message]] = field(default_factory=dict)
-    """Id of a response → its conversation, for those that go on from it."""
+    """Id of a response → its conversation, for requests that go on from it."""
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
     _answers: dict[bytes, asyncio.Future[list[Call]]] = field(default_factory=dict)
 
@@ -56,11 +56,12 @@ class Session:
         return self.token
 
     async def ask(self, digest: bytes, again: bool, count: int, work: Callable[[], Awaitable[Call]]) -> list[Call]:
-        """``count`` answers of the policy.
+        """Returns ``count`` answers of the policy.
 
         Args:
-            digest: of the request.
-            again: the client has sent it before, and did not get its answer: it joins what is open, or gets what was given.
+            digest: digest of the request.
+            again: the client has sent the request before and did not get its answer: it joins the open call, or gets the
+                earlier answer.
 
         Raises ``ApiError``.
         """
@@ -103,7 +104,7 @@ class Session:
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """What the policy raises becomes the client's ``ApiError``, and is noted."""
+        """Turns the policy's exceptions into the client's ``ApiError``, and records them."""
         try:
             yield
         except ApiError:
@@ -135,7 +136,7 @@ class Session:
         self.responses[response] = messages
 
     def report(self, body: Mapping[str, Any]) -> None:
-        """The program's reward. Raises ``ApiError`` for what is none."""
+        """Stores the program's reward. Raises ``ApiError`` for an invalid one."""
         reward, score = _number(body, "reward"), _number(body, "score")
         if score is not None and not 0.0 <= score <= 1.0:
             raise invalid("score", f"a score lies in [0, 1], not {score:g}")
@@ -160,7 +161,7 @@ class Session:
         self.done.set()
 
     def close(self) -> None:
-        """Later requests find nothing, open ones are cancelled."""
+        """Closes the session: later requests find nothing, open ones are cancelled."""
         self.closed = True
         for task in list(self._open):
             task.cancel()

@@ -1,1 +1,3 @@
-"""From other projects' command lines and configurations to ours: what each of their options is here, or that it is nothing."""
+"""Translation of other projects' command lines and configurations to ours: the meaning of each option here, or that it has
+none.
+"""

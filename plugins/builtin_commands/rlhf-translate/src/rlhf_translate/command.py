@@ -17,7 +17,7 @@ from rlhf_translate.write import UNSET, described, file_text, to_do, version_lin
 HELP_GROUP = "Train"
 
 SHOWN = 30
-"""Options without a counterpart, on standard error."""
+"""Maximum number of options without a counterpart on standard error."""
 
 
 @click.command()
@@ -67,7 +67,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _places(output: Path | None, number: int) -> Sequence[Path]:
-    """A file for each command."""
+    """Returns a file for each command."""
     place = output or Path("run.yaml")
     return [place] if number == 1 else [place.with_stem(f"{place.stem}-{count}") for count in range(1, number + 1)]
 
@@ -96,5 +96,5 @@ def _report(result: Translation, place: Path, file: Path, wrote: bool) -> Iterat
 
 
 def _flag(key: str) -> tuple[str, str]:
-    """Of a key to set, with a word in place of the value."""
+    """Returns the flag of a key to set, with a word in place of the value."""
     return f"--{key.removesuffix('.name').replace('_', '-')}", key.rpartition(".")[2].upper()

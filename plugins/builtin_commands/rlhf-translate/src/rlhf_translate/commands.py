@@ -32,7 +32,7 @@ from rlhf_translate.versions import options_of
 __all__ = ["METHODS", "PROJECTS", "Command", "find_commands"]
 
 _LONGEST = 10_000_000
-"""Characters of a script."""
+"""Maximum characters of a script."""
 _SILENT = (
     *(
         "set",
@@ -69,26 +69,26 @@ _SILENT = (
     ),
 )
 _WHOLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(\.\.\.)?\}")
-"""A variable, or what else it may have than what is known of it."""
+"""Pattern of a variable without value; with ``...``, of one whose value is only partly known."""
 _ARGUMENTS = re.compile(r"(?:^|_)(?:args?|opts?|options|arguments|extras?|flags?|params?|overrides?|cmd)$", re.I)
-"""Ends of names of variables that have options."""
+"""Ends of names of variables that contain options."""
 _ADDED = re.compile(r"\+([\w.]+)=")
 _IS_OPTION = re.compile(r"--?[A-Za-z]|[+~]*\w+(?:\.\w+)+=")
-"""The begin of a line that should go on with a command."""
+"""Beginning of a line that should continue a command."""
 _ASSIGNS = re.compile(r"\w+(\[\w+\])?\+?=")
 _CONFIG_NAMES = {"ppo_trainer": "", "ppo_megatron_trainer": "", "sft_trainer": "", "sft_trainer_engine": ""}
-"""Hydra's files that verl itself has."""
+"""Hydra's files in verl itself."""
 
 
 def find_commands(
     path: Path, origin: str | None = None, given: Mapping[str, str] | None = None, processes: int | None = None
 ) -> tuple[list[Command], list[str]]:
-    """The training commands of a file, and lines about other commands in it.
+    """Returns the training commands of a file, and lines about other commands in it.
 
     Args:
-        origin: ``PROJECT[:METHOD][==VERSION]``, where the file does not say.
+        origin: ``PROJECT[:METHOD][==VERSION]``, if the file does not tell.
         given: values of variables that a script does not set.
-        processes: how many processes a command starts that does not say it.
+        processes: number of processes of a command that does not tell it.
 
     Raises:
         UserError: the file cannot be read, or has no training command.
@@ -170,7 +170,7 @@ def _in_script(path: Path, text: str, origin: Origin, given: Mapping[str, str]) 
 
 
 def _beside(name: str, path: Path) -> str | None:
-    """The text of a script that another one reads, if it is here and no other's start-up file."""
+    """Returns the text of a script that another one reads, if it is here and not someone's start-up file."""
     file = beside(name, path)
     if file is None or file.name.startswith(".") or file.resolve() == path.resolve():
         return None
@@ -188,7 +188,7 @@ def _notes(script: Script) -> Iterator[str]:
 
 
 def _short(words: Sequence[Word]) -> str:
-    """The program and its script; other arguments may be secret."""
+    """Returns the program and its script; other arguments may be secret."""
     words = [word for word in words if not _ASSIGNS.match(word.text)] or words
     script = next((f" {word.text}" for word in words[1:] if word.text.endswith(".py")), "")
     return without_secrets(f"{words[0].text.partition('=')[0]}{script}")[:60]
@@ -205,7 +205,7 @@ def _nothing_found(path: Path, others: Sequence[str], project: str) -> str:
 
 
 def _command(call: Call, path: Path, origin: Origin) -> Command | str | None:
-    """The command, or why it is none although it is a program of a project."""
+    """Returns the command, or why it is none although it is a program of a project."""
     words = call.words
     for place, word in enumerate(words):
         if found := program_of(word.text):
@@ -228,7 +228,7 @@ def _command(call: Call, path: Path, origin: Origin) -> Command | str | None:
 
 
 def _is_trls(method: str, words: Sequence[Word]) -> bool:
-    """Whether a script that is called like one of TRL has such options."""
+    """Returns True if a script with the name of one of TRL's has such options."""
     names = {key_of(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
     known = {*options_of("trl", method), "config"}
     return "config" in names or len(names & known) >= 3
@@ -265,7 +265,7 @@ def _of(project: str, method: str, begin: int, call: Call, path: Path, origin: O
 
 
 def _hidden(words: Sequence[Word], project: str) -> Iterator[Word]:
-    """Variables without value that stand for options: by their place, or by their name."""
+    """Yields variables without value that represent options, by their place or their name."""
     before = ""
     for word in words:
         if word.missing and (match := _WHOLE.fullmatch(word.text)):
@@ -277,7 +277,9 @@ def _hidden(words: Sequence[Word], project: str) -> Iterator[Word]:
 
 
 def _flags(words: Sequence[Word]) -> Iterator[Option]:
-    """``--name``, ``--name value ...``, ``--name=value``; what stands before the first is an option too, lest it be lost."""
+    """Yields ``--name``, ``--name value ...``, ``--name=value``; words before the first become options too, so that they are
+    not lost.
+    """
     name: Word | None = None
     values: list[Word] = []
     for word in [*words, Word("--", 0)]:
@@ -294,7 +296,7 @@ def _flags(words: Sequence[Word]) -> Iterator[Option]:
 
 
 def _overrides(words: Sequence[Word]) -> Iterator[Option]:
-    """Hydra's ``key=value``, ``+key=value``, ``~key``, and its own flags."""
+    """Yields Hydra's ``key=value``, ``+key=value``, ``~key``, and its own flags."""
     flag: Word | None = None
     for word in words:
         name, equals, value = word.text.partition("=")
@@ -315,7 +317,7 @@ def _overrides(words: Sequence[Word]) -> Iterator[Option]:
 
 
 def _override(name: str, value: str, word: Word) -> Iterator[Option]:
-    """Of one key, or of each in a mapping."""
+    """Yields the override of one key, or of each key in a mapping."""
     inner = leaves_in(value) if value.startswith("{") and without_secrets(value) == value else []
     for key, values in inner:
         yield Option(f"{name}.{key}", values, word.line, "=", missing=word.missing)
@@ -331,7 +333,7 @@ def _hydra(value: str) -> list[str]:
 
 
 def _with_file(options: Sequence[Option], path: Path) -> Iterator[Option]:
-    """The options of TRL's ``--config FILE`` before the others, which override them."""
+    """Yields the options of TRL's ``--config FILE`` before the others, which override them."""
     for option in options:
         if option.name == "--config" and option.values and not option.missing and (file := beside(option.values[0], path)):
             yield from (replace(each, name=f"--{each.name}", sign=" ", file=option.values[0]) for each in leaves_of(file))
@@ -339,7 +341,7 @@ def _with_file(options: Sequence[Option], path: Path) -> Iterator[Option]:
 
 
 def _with_hydras_file(options: Sequence[Option], path: Path) -> Iterator[Option]:
-    """The options of ``--config-path FOLDER --config-name NAME`` before the others, if the file is here."""
+    """Yields the options of ``--config-path FOLDER --config-name NAME`` before the others, if the file is here."""
     given = {option.name.replace("_", "-"): option for option in options if option.name.startswith("--config")}
     name = given.get("--config-name")
     if name is not None and name.values and not name.missing and name.values[0].removesuffix(".yaml") not in _CONFIG_NAMES:

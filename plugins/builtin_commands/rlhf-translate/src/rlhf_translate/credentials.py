@@ -17,7 +17,7 @@ _HARMLESS = re.compile(
     rf"(?:{_KEY_OF_ROWS})_key|(?:\w+_)?(?:pad|eos|bos|placeholder|unk|sep|cls|mask|image|video|stop|end|per|special|dp|valid)_token"
 )
 _INSIDE = re.compile(r"""(?<![\w.-])([\w.-]++)[\\"']*+\s*+[:=]\s*+(?:(?:bearer|basic|token)\s+)?""", re.I)
-"""A name before its value, in JSON, a header or an address."""
+"""Pattern of a name before its value, in JSON, a header or an address."""
 _VALUE = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'|[\[{\\"'].*|[^\s,;&}\])]*""", re.S)
 _USER = re.compile(r"(?<=://)[^/\s\"'?#]*@")
 
@@ -29,7 +29,7 @@ def _is_secret(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """A text without the keys, tokens and passwords in it."""
+    """Returns a text without the keys, tokens and passwords in it."""
     text, at = _USER.sub("", text), 0
     while match := _INSIDE.search(text, at):
         at = match.end()
@@ -40,7 +40,7 @@ def without_secrets(text: str) -> str:
 
 
 def without_secret(option: Option) -> Option:
-    """Keys, tokens and passwords are not written into files."""
+    """Removes keys, tokens and passwords, which are not written into files."""
     if re.match(r"[A-Za-z_]\w*=", option.name):  # a variable of the environment
         name, _, value = option.name.partition("=")
         return replace(option, name=f"{name}={'...' if _is_secret(name) else without_secrets(value)}")

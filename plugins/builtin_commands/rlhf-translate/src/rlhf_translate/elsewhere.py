@@ -1,4 +1,4 @@
-"""Names of other projects: the tables of ``docs/coming-from.md``, and hints for those who type such a name here."""
+"""Names of other projects: the tables of ``docs/coming-from.md``, and hints for users who type such a name here."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Name(NamedTuple):
 
     project: str
     text: str
-    """As there: ``--pretrain``, ``learning_rate``, ``--algo.advantage.estimator gae``."""
+    """Text in the other project: ``--pretrain``, ``learning_rate``, ``--algo.advantage.estimator gae``."""
     here: str
-    """The flags here; empty: there is none."""
+    """Flags here; empty: there is none."""
     about: str
-    """What it is, where there is none."""
+    """Explanation, if there is no flag here."""
     remark: str
-    """The last column: how the two differ."""
+    """Last column: the difference between the two."""
     now: str
-    """What the newest version calls it, where that is known."""
+    """Name in the newest version, if known."""
 
     @property
     def words(self) -> tuple[str, str]:
-        """The name as ``key_of`` makes it, and its value."""
+        """The name as returned by ``key_of``, and its value."""
         name, _, value = self.text.partition(" ")
         return key_of(name), value
 
@@ -50,13 +50,13 @@ def _of_flag(name: str, value: object, fits: Callable[[str], bool]) -> str:
 
 
 def _of_option(name: str) -> str:
-    """Looks for its last part among names that are other flags here."""
+    """Returns a hint if its last part is among names that are other flags here."""
     last = key_of(name.rpartition(".")[2])
     return _hint([known for known in names() if known.words[0] == last and key_of(known.here) != key_of(name)])
 
 
 def _of_section(name: str) -> str:
-    """Looks for names in it: its keys may all be another project's."""
+    """Returns a hint for the names in a section: its keys may all be another project's."""
     inside = [known for known in names() if known.here and known.words[0].startswith(f"{key_of(name)}.")]
     return f"; docs/coming-from.md says what {inside[0].project}'s {key_of(name)}.* are here" if inside else ""
 
@@ -66,7 +66,7 @@ def _of_choice(name: str) -> str:
 
 
 def _hint(known: list[Name]) -> str:
-    """Projects that say the same are named together."""
+    """Returns the hint; projects with the same name are listed together."""
     answers: dict[str, list[Name]] = {}
     for name in known:
         answers.setdefault(name.here or name.about, []).append(name)
@@ -79,7 +79,7 @@ def _hint(known: list[Name]) -> str:
 
 
 def key_of(name: str) -> str:
-    """A name as the tables are searched for it."""
+    """Returns a name in the form by which the tables are searched."""
     return name.lstrip("-+").replace("-", "_")
 
 
@@ -90,8 +90,9 @@ def names() -> list[Name]:
 
 
 def _read(page: str) -> Iterator[Name]:
-    """Columns before ``here`` have names, as many as there are flags, or all for all of them. A table without that column has
-    what is not here, or not needed."""
+    """Yields the rows of a table. Columns before ``here`` have names: as many as there are flags, or one set for all of them.
+    A table without that column lists names that do not exist here, or are not needed.
+    """
     project, columns, suffix = "", 1, ""
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

@@ -43,11 +43,11 @@ _OTHERS = {
     "torchtune": {"checkpointer", "tokenizer", "optimizer", "loss", "max_steps_per_epoch", "dataset", "lr_scheduler"},
     "accelerate": {"compute_environment", "distributed_type", "machine_rank", "main_training_function", "rdzv_backend"},
 }
-"""Projects whose files are known by their keys, and not translated here."""
+"""Projects whose files are recognised by their keys, and not translated here."""
 
 
 def configuration(path: Path, origin: Origin) -> Command:
-    """The command that a file alone is."""
+    """Returns the command that a file alone represents."""
     leaves = list(leaves_of(path))
     if not leaves:
         raise UserError(f"{path}: has no settings")
@@ -59,12 +59,12 @@ def configuration(path: Path, origin: Origin) -> Command:
 
 
 def leaves_of(path: Path) -> Iterator[Option]:
-    """Every value of a file with its line, under its dotted name."""
+    """Yields every value of a file with its line, under its dotted name."""
     return _leaves(read_yaml(path))
 
 
 def leaves_in(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The values of a mapping that is written on one line; none where it is no such mapping."""
+    """Returns the values of a mapping that is written on one line; none if it is not such a mapping."""
     try:
         values = YAML(typ="safe", pure=True).load(text)
     except YAMLError:
@@ -79,7 +79,7 @@ def _located(value: Any) -> Located:
 
 
 def _leaves(tree: Located, path: tuple[str, ...] = ()) -> Iterator[Option]:
-    """A mapping in a list is JSON."""
+    """Yields the values; a mapping in a list becomes JSON."""
     if isinstance(tree.value, Mapping) and tree.value and not (len(path) == 1 and path[0].endswith("_kwargs")):
         for name, inner in tree.value.items():
             yield from _leaves(inner, (*path, str(name)))
@@ -90,7 +90,7 @@ def _leaves(tree: Located, path: tuple[str, ...] = ()) -> Iterator[Option]:
 
 
 def _project(path: Path, leaves: Sequence[Option]) -> str:
-    """Whose names the file has."""
+    """Returns the project whose names the file has."""
     heads = {leaf.name.partition(".")[0] for leaf in leaves}
     others = {name: len(heads & keys) for name, keys in _OTHERS.items()}
     known = {(name.project, name.words[0]) for name in names()}
@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
 
 
 def _item(value: Any) -> str:
-    """Of a list: a text with commas in quotes."""
+    """Returns an item of a list; a text with commas is quoted."""
     return json.dumps(value, ensure_ascii=False) if "," in str(value) else _text(value)
 
 
@@ -135,7 +135,7 @@ def _item(value: Any) -> str:
 
 
 def _other(path: Path, name: str, leaves: Sequence[Option]) -> str:
-    """Say whose the file is, and what to do instead."""
+    """Tells whose file it is, and what to do instead."""
     values = {leaf.name: " ".join(leaf.values) for leaf in leaves}
     if name in ("NeMo RL", "torchtune"):
         return (
@@ -153,11 +153,11 @@ _FLAGS = {
     "--actor.lora.rank": ("lora_r", "lora_rank"),
     "--actor.lora.alpha": ("lora_alpha",),
 }
-"""Figures of others' files that are the same here."""
+"""Numbers in other projects' files that are the same here."""
 
 
 def _start_of_ours(values: Mapping[str, str]) -> str:
-    """The command to begin with."""
+    """Returns the command to begin with."""
     kind = values.get("rl") or values.get("rlhf_type") or values.get("stage") or "sft"
     algo = {"pt": "sft", "reward": "rm"}.get(kind, kind)
     if algo not in ("sft", "dpo", "ipo", "kto", "rm", "prm", "grpo", "ppo"):

@@ -1,4 +1,4 @@
-"""What versions of other projects do that have no option for it yet: defaults that are in their code alone."""
+"""Defaults of other projects' versions that are only in their code, because they have no option for them yet."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ IN_CODE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     },
     "verl": _VERL,
 }
-"""Project → program → option of later versions → version from which it is so, ``None`` from where there is an option."""
+"""Project → program → option of later versions → version from which it is so; None from the version that has an option."""

@@ -1,4 +1,4 @@
-"""What starts a program: ``torchrun``, ``accelerate launch``, ``deepspeed``, ``srun``, and how many processes that makes."""
+"""Launchers of a program: ``torchrun``, ``accelerate launch``, ``deepspeed``, ``srun``, and the number of processes they start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_translate.shell.word import Word
 
 _STRUCTURE = {"-m", "--module", "--", "-u"}
 _SWITCHES = {"multi_gpu", "use_deepspeed", "use_fsdp", "cpu", "tpu", "debug", "standalone", "no_python", "exclusive", "no_wait"}
-"""Options of launchers that take no value."""
+"""Options of launchers without a value."""
 
 TRLS_OWN = {
     "single_gpu": {"num_processes": "1"},
@@ -24,27 +24,27 @@ TRLS_OWN = {
     **{f"zero{stage}": {"num_processes": "8", "deepspeed_config.zero_stage": str(stage)} for stage in (1, 2, 3)},
     **{f"fsdp{kind}": {"num_processes": "8", "distributed_type": "FSDP"} for kind in (1, 2)},
 }
-"""Accelerate's configurations that TRL has, by name; the same in 0.17 and 1.16."""
+"""Configurations of accelerate that TRL has, by name; the same in 0.17 and 1.16."""
 
 
 @dataclass
 class Start:
-    """How a program is started."""
+    """Start of a program."""
 
     options: list[Option] = field(default_factory=list)
     in_files: list[Option] = field(default_factory=list)
-    """Of accelerate's files, which the others override."""
+    """Options in accelerate's files, which the others override."""
     processes: Option = field(default_factory=lambda: Option(PROCESSES, ("1",)))
-    """Their number, or why it is not known."""
+    """Number of processes, or why it is not known."""
 
 
 def start_of(words: Sequence[Word], path: Path, own: Sequence[Option] = (), trl: bool = False) -> Start:
-    """What starts the program.
+    """Returns how the program is started.
 
     Args:
-        words: before the program.
+        words: words before the program.
         own: the program's options: ``trl`` takes those of ``accelerate launch`` among them.
-        trl: whether ``trl`` starts it.
+        trl: True if ``trl`` starts it.
     """
     written = [*_options(words), *(own if trl else ())]
     named = [*written, *(option for option in own if not trl and key_of(option.name) == "deepspeed")]
@@ -67,7 +67,7 @@ def start_of(words: Sequence[Word], path: Path, own: Sequence[Option] = (), trl:
 
 
 def _options(words: Sequence[Word]) -> Iterator[Option]:
-    """The names of programs are none."""
+    """Yields the options; names of programs are not options."""
     name: Word | None = None
     for word in words:
         if re.match(r"[A-Za-z_]\w*=", word.text):
@@ -89,7 +89,7 @@ def _options(words: Sequence[Word]) -> Iterator[Option]:
 
 
 def _of_file(option: Option, path: Path) -> Iterator[Option]:
-    """The options of accelerate's file that an option names, if that is here."""
+    """Yields the options of accelerate's file that an option names, if the file is here."""
     if key_of(option.name) in ("config_file", "accelerate_config", "deepspeed") and option.values and not option.missing:
         name = option.values[0]
         if name in TRLS_OWN and key_of(option.name) == "accelerate_config":
@@ -102,7 +102,7 @@ def _of_file(option: Option, path: Path) -> Iterator[Option]:
 
 
 def beside(name: str, path: Path) -> Path | None:
-    """The file that a script means, if it is here: by the place where the command runs, or that of the script."""
+    """Returns the file that a script means, if it is here: relative to where the command runs, or to the script."""
     file = Path(os.path.expanduser(name))
     places = (file, path.parent / file, *(parent / file for parent in path.absolute().parents[1:4]))
     return next((place for place in places if place.is_file()), None)
@@ -112,7 +112,7 @@ def beside(name: str, path: Path) -> Path | None:
 
 
 def _known(option: Option | None) -> Option | None:
-    """A number of processes that is one."""
+    """Returns the option if it is a number of processes."""
     if option is None:
         return None
     text = "".join(option.values)
@@ -123,7 +123,7 @@ def _known(option: Option | None) -> Option | None:
 
 
 def _product(options: Sequence[Option | None]) -> Option:
-    """One where nobody says."""
+    """Returns the product; an unknown factor is one."""
     total, line = 1, 0
     missing: tuple[str, ...] = ()
     for known in filter(None, map(_known, options)):
@@ -169,7 +169,7 @@ def _of_slurm(launcher: str, given: dict[str, Option], line: int) -> Option:
 
 
 def says(number: int) -> Option:
-    """What the reader says of a command whose file does not."""
+    """Returns the number of processes given by the reader, for a command whose file does not tell it."""
     if number < 1:
         raise UserError("--processes: should be 1 or more")
     return Option(PROCESSES, (str(number),))

@@ -1,4 +1,4 @@
-"""What becomes of each option of a command, and of the defaults that it leaves."""
+"""Notes on each option of a command, and on the defaults it uses."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rlhf_translate.projects import Reading
 from rlhf_translate.reasons import by_reason
 
 _STAND_INS = ("1", "2", "0.5", "0", "true", "all")
-"""Values that show what an option would set."""
+"""Values that show which settings an option would set."""
 _DEEPEST = 4
-"""Options without value that one needs."""
+"""Maximum number of options without value that one option needs."""
 
 
 @dataclass
 class Note:
-    """What became of one option."""
+    """Note on one option."""
 
     name: str
-    """Its newest one."""
+    """Newest name of the option."""
     option: Option
     outcome: Outcome
     unfit: list[str] = field(default_factory=list)
-    """Settings of it that cannot be, with the reason."""
+    """Invalid settings of it, with the reason."""
 
     @property
     def asks(self) -> bool:
@@ -43,10 +43,10 @@ class Note:
 
 
 def notes_of(command: Command, reading: Reading, refused: Mapping[Option, str]) -> Iterator[Note]:
-    """Of every option, then of defaults.
+    """Yields notes on every option, then on defaults.
 
     Args:
-        refused: options whose value cannot be one here, and why.
+        refused: options whose value is invalid here, and why.
     """
 
     def usable(option: Option) -> Option:
@@ -90,14 +90,14 @@ def _outcome(reading: Reading, name: str, option: Option, given: Given) -> Outco
 
 
 def _asking(outcome: Outcome, option: Option) -> Outcome:
-    """A text that has parts without value is one that the reader must complete."""
+    """Returns the outcome; asks the reader for its keys if the text has parts without value."""
     if not option.missing or not outcome.settings or outcome.asks is not None:
         return outcome
     return replace(outcome, asks=tuple(outcome.settings), remark=nowhere(option.missing))
 
 
 def _without_value(reading: Reading, name: str, option: Option, given: Given, unknown: Unknown, depth: int = 0) -> Outcome:
-    """What the option would set, if another had a value, or it itself."""
+    """Returns what the option would set if another option, or the option itself, had a value."""
     missing = unknown.option
     own = missing == option
     remark = unknown.why if own else f"follows from {missing.text} ({missing.place}): {unknown.why}"
@@ -129,7 +129,7 @@ def _without_value(reading: Reading, name: str, option: Option, given: Given, un
 
 
 def _usual(reading: Reading, option: Option) -> list[tuple[str, ...]]:
-    """The other project's default of an option, where it has one."""
+    """Returns the other project's default of an option, if it has one."""
     names = [name for name, each in reading.options if each.name == option.name]
     return [
         each.values for name, each in reading.defaults if name in names and each.values and each.values[0].lower() != "none"

@@ -1,4 +1,4 @@
-"""Another project's options, and what becomes of each."""
+"""Another project's options, and their outcomes here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 PROGRAM = "program"
-"""Stands for the program that a command runs, which may choose the algorithm."""
+"""Key for the program that a command runs, which may choose the algorithm."""
 
 ON = ("", "true", "1", "yes")
 OFF = ("false", "0", "no")
@@ -17,11 +17,11 @@ NONE = ("none", "null", "~", "")
 
 
 PROCESSES = "processes"
-"""Stands for the number of processes that the command starts."""
+"""Key for the number of processes that the command starts."""
 
 
 class Unknown(Exception):
-    """The value of an option does not follow from the file."""
+    """The value of an option cannot be derived from the file."""
 
     def __init__(self, option: Option, why: str):
         super().__init__(why)
@@ -30,32 +30,32 @@ class Unknown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as it is written there.
+    """One option as it is written in the other project.
 
-    Its value has no figure where the file gives none: what asks for it gets ``Unknown``.
+    If the file gives no value, reading it raises ``Unknown``.
     """
 
     name: str
     """``--pretrain``, ``data.train_files``."""
     values: tuple[str, ...] = ()
     line: int = 0
-    """0: nobody wrote it; the value is the other project's default."""
+    """Line; 0: not written, the value is the other project's default."""
     sign: str = " "
-    """Between name and value."""
+    """Sign between name and value."""
     file: str = ""
-    """Where the line is, if that is not the file that is translated."""
+    """File of the line, if it is not the translated one."""
     without_credentials: bool = False
-    """A key, or the user and password of an address, were taken out of the value."""
+    """True if a key, or the user and password of an address, were removed from the value."""
     missing: tuple[str, ...] = ()
-    """Parts of the value that have none in the file: ``${NAME}``."""
+    """Parts of the value that are unknown from the file: ``${NAME}``."""
     refused: str = ""
-    """Why the value cannot be one here."""
+    """Reason for which the value is invalid here."""
     shown: str = ""
-    """As it is written, where that is not name and value."""
+    """Written form, if it is not name and value."""
 
     @property
     def written(self) -> str:
-        """The value as a text, which may have parts without value."""
+        """The value as a text, which may have unknown parts."""
         if self.refused:
             raise Unknown(self, self.refused)
         return " ".join(self.values)
@@ -88,7 +88,7 @@ class Option:
 
     @property
     def number(self) -> float | None:
-        """``None`` for an option that is ``None``."""
+        """The number; None for an option that is ``None``."""
         if not self.value:
             raise Unknown(self, "it has no value")
         if self.value.lower() in NONE:
@@ -103,7 +103,7 @@ class Option:
 
     @property
     def texts(self) -> list[str]:
-        """Several values, also where one has commas or brackets; they may have parts without value."""
+        """Several values, also if one has commas or brackets; they may have unknown parts."""
         if self.refused:
             raise Unknown(self, self.refused)
         plain = (value[1:-1] if value[:1] + value[-1:] in ("[]", "()") else value for value in self.values)
@@ -126,29 +126,31 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an option is here."""
+    """Outcome of an option here."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Key of a configuration file, with dots → value; texts are read as a flag's."""
+    """Key of a configuration file, with dots → value; texts are read as those of flags."""
     remark: str = ""
     lost: bool = False
-    """Nothing here does it; ``remark`` says why. An option with neither settings nor this needs none."""
+    """True if nothing here does it; ``remark`` says why. An option with neither settings nor this needs none."""
     asks: tuple[str, ...] | None = None
-    """Keys that the reader must set, because their values do not follow from the file; perhaps none that is known."""
+    """Keys that the reader must set, because their values cannot be derived from the file; may be empty."""
     stand_ins: Mapping[str, Any] = field(default_factory=dict)
     """Values of these with which the rest can be tried."""
 
 
 Convert: TypeAlias = Callable[[Option, "Given"], Outcome]
-"""``Unknown``: it needs a value that the file does not give. ``ValueError``: the value is none that the other project takes."""
+"""Function from an option to its outcome. ``Unknown``: it needs a value that is not in the file. ``ValueError``: the other
+project does not accept the value.
+"""
 Table: TypeAlias = dict[str, Convert]
-"""Newest name → what the option is here."""
+"""Newest name → outcome of the option here."""
 Defaults: TypeAlias = dict[str, tuple[str, ...]]
-"""Newest name → value, of options that matter here when nobody sets them."""
+"""Newest name → value, for options that matter here if they are not set."""
 
 
 def nowhere(missing: Iterable[str]) -> str:
-    """That parts of a value have none."""
+    """Returns a message about parts of a value that are not in the file."""
     return f"no value in the file for {' and '.join(missing)}"
 
 
@@ -157,7 +159,7 @@ def to(settings: Mapping[str, Any], remark: str = "") -> Outcome:
 
 
 def same(remark: str) -> Outcome:
-    """It needs no setting here."""
+    """Returns the outcome of an option that needs no setting here."""
     return Outcome(remark=remark)
 
 
@@ -166,7 +168,7 @@ def lost(remark: str) -> Outcome:
 
 
 def ask(remark: str, *names: str, **stand_ins: str) -> Outcome:
-    """Only the reader knows the values of these keys.
+    """Returns the outcome of an option whose keys only the reader can set.
 
     Args:
         stand_ins: section → plugin with which the rest can be tried.
@@ -175,7 +177,7 @@ def ask(remark: str, *names: str, **stand_ins: str) -> Outcome:
 
 
 def key(name: str, remark: str = "") -> Convert:
-    """The value is the same here, under this key."""
+    """Returns the outcome of an option with the same value here, under this key."""
     return lambda option, given: to({name: option.written}, remark)
 
 
@@ -188,7 +190,7 @@ def never(remark: str) -> Convert:
 
 
 def switch(settings: Mapping[str, Any], remark: str = "") -> Convert:
-    """Settings for an option that is on; one that is off needs none."""
+    """Returns settings for an option that is on; one that is off needs none."""
     return lambda option, given: to(settings, remark) if not option.is_off else same("off, as it is here")
 
 
@@ -204,31 +206,31 @@ class Given:
         return self._options.get(name, Option(name, ("none",)))
 
     def __contains__(self, name: str) -> bool:
-        """Whether it has a value, known or not."""
+        """Returns True if the option has a value, known or not."""
         option = self[name]
         return name in self._options and (bool(option.missing) or option.written.lower() not in NONE)
 
     def wrote(self, *names: str) -> bool:
-        """Whether the command has one of them."""
+        """Returns True if the command has one of them."""
         return any(self[name].line for name in names)
 
     def is_on(self, name: str) -> bool:
         return name in self._options and not self[name].is_off
 
     def number(self, name: str, otherwise: float = 0.0) -> float:
-        """Of an option that is ``None`` or not there: ``otherwise``."""
+        """Returns the number of an option; ``otherwise`` if the option is ``None`` or missing."""
         number = self[name].number
         return otherwise if number is None else number
 
     def many(self, name: str, otherwise: float = 1.0) -> float:
-        """A number of things, of which there is at least one."""
+        """Returns a number of things, of which there is at least one."""
         number = self.number(name, otherwise)
         if number <= 0:
             raise Unknown(self[name], f"{self[name].value} is not above 0")
         return number
 
     def instead(self, option: Option, value: tuple[str, ...]) -> Given:
-        """The same with another value of an option, as if it had been written."""
+        """Returns the same with another value of an option, as if it had been written."""
         known = replace(option, values=value, missing=(), refused="")
         given = Given(self.method, {name: known if each == option else each for name, each in self._options.items()}.items())
         given.version, given.files = self.version, self.files
@@ -236,7 +238,7 @@ class Given:
 
 
 def count(value: float) -> int:
-    """A count of 1 or more."""
+    """Returns a count of 1 or more."""
     return max(1, round(value))
 
 
@@ -245,10 +247,10 @@ def shown(number: float) -> str:
 
 
 def rounded(number: float) -> str:
-    """A remark on a count."""
+    """Returns a remark on a count."""
     return "" if number >= 1 and number == round(number) else "; not a whole number, so it is rounded"
 
 
 def split_items(text: str) -> list[str]:
-    """At commas that are not in quotes."""
+    """Splits at commas that are not in quotes."""
     return [item.strip() for item in re.findall(r"""(?:"[^"]*"|'[^']*'|[^,])+""", text)]

@@ -1,4 +1,4 @@
-"""Options whose value is the same here: the tables of ``docs/coming-from.md`` say under which name."""
+"""Options with the same value here: the tables of ``docs/coming-from.md`` have their names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ UNKNOWN = "not known here"
 
 
 def newest(title: str, name: str) -> str:
-    """The key of what the project's newest version calls it."""
+    """Returns the key of the name in the project's newest version."""
     own = (known for known in names() if known.project == title and known.words[0] == key_of(name))
     return next((key_of(known.now.partition(" ")[0]) for known in own), key_of(name))
 
 
 def by_page(title: str, option: Option, name: str) -> Outcome:
-    """What the tables say of an option.
+    """Returns what the tables tell about an option.
 
     Args:
         name: its newest name.
@@ -47,7 +47,7 @@ def by_page(title: str, option: Option, name: str) -> Outcome:
 
 
 def is_nothing(option: Option) -> bool:
-    """Whether it asks for nothing: off, 0, or a group of 1."""
+    """Returns True if the option requests nothing: off, 0, or a group of 1."""
     if option.name.endswith("seed"):
         return False
     if option.is_off or not option.values:
@@ -82,7 +82,7 @@ def _settings(known: Name, option: Option, fixed: bool) -> Outcome:
 
 
 def set_flag(name: str, value: Any) -> dict[str, Any]:
-    """A flag's setting as a file has it: its key with dots, and the value."""
+    """Returns a flag's setting in the form of a file: its key with dots, and the value."""
     path = name.replace("-", "_")
     if path in SINGLE:
         return {f"{path}.name": value}

@@ -1,4 +1,4 @@
-"""Programs of other projects that train, and what a command of one is."""
+"""Training programs of other projects, and the meaning of their commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS = {
     "trl": ("grpo", "rloo", "dpo", "sft", "kto", "reward", "prm"),
     "verl": ("ppo", "sft"),
 }
-"""Project → what its programs train, as they call it. The first is that of a file that does not say."""
+"""Project → methods that its programs train, in its own words. The first is that of a file that does not tell."""
 
 _NAMES = {
     "openrlhf": "train_ppo_ray, train_dpo, train_sft, train_rm, train_kto, train_kd, train_prm",
@@ -59,7 +59,7 @@ _MENTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose a file is, as the reader says: ``PROJECT[:METHOD][==VERSION]``."""
+    """Origin of a file, given by the reader: ``PROJECT[:METHOD][==VERSION]``."""
 
     project: str = ""
     method: str = ""
@@ -75,17 +75,17 @@ class Command:
     options: list[Option]
     line: int
     program: str = ""
-    """As the file has it; of a configuration, the file."""
+    """Program as in the file; for a configuration, the file."""
     launch: list[Option] = field(default_factory=list)
-    """Of what starts the program: torchrun, accelerate, a job of Ray; and variables before it."""
+    """Options of the launcher: torchrun, accelerate, a job of Ray; and variables before it."""
     processes: Option = field(default_factory=lambda: Option(PROCESSES, ("1",)))
-    """How many the launcher starts."""
+    """Number of processes that the launcher starts."""
     version: str = ""
-    """What the reader says."""
+    """Version given by the reader."""
     added: frozenset[str] = frozenset()
-    """Options that its version lacks, as it says."""
+    """Options that its version lacks, according to the command."""
     notes: list[str] = field(default_factory=list)
-    """What to know of the file beside its options."""
+    """Notes on the file beside its options."""
 
     @property
     def about(self) -> str:
@@ -93,7 +93,7 @@ class Command:
 
 
 def origin_of(text: str | None) -> Origin:
-    """Raises ``UserError``: it names no project, method or version."""
+    """Parses an origin. Raises ``UserError`` if it names no project, method or version."""
     name, equals, version = (text or "").partition("==")
     project, _, method = name.partition(":")
     if (text and project not in METHODS) or (method and method not in METHODS[project]):
@@ -105,7 +105,7 @@ def origin_of(text: str | None) -> Origin:
 
 
 def program_of(text: str) -> tuple[str, str] | None:
-    """Project and method of a word that is a program; a method that is not known here as the project calls it."""
+    """Returns project and method of a word that is a program; a method that is unknown here has the project's own name."""
     for project, pattern in _PROGRAMS.items():
         if match := pattern.fullmatch(text):
             return project, _CALLED.get(match[1], match[1])
@@ -113,12 +113,12 @@ def program_of(text: str) -> tuple[str, str] | None:
 
 
 def mentions(text: str) -> bool:
-    """Whether a text may have a command that trains in it."""
+    """Returns True if a text may have a training command in it."""
     return bool(_MENTION.search(text))
 
 
 def unsupported(program: str, project: str, method: str) -> str:
-    """What to say of a program whose method is not known here."""
+    """Returns a message about a program whose method is unknown here."""
     if (hint := _INSTEAD.get((project, method))) is not None:
         return f"{program} is not translated: {hint}"
     return f"{program} is not supported; supported are {_NAMES[project]}"

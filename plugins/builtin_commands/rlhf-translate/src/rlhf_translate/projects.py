@@ -1,4 +1,4 @@
-"""What is known of each other project beside the names in ``docs/coming-from.md``."""
+"""Knowledge about each other project beside the names in ``docs/coming-from.md``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlhf_translate.versions import Version, default_of, options_of, recognise
 @dataclass(frozen=True, slots=True)
 class Project:
     convert: Callable[[str], Table]
-    """Of a method: options whose value or meaning is not the same here."""
+    """Method → options whose value or meaning is not the same here."""
     matters: Callable[[str], Sequence[str]]
-    """Of a method: options, by their newest names, whose defaults matter here when nobody sets them."""
+    """Method → options, by their newest names, whose defaults matter here if they are not set."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Names of earlier versions that mean the same, beside those of the tables."""
+    """Names of earlier versions with the same meaning, beside those of the tables."""
     read: Callable[[Sequence[Option], Mapping[str, tuple[str, ...]]], list[Option]] = lambda options, defaults: list(options)
-    """Options with their references to each other, and to defaults, resolved."""
+    """Resolves references of options to each other, and to defaults."""
 
 
 KNOWN = {
@@ -39,11 +39,11 @@ class Reading:
 
     version: Version
     options: list[tuple[str, Option]]
-    """As the command has them."""
+    """Options as in the command."""
     defaults: list[tuple[str, Option]]
     table: Table
     launch: frozenset[Option] = frozenset()
-    """Options of what starts the program."""
+    """Options of the launcher."""
 
     def given(self, method: str) -> Given:
         return Given(method, [*self.defaults, *self.options], self.version.key)
@@ -84,14 +84,14 @@ def _newest(project: Project, title: str, name: str) -> str:
 
 
 def _name(project: Project, title: str, option: Option) -> str:
-    """The newest one. An option of an old name that has no value does not stand for the new one."""
+    """Returns the newest name. An option of an old name without value does not replace the new one."""
     name = newest(title, option.name)
     off = not option.missing and " ".join(option.values).lower() in ("none", "null", "~")
     return name if off else project.aliases.get(name, name)
 
 
 def _default(command: Command, name: str, values: tuple[str, ...]) -> Option:
-    """Under the name that it has in the version."""
+    """Returns the default, under the option's name in that version."""
     if command.project != "verl":
         return Option(f"--{name}", values)
     return Option(name, values, sign="=", missing=(verl.ASKED,) if values == ("???",) else ())

@@ -29,16 +29,16 @@ _LORA = {
 }
 _CHANGES = ("map", "filter", "select", "shuffle", "train_test_split", "rename_column", "remove_columns", "cast", "sort")
 _FIRST = ("model", "reward_funcs")
-"""Of a trainer's arguments."""
+"""Names of a trainer's first arguments."""
 _REWARDED = ("GRPO", "RLOO")
 _MODELS = ("from_pretrained",)
 
 
 def python_command(path: Path, text: str, origin: Origin) -> Command | None:
-    """The command that a script is; ``None`` where it makes no configuration.
+    """Returns the command that a script represents; None if it makes no configuration.
 
     Raises:
-        UserError: it is no Python, or makes one that is not supported.
+        UserError: it is not Python, or makes an unsupported configuration.
     """
     try:
         tree = ast.parse(text)
@@ -62,7 +62,7 @@ def python_command(path: Path, text: str, origin: Origin) -> Command | None:
 
 
 def docstring(text: str) -> tuple[str, int] | None:
-    """The text before a script's code, in which commands to run it are, and its line."""
+    """Returns the text before a script's code, which has commands to run it, and its line."""
     try:
         first = ast.parse(text).body[:1]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -94,7 +94,7 @@ class _Script:
     # --- values ---------------------------------------------------------------------------------
 
     def option(self, name: str, value: ast.expr, line: int) -> Option:
-        """A literal, or what follows from literals; else a value that only a run would give."""
+        """Returns a literal, or what follows from literals; else a value that only a run would give."""
         try:
             literal = self.values.literal(value)
         except ERRORS:
@@ -109,7 +109,7 @@ class _Script:
         return Option(f"--{name}", (shown,), line, missing=(f"{shown} ({usual} by default)" if usual else shown,))
 
     def keywords(self, call: ast.Call) -> Iterator[Option]:
-        """Of a call that makes a configuration, and what is set in it later."""
+        """Yields the keywords of a call that makes a configuration, and settings made in it later."""
         if call.args:
             yield self.option("output_dir", call.args[0], call.args[0].lineno)
         for word in call.keywords:
@@ -127,10 +127,10 @@ class _Script:
             yield from self.later(variable)
 
     def later(self, variable: str, before: int = sys.maxsize) -> Iterator[Option]:
-        """What is set in a configuration or a mapping after it is made.
+        """Yields what is set in a configuration or a mapping after it is made.
 
         Args:
-            before: a line after which it does not count.
+            before: line after which changes do not count.
         """
         for name, value, line, may in settings_of(variable, self.tree):
             shown = f"{variable}.{name}"
@@ -165,7 +165,7 @@ class _Script:
             yield from self.argument(word.arg or "**", word.value, word.value.lineno)
 
     def argument(self, name: str, value: ast.expr, line: int) -> Iterator[Option]:
-        """Of the trainer."""
+        """Yields an argument of the trainer."""
         if name == "model":
             yield from self.model(value, line)
         elif name == "eval_dataset" and isinstance(value, ast.Constant) and value.value is None:
@@ -201,7 +201,7 @@ class _Script:
             yield self.option("model_name_or_path", value, line)
 
     def loaded_model(self, value: ast.expr) -> ast.Call | None:
-        """The call that loads it, also where that gives a tokenizer too, or an adapter is put into it later."""
+        """Returns the call that loads the model, even if it also gives a tokenizer, or an adapter is added later."""
         known = self.values.known(value)
         if isinstance(known, ast.Call) and _name(known) in _MODELS and (known.args or known.keywords):
             return known
@@ -214,7 +214,7 @@ class _Script:
         return found
 
     def wrapped(self) -> Iterator[Option]:
-        """Of an adapter that the script puts into the model itself: ``get_peft_model`` of PEFT and Unsloth."""
+        """Yields settings of an adapter that the script puts into the model itself: ``get_peft_model`` of PEFT and Unsloth."""
         for call in (call for call in self.calls if _name(call) == "get_peft_model"):
             values = (*call.args, *(word.value for word in call.keywords))
             own = [
@@ -227,7 +227,7 @@ class _Script:
             yield from self.of_lora(own[0] if own else call, "8" if own or unread else "16")
 
     def data(self, name: str, value: ast.expr, line: int) -> Iterator[Option]:
-        """``load_dataset`` behind the variable, and a note on what the script does to the rows."""
+        """Yields the ``load_dataset`` of the variable, and a note on what the script does to the rows."""
         value, changes = self.loaded(value)
         prefix = "dataset" if name == "train_dataset" else "eval_dataset"
         for change, place in changes.items():
@@ -248,7 +248,7 @@ class _Script:
             yield self.option(split, words["split"], value.lineno)
 
     def loaded(self, value: ast.expr, seen: frozenset[str] = frozenset()) -> tuple[ast.expr, dict[str, int]]:
-        """What loads a data set, and what is done to it after that: method → line."""
+        """Returns the call that loads a data set, and later changes of it: method → line."""
         changes: dict[str, int] = {}
         while True:
             if isinstance(value, ast.Name) and value.id not in seen and (assigned := self.values.assigned.get(value.id)):
@@ -265,7 +265,7 @@ class _Script:
                 return value, changes
 
     def rewards(self, value: ast.expr, line: int) -> Option:
-        """Functions of this file are ``FILE.py:NAME``."""
+        """Returns the rewards; functions of this file become ``FILE.py:NAME``."""
         known = self.values.known(value)
         items = known.elts if isinstance(known, ast.List | ast.Tuple) else [known]
         texts = [self.reward(item) for item in items]
@@ -294,10 +294,10 @@ class _Script:
         yield from self.of_lora(known, "8")
 
     def of_lora(self, known: ast.Call, rank: str) -> Iterator[Option]:
-        """Of a call that makes an adapter.
+        """Yields settings of a call that makes an adapter.
 
         Args:
-            rank: where it does not say.
+            rank: default rank.
         """
         yield Option("--use_peft", ("True",), known.lineno)
         if not any(word.arg == "r" for word in known.keywords):

@@ -1,4 +1,4 @@
-"""What expressions of a Python script are, where that follows from literals alone; the script is read, and never run."""
+"""Values of expressions in a Python script, as far as they follow from literals; the script is read, and never run."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 }
 _SIGNS: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
 _LARGEST = 64
-"""Exponent that is evaluated."""
+"""Largest exponent that is evaluated."""
 OTHER = ast.Constant(...)
-"""Stands for what a variable is where nothing simple is assigned to it."""
+"""Value of a variable to which something complex is assigned."""
 _METHODS = ("update", "setdefault", "pop", "popitem", "clear")
-"""That change a mapping."""
+"""Methods that change a mapping."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match, ast.ExceptHandler)
 ERRORS = (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError)
 
 
 class Values:
-    """Variables of a script, of all its functions together."""
+    """Variables of a script, with all its functions together."""
 
     def __init__(self, nodes: list[ast.AST]):
         self.assigned: dict[str, list[ast.expr]] = {}
-        """Variable → all that is assigned to it, in order."""
+        """Variable → everything that is assigned to it, in order."""
         self.defaults: dict[str, str] = {}
         """Parameter of a function → its default."""
         self.options = dict(filter(None, map(_option, nodes)))
         """Option of the script's own command line → its default."""
         self.changed = {each.value.id for each in nodes if _changes(each) and isinstance(each.value, ast.Name)}
-        """Variables that are mappings to which something happens later."""
+        """Variables with mappings that are changed later."""
         simple = {id(target): value for node in nodes for target, value in _assignments(node)}
         for node in nodes:
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -56,13 +56,13 @@ class Values:
         self.defaults |= {parameter.arg: ast.unparse(default) for parameter, default in pairs}
 
     def known(self, value: ast.expr, depth: int = 0) -> ast.expr:
-        """What a variable is, where one thing alone is assigned to it."""
+        """Returns a variable's value if only one thing is assigned to it."""
         if isinstance(value, ast.Name) and depth < 8 and len(assigned := self.assigned.get(value.id, [])) == 1:
             return self.known(assigned[0], depth + 1)
         return value
 
     def literal(self, value: ast.expr) -> Any:
-        """Raises one of ``ERRORS``: it is none, and does not follow from some."""
+        """Returns a literal. Raises one of ``ERRORS`` if the value is not one and does not follow from some."""
         value = self.known(value)
         if isinstance(value, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in value.values)
@@ -87,7 +87,9 @@ class Values:
         return literal
 
     def mapping(self, value: ast.expr) -> Mapping[str, ast.expr] | None:
-        """``{"a": 1}``, ``{**b, "a": 1}``, ``dict(b, a=1)``, ``b | c``; ``None`` for another, or where not all keys are known."""
+        """Returns ``{"a": 1}``, ``{**b, "a": 1}``, ``dict(b, a=1)``, ``b | c``; None for other forms, or if some keys are
+        unknown.
+        """
         value = self.known(value)
         parts: list[tuple[object, ast.expr]] = []  # a name and its value, or a mapping
         if isinstance(value, ast.Dict):
@@ -110,7 +112,7 @@ class Values:
 
 
 def _option(node: ast.AST) -> tuple[str, str] | None:
-    """``add_argument("--name", default=1)``, or a field ``name: int = 1`` of a class."""
+    """Returns name and default of ``add_argument("--name", default=1)``, or of a field ``name: int = 1`` of a class."""
     if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument" and node.args:
         name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
         default = next((word.value for word in node.keywords if word.arg == "default"), None)
@@ -123,7 +125,7 @@ def _option(node: ast.AST) -> tuple[str, str] | None:
 
 
 def _changes(node: ast.AST) -> TypeGuard[ast.Subscript | ast.Attribute]:
-    """Whether it is the place of a mapping that changes, or the method that changes it."""
+    """Returns True for the place of a mapping that changes, or the method that changes it."""
     if isinstance(node, ast.Subscript):
         return not isinstance(node.ctx, ast.Load)
     return isinstance(node, ast.Attribute) and node.attr in _METHODS
@@ -137,7 +139,9 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def settings_of(variable: str, tree: ast.AST) -> Iterator[tuple[str, ast.expr, int, bool]]:
-    """Lines ``VARIABLE.NAME = VALUE`` and ``VARIABLE["NAME"] = VALUE``: name, value, line, and whether the line may not run."""
+    """Yields lines ``VARIABLE.NAME = VALUE`` and ``VARIABLE["NAME"] = VALUE``: name, value, line, and True if the line may not
+    run.
+    """
 
     def search(node: ast.AST, may: bool) -> Iterator[tuple[str, ast.expr, int, bool]]:
         target = node.target if isinstance(node, ast.AugAssign | ast.AnnAssign) else None
@@ -158,7 +162,7 @@ def settings_of(variable: str, tree: ast.AST) -> Iterator[tuple[str, ast.expr, i
 
 
 def _item(target: ast.expr, variable: str) -> str | None:
-    """What of the variable is assigned to."""
+    """Returns the item of the variable that is assigned."""
     of = target.value if isinstance(target, ast.Attribute | ast.Subscript) else None
     if not (isinstance(of, ast.Name) and of.id == variable):
         return None
@@ -169,7 +173,7 @@ def _item(target: ast.expr, variable: str) -> str | None:
 
 
 def _updates(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """Of ``VARIABLE.update({"a": 1}, b=2)``."""
+    """Yields the items of ``VARIABLE.update({"a": 1}, b=2)``."""
     for each in call.args:
         names = (
             [key.value if isinstance(key, ast.Constant) else None for key in each.keys]

@@ -1,4 +1,4 @@
-"""Why an option that is in no table of the page needs no setting, or has no counterpart."""
+"""Reasons for which an option that is in no table of the page needs no setting, or has no counterpart."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAMES: Mapping[str, ModuleType] = {"openrlhf": of_openrlhf, "trl": of_trl, "ver
 
 
 def by_reason(project: str, method: str, option: Option, names: Sequence[str]) -> Outcome:
-    """What the project's own lists say.
+    """Returns what the project's own lists tell.
 
     Args:
-        names: of the option, as it is written and its newest one.
+        names: the option's written name and its newest one.
     """
     own = _NAMES[project]
     if option.name.startswith("~"):

@@ -1,4 +1,4 @@
-"""What several projects' options have in common: schedules, data sources, options of launchers."""
+"""Common parts of several projects' options: schedules, data sources, options of launchers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEDULES = {
 }
 
 UNREAD = "its settings are not known: put it beside the script; what is a default below may have another value in it"
-"""What to say of a configuration that is not read."""
+"""Message about a configuration that is not read."""
 
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flex_attention")
 
@@ -46,7 +46,7 @@ LAUNCH: Table = {
     name: never("its keys are those of --ray.runtime-env here, and few runs need one")
     for name in ("runtime_env_json", "working_dir")
 }
-"""Options of what starts the other project's program."""
+"""Options of the other project's launcher."""
 
 
 def schedule(role: str) -> Convert:
@@ -59,10 +59,10 @@ def schedule(role: str) -> Convert:
 
 
 def warmup(role: str, ratio: float, updates: int | None, per_step: int = 1) -> Outcome:
-    """A share of the run as a number of optimizer updates.
+    """Converts a share of the run to a number of optimizer updates.
 
     Args:
-        updates: of the whole run, where they are known.
+        updates: updates of the whole run, if known.
         per_step: updates of each step.
     """
     if not ratio:
@@ -74,19 +74,19 @@ def warmup(role: str, ratio: float, updates: int | None, per_step: int = 1) -> O
 
 
 def scheduled_warmup(role: str, schedule: Option, ratio: float, updates: int | None, per_step: int = 1) -> Outcome:
-    """The same with a schedule of Transformers, one of which ignores the warm-up."""
+    """Does the same with a schedule of Transformers, one of which ignores the warm-up."""
     if ratio and schedule.value == "constant":
         return to({f"{role}.warmup_steps": 0}, "the schedule constant has no warm-up there; constant_with_warmup has")
     return warmup(role, ratio, updates, per_step)
 
 
 def run_steps(passes: Option, batch: float, rows: int | None, most: float = 0) -> Outcome:
-    """Passes over prompts as batches.
+    """Converts passes over prompts to batches.
 
     Args:
-        batch: prompts.
-        rows: of the data, where they are known.
-        most: of these, if it is not 0.
+        batch: prompts per batch.
+        rows: rows of the data, if known.
+        most: maximum of these; 0: no limit.
     """
     number = "1 pass" if (passes.number or 1) == 1 else f"{passes.value} passes"
     if not batch:
@@ -101,10 +101,10 @@ def run_steps(passes: Option, batch: float, rows: int | None, most: float = 0) -
 
 
 def placed(others: Convert | None = None) -> Convert:
-    """Processes as devices of the actor.
+    """Converts processes to devices of the actor.
 
     Args:
-        others: what the number of processes decides too.
+        others: other settings that depend on the number of processes.
     """
 
     def convert(option: Option, given: Given) -> Outcome:
@@ -123,7 +123,7 @@ def placed(others: Convert | None = None) -> Convert:
 
 
 def rows_of(paths: Sequence[str]) -> int | None:
-    """How many rows files on this machine have; ``None`` where that is not known."""
+    """Returns the number of rows of files on this machine; None if unknown."""
     numbers = [_rows(Path(os.path.expanduser(path))) for path in paths]
     return None if None in numbers else sum(number or 0 for number in numbers) or None
 
@@ -149,13 +149,13 @@ def aggregation(loss: str, value: str) -> Outcome:
 
 
 def clip_limits(loss: str, low: object, high: object, remark: str = "") -> Outcome:
-    """Limits of the ratio, under the names of the loss."""
+    """Returns limits of the ratio, under the names of the loss."""
     name = "gspo_eps" if loss == "gspo" else "clip_eps"
     return to({f"algo.{name}": low, f"algo.{name}_high": high}, remark)
 
 
 def template_kwargs(option: Option, given: Given) -> Outcome:
-    """A mapping as JSON."""
+    """Returns a mapping from JSON."""
     if option.is_off or option.value == "{}":
         return same("none, as it is here")
     try:
@@ -173,7 +173,7 @@ def attention(option: Option, given: Given) -> Outcome:
 
 
 def rewards(*choices: str) -> Outcome:
-    """Reward plugins, files and addresses, each under an alias that flags can spell."""
+    """Returns reward plugins, files and addresses, each under an alias that flags can spell."""
     try:
         named = {re.sub(r"\W", "_", alias): spec for alias, spec in map(parse_choice, choices)}
     except PluginError as error:
@@ -184,7 +184,7 @@ def rewards(*choices: str) -> Outcome:
 def sources(
     paths: Sequence[str], shares: Sequence[str] = (), *, split: str | None = None, subset: str | None = None
 ) -> list[dict[str, Any]]:
-    """Data sources as a file has them; splits belong to data sets, not to files."""
+    """Returns data sources in the form of a file; splits belong to data sets, not to files."""
     entries: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         is_file = bool(re.search(r"\.(jsonl?|parquet|csv|txt|arrow)$", path))

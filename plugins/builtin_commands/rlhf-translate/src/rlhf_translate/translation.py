@@ -1,4 +1,4 @@
-"""From a command of another project to a configuration of ours, with a note on each of its options."""
+"""Translation of another project's command to our configuration, with a note on each of its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf_translate.trial import Trial, load, refusals
 from rlhf_translate.versions import Version
 
 _NO_SUCH = ("has no option", "no such key", "is chosen; add --")
-"""What messages have about settings that nobody could set."""
+"""Text in messages about settings that nobody could set."""
 
 
 @dataclass
@@ -23,13 +23,13 @@ class Translation:
     command: Command
     version: Version
     notes: list[Note]
-    """Of every option, then of defaults."""
+    """Notes on every option, then on defaults."""
     settings: dict[str, Any]
-    """Key with dots → value, as a configuration file has them."""
+    """Key with dots → value, as in a configuration file."""
     causes: dict[str, list[Note]]
     """Key with dots → notes on the options it comes from."""
     refusals: list[str]
-    """Why a run with these settings would be refused, whatever the model and the data."""
+    """Reasons for which a run with these settings would be refused, whatever the model and the data."""
 
     @property
     def of_options(self) -> list[Note]:
@@ -37,7 +37,7 @@ class Translation:
 
     @property
     def questions(self) -> list[Note]:
-        """On what the reader must set, whether an option was written or not."""
+        """Notes on what the reader must set, written or not."""
         return [note for note in self.notes if note.asks]
 
     @property
@@ -55,7 +55,7 @@ class Translation:
 
 
 def translate(command: Command, file: str) -> Translation:
-    """The command as a configuration.
+    """Returns the command as a configuration.
 
     Args:
         file: its name, for messages.
@@ -79,14 +79,14 @@ def translate(command: Command, file: str) -> Translation:
 
 
 class _Draft:
-    """What all options set together."""
+    """Settings from all options together."""
 
     def __init__(self, notes: Sequence[Note], unfit: Mapping[str, str], file: str):
         self.file = file
         self.settings: dict[str, Any] = {}
         self.causes: dict[str, list[Note]] = {}
         self.stand_ins: dict[str, Any] = {}
-        """Values of what has none, with which the rest can be tried."""
+        """Stand-ins for missing values, with which the rest can be tried."""
         asked = {key for note in notes for key in note.outcome.asks or () if key not in note.outcome.settings}
         for note in notes:
             note.unfit = [f"{path}: {unfit[path]}" for path in note.outcome.settings if path in unfit]
@@ -99,14 +99,14 @@ class _Draft:
                     self.stand_ins.setdefault(path, value)
 
     def _add(self, path: str, value: Any, note: Note) -> None:
-        """An option that was written overrides defaults."""
+        """Adds an option; one that was written overrides defaults."""
         if note.option.line or path not in self.settings:
             self.settings[path] = value
         if self.settings[path] == value:
             self.causes.setdefault(path, []).append(note)
 
     def place(self, path: str) -> str:
-        """For messages."""
+        """Returns the place, for messages."""
         if path not in self.causes:
             return path
         option = self.causes[path][0].option
@@ -117,8 +117,9 @@ class _Draft:
         return load({**settings, **self.stand_ins}, {path: self.place(path) for path in (*settings, *self.stand_ins)})
 
     def take_out(self, trial: Trial, refused: dict[Option, str], unfit: dict[str, str]) -> bool:
-        """Note which settings cannot be; whether there was one. What nobody could set is without a counterpart; else the value
-        is refused, with all that follows from it."""
+        """Notes which settings are invalid; returns True if there was one. A setting that nobody could set has no counterpart;
+        otherwise the value is refused, with everything that follows from it.
+        """
         found = False
         for path, message in trial.errors:
             if path is None or path.endswith(".name"):
@@ -133,7 +134,7 @@ class _Draft:
         return found
 
     def leave_our_defaults_out(self, trial: Trial) -> None:
-        """Settings that nobody wrote, and that are so here without them."""
+        """Leaves out settings that nobody wrote and that are the same here by default."""
         defaults = [path for path in self.settings if self._only_default(path)]
         base = self.tried({path: value for path, value in self.settings.items() if path not in defaults})
         for path in defaults:
@@ -143,7 +144,7 @@ class _Draft:
                 del self.settings[path]
 
     def _only_default(self, path: str) -> bool:
-        """Whether nobody wrote it, and the configuration is one without it too: a plugin may require its options."""
+        """Returns True if nobody wrote it, and the configuration is valid without it too: a plugin may require its options."""
         head = path.partition(".")[0]
         chooses = head in MANY or Names().place(head)[1] is not None or path.endswith((".name", ".sources"))
         return not chooses and not any(note.option.line for note in self.causes[path])
@@ -154,7 +155,7 @@ def _without(path: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:
-    """The value of a key of a file in the whole configuration."""
+    """Returns the value of a file's key in the whole configuration."""
     head, *rest = path.split(".")
     place, _ = Names().place(head)
     value: Any = config
@@ -164,7 +165,7 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _typed(path: str, value: Any, config: Mapping[str, Any]) -> Any:
-    """The value as the configuration has it, a number for its text."""
+    """Returns the value in the configuration's type, a number for its text."""
     known = _at(config, path)
     if not isinstance(value, str) or path.endswith(".name") or (known is None and value.lower() not in ("none", "null")):
         return value

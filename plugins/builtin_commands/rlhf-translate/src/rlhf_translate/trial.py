@@ -1,4 +1,4 @@
-"""Settings tried as a configuration, before a file of them is written."""
+"""Trial of settings as a configuration, before they are written to a file."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from rlhf_host.settings import (
 )
 
 _LIBRARY = re.compile(r"(\w+) '[^']*' needs \S+: pip install ")
-"""The message of a plugin whose library is not here."""
+"""Pattern of the message about a plugin whose library is missing."""
 
 
 @dataclass
 class Trial:
-    """What became of settings."""
+    """Result of a trial."""
 
     config: RunConfig | None = None
-    """The whole configuration with them, if there is one."""
+    """Whole configuration with the settings, if it is valid."""
     errors: list[tuple[str | None, str]] = field(default_factory=list)
-    """Key of a setting, if it is one that is wrong, and the message."""
+    """Key of the wrong setting, if it is one, and the message."""
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -42,10 +42,10 @@ class Trial:
 
 
 def load(settings: Mapping[str, Any], places: Mapping[str, str]) -> Trial:
-    """The configuration with these settings, or what is wrong with them.
+    """Returns the configuration with these settings, or what is wrong with them.
 
     Args:
-        places: key → where it is from, for messages.
+        places: key → its origin, for messages.
 
     Raises:
         UserError: a plugin that they need is not installed.
@@ -88,7 +88,7 @@ def _is_not_installed(path: str, spec: str, message: str) -> bool:
 
 
 def refusals(trial: Trial, asked: Collection[str]) -> list[str]:
-    """Why ``--dry-run`` would refuse the settings, whatever the model and the data are.
+    """Returns why ``--dry-run`` would refuse the settings, whatever the model and the data are.
 
     Args:
         asked: keys whose value the reader must set first.
@@ -111,7 +111,7 @@ def refusals(trial: Trial, asked: Collection[str]) -> list[str]:
 
 
 def _without_files(config: RunConfig) -> tuple[RunConfig, bool]:
-    """The configuration without rewards and agents that are files, which a check would run, and whether there were some."""
+    """Returns the configuration without rewards and agents from files, which a check would run, and True if there were some."""
     config = config.model_copy(deep=True)
     rewards = {alias: choice for alias, choice in config.reward.items() if not _is_file(choice)}
     left = len(rewards) < len(config.reward) or _is_file(config.agent)
@@ -127,7 +127,7 @@ def _is_file(choice: PluginChoice) -> bool:
 
 
 def _is_asked(line: str, asked: Collection[str]) -> bool:
-    """Whether the message is about what the file asks for already."""
+    """Returns True if the message is about a key that the file asks the reader for already."""
     flags = (f"--{key.removesuffix('.sources').removesuffix('.name').replace('_', '-')}" for key in asked)
     return any(flag in line.split() for flag in flags) or any(key in line for key in asked if "." in key)
 
@@ -141,7 +141,7 @@ def _located(value: Any) -> Any:
 
 
 def _sections(tree: Any) -> Located:
-    """Nested mappings, each at the place of the plugin's name, or of its first value."""
+    """Returns nested mappings, each at the place of the plugin's name, or of its first value."""
     if isinstance(tree, Located):
         return tree
     values = {key: _sections(value) for key, value in tree.items()}

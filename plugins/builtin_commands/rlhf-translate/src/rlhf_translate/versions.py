@@ -1,4 +1,4 @@
-"""Other projects' options and defaults, version by version, and which version a command is of.
+"""Other projects' options and defaults, version by version, and the recognition of a command's version.
 
 The tables are written by ``scripts/foreign_options.py`` from the published packages.
 """
@@ -19,7 +19,7 @@ from rlhf_translate.in_code import IN_CODE
 
 @cache
 def _read(project: str) -> tuple[list[str], dict[str, dict[str, dict[str, Any]]]]:
-    """Versions, and program → option → version from which its default is such; ``None`` from where it is gone."""
+    """Returns versions, and program → option → version from which its default is such; None from the version that lacks it."""
     table = json.loads((files("rlhf_translate") / "versions" / f"{project}.json").read_text(encoding="utf-8"))
     return table["versions"], table["programs"]
 
@@ -30,18 +30,18 @@ def versions(project: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Version:
-    """The version that a command is taken to be of."""
+    """Assumed version of a command."""
 
     number: str
     first: str
-    """The earliest one that has the command's options too."""
+    """Earliest version that also has the command's options."""
     last: str
     by: tuple[str, ...] = ()
     """Options of the command that other versions lack."""
     foreign: tuple[str, ...] = ()
     """Options that this version lacks."""
     said: bool = False
-    """Whether the reader said which it is."""
+    """True if the reader gave the version."""
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -55,12 +55,12 @@ def number_of(version: str) -> tuple[int, ...]:
 def recognise(
     project: str, program: str, names: Collection[str], said: str = "", added: Collection[str] = frozenset()
 ) -> Version:
-    """The newest version that has most of the options.
+    """Returns the newest version that has most of the options.
 
     Args:
-        names: of the command's options.
-        said: what the reader says it is: a version, or the beginning of one.
-        added: options that the version lacks, as the command says: ``+NAME=VALUE`` of hydra.
+        names: names of the command's options.
+        said: version given by the reader, or the beginning of one.
+        added: options that the version lacks, according to the command: ``+NAME=VALUE`` of hydra.
     """
     known, table = versions(project), _read(project)[1].get(program, {})
     present = {name: set(_having(table[name], known)) for name in names if name in table}
@@ -83,19 +83,19 @@ def recognise(
 
 
 def _nearest(known: Sequence[str], said: str) -> str:
-    """The last version that is not newer."""
+    """Returns the last version that is not newer."""
     before = [version for version in known if number_of(version) <= number_of(said)]
     return before[-1] if before else known[0]
 
 
 def check(project: str, said: str) -> None:
-    """Refuse what is no version."""
+    """Refuses text that is not a version."""
     if not re.fullmatch(r"\d+(\.\d+)*(\.?post\d+)?", said):
         raise UserError(f"--from {project}=={said}: not a version such as {versions(project)[-1]}")
 
 
 def _having(changes: Mapping[str, Any], known: Sequence[str]) -> list[str]:
-    """Versions that have the option."""
+    """Returns the versions that have the option."""
     having, value = [], None
     for version in known:
         value = changes.get(version, value)
@@ -104,7 +104,7 @@ def _having(changes: Mapping[str, Any], known: Sequence[str]) -> list[str]:
 
 
 def default_of(project: str, program: str, name: str, version: str) -> tuple[str, ...] | None:
-    """The option's default in a version, or what that does without such an option; ``None`` where neither is known."""
+    """Returns the option's default in a version, or its behaviour without such an option; None if neither is known."""
     known, table = _read(project)
     value: Any = None
     in_code = IN_CODE[project].get(program, {}).get(name, {})
@@ -115,19 +115,19 @@ def default_of(project: str, program: str, name: str, version: str) -> tuple[str
 
 
 def options_of(project: str, program: str) -> Collection[str]:
-    """Of all versions."""
+    """Returns the options of all versions."""
     return _read(project)[1].get(program, {}).keys()
 
 
 def spans(project: str, program: str, name: str) -> str:
-    """``0.9.3 to 0.10.1``: the versions that have an option; empty: none."""
+    """Returns ``0.9.3 to 0.10.1``: the versions that have an option; empty: none."""
     known, table = _read(project)
     having = _having(table.get(program, {}).get(name, {}), known)
     return "" if not having else having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
 
 
 def differing(project: str, program: str, name: str, version: Version) -> dict[str, tuple[str, ...]]:
-    """The defaults of an option in the versions that fit, where they differ: from which version → value."""
+    """Returns the defaults of an option in the versions that fit, if they differ: from which version → value."""
     known = versions(project)
     fitting = known[known.index(version.first) : known.index(version.last) + 1]
     values: dict[str, tuple[str, ...]] = {}

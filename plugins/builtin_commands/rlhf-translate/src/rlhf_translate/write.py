@@ -18,18 +18,18 @@ from rlhf_translate.versions import differing, spans
 
 WIDTH = 120
 SHORT = 60
-"""A longer remark is written once."""
+"""Maximum length of a remark that is repeated; a longer one is written once."""
 UNSET = "SET THIS"
-"""In the place of a value that the reader must give."""
+"""Text in place of a value that the reader must give."""
 _GLUE = "\N{NO-BREAK SPACE}"
-"""Keeps an option and its line together."""
+"""Character that keeps an option and its line together."""
 _DEFAULT = "default there: "
 _SHOWN = 3
-"""Names in a sentence."""
+"""Maximum number of names in a sentence."""
 
 
 def file_text(translation: Translation, source: str) -> str:
-    """The file. What to decide, and options without a setting, are comments before the first one.
+    """Returns the file. Decisions to make, and options without a setting, are comments before the first setting.
 
     Args:
         source: the file it was translated from.
@@ -51,7 +51,7 @@ def file_text(translation: Translation, source: str) -> str:
 
 
 def version_lines(translation: Translation) -> Iterator[str]:
-    """Which version the command was taken for, why, and what would be otherwise in another."""
+    """Yields lines about the assumed version of the command, the reasons, and differences in other versions."""
     command, version = translation.command, translation.version
     title = PROJECTS[command.project]
     if version.said:
@@ -89,7 +89,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def to_do(translation: Translation) -> list[str]:
-    """What the reader must do before training."""
+    """Returns what the reader must do before training."""
     lines = []
     for key, notes in translation.asked.items():
         notes = [note for note in notes if note.option.line] or notes
@@ -104,7 +104,7 @@ def to_do(translation: Translation) -> list[str]:
 
 
 def described(note: Note) -> str:
-    """What became of an option, on one line."""
+    """Returns the outcome of an option, on one line."""
     text = _option(note).removeprefix(_DEFAULT)
     return visible(f"{text}: {'; '.join(note.unfit) or note.outcome.remark}")
 
@@ -135,7 +135,7 @@ class _Sections:
         """Long remark → the key that has it."""
 
     def lines(self, settings: Mapping[str, Any] | None = None, above: str = "") -> Iterator[str]:
-        """Keys in the order of their first option; what is under one key stays together."""
+        """Yields keys in the order of their first option; values under one key stay together."""
         settings = self.settings if settings is None else settings
         indent = "  " * above.count(".")
         for head in dict.fromkeys(path.partition(".")[0] for path in settings):
@@ -164,7 +164,7 @@ class _Sections:
 
 
 def _value(value: Any) -> str:
-    """On one line."""
+    """Returns the value on one line."""
     if isinstance(value, list):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, dict):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Options(BaseModel):
-    """There is nothing to choose."""
+    """Options; there are none."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,9 @@ class CPUKernels:
         return unsuited(model, use)
 
     def twin(self, model: nn.Module, use: Use) -> nn.Module | Decoder:
-        """Train: the model's modules around its parameters, with blocks of few operators. Sample: a decoder."""
+        """Returns a twin. To train: the model's modules around its parameters, with blocks of few operators. To sample: a
+        decoder.
+        """
         import torch
 
         from rlhf_kernels_cpu.memory import keep_freed_memory

@@ -1,9 +1,9 @@
-"""Blocks of Llamas on CPUs as two functions with gradients of their own: attention and MLP, each with its norm and residual.
-Operators that pass over all tokens are what costs beside the matrix products, so there are few of them.
+"""Blocks of Llamas on CPUs as two functions with their own gradients: attention and MLP, each with its norm and residual.
+Beside the matrix products, operators that pass over all tokens cost the most, so there are few of them.
 
-A norm's weight is folded into the products after it, and its gradient found from theirs. Queries, keys and values are one product,
-gate and up another. Rotary positions are one complex product in place: the halves of a query's and a key's head are interleaved
-for it, both alike, so their products stay the same.
+A norm's weight is folded into the products after it, and its gradient found from theirs. Queries, keys and values are one
+product, gate and up another. Rotary positions are one complex product in place: the halves of a query's and a key's head are
+interleaved for it, both alike, so their products stay the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlhf_kernels_cpu.products import product
 from rlhf_kernels_cpu.rows import LONGEST, Blocks, LatestBlocks, RowAttention, attend, attend_backward, to_places
 
 KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "position_embeddings", "shared_rows"}
-"""Arguments of a block that it can be given here."""
+"""Arguments of a block that are accepted here."""
 
 
 class AttentionHalf(torch.autograd.Function):
@@ -42,7 +42,9 @@ class AttentionHalf(torch.autograd.Function):
         epsilon: float,
         *biases: Tensor,
     ) -> Tensor:
-        """``turns`` ``[N, 1, D / 2]`` complex: every token's rotation. ``biases``: of queries, keys and values, or none."""
+        """Computes the function. ``turns`` ``[N, 1, D / 2]`` complex: every token's rotation. ``biases``: of queries, keys and
+        values, or none.
+        """
         depth = 2 * turns.shape[-1]
         turned = len(query) + len(key)
         order = _interleaved(turned, len(value), depth)
@@ -114,7 +116,7 @@ class MlpHalf(torch.autograd.Function):
 
 
 def normalize(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """``x / sqrt(mean(x²) + epsilon)`` over the last dimension, and what ``x`` was multiplied with."""
+    """Returns ``x / sqrt(mean(x²) + epsilon)`` over the last dimension, and the factor of ``x``."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
     return x * scale, scale
@@ -122,7 +124,7 @@ def normalize(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 @cache
 def _interleaved(turned: int, rest: int, depth: int) -> Tensor:
-    """The order of rows in which the pairs that rotate together lie side by side."""
+    """Returns the order of rows in which the pairs that rotate together are adjacent."""
     heads = torch.arange(turned).view(-1, 2, depth // 2).transpose(1, 2).flatten()
     return torch.cat([heads, torch.arange(turned, turned + rest)])
 
@@ -136,7 +138,7 @@ def _turn(lines: Tensor, heads: int, turns: Tensor) -> None:
 
 
 def _through_norm(gradient: Tensor, flat: Tensor, inverse_length: Tensor) -> Tensor:
-    """The gradient of ``x``, where ``flat = x · inverse_length``, from that of ``flat``; written over it."""
+    """Returns the gradient of ``x``, for ``flat = x · inverse_length``, from that of ``flat``; written over it."""
     along = (gradient * flat).sum(-1, keepdim=True).mul_(-1 / flat.shape[-1])
     return gradient.addcmul_(flat, along).mul_(inverse_length)
 
@@ -145,7 +147,7 @@ def _through_norm(gradient: Tensor, flat: Tensor, inverse_length: Tensor) -> Ten
 
 
 def fuse_blocks(twin: Any) -> nn.Module:
-    """Have the blocks of a twin, whose modules are nobody else's, compute in the two functions. Returns the twin."""
+    """Makes the blocks of a twin, whose modules belong to nothing else, compute in the two functions. Returns the twin."""
     latest, decoder = LatestBlocks(), twin.base_model
     for layer in decoder.layers:
         if not isinstance(layer, FusedBlock):
@@ -160,7 +162,7 @@ def _fused(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 class FusedBlock(nn.Module):
-    """A block in two functions; its parts keep their names, and it is still what it was where it is asked for more."""
+    """A block in two functions. Its parts keep their names, and it works as before if it is asked for more."""
 
     latest: LatestBlocks
 
@@ -187,7 +189,7 @@ class FusedBlock(nn.Module):
         return self.latest.of(rows, self.self_attn.k_proj.out_features // self.self_attn.head_dim)
 
     def _attend_rows(self, x: Tensor, rows: SharedRows, cos: Tensor, sin: Tensor) -> Tensor:
-        """``x`` ``[N, H]``; ``cos`` and ``sin`` ``[1, N, D]``, whose halves are the same."""
+        """Computes attention. ``x`` ``[N, H]``; ``cos`` and ``sin`` ``[1, N, D]``, whose halves are the same."""
         attention, before = self.self_attn, self.input_layernorm
         half = attention.head_dim // 2
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -204,7 +206,7 @@ class FusedBlock(nn.Module):
         )
 
     def _attend_rows_normed(self, x: Tensor, rows: SharedRows, cos: Tensor, sin: Tensor) -> Tensor:
-        """The same where queries and keys have norms of their own, which nothing can be folded through."""
+        """Computes the same if queries and keys have their own norms, which nothing can be folded through."""
         attention, flat = self.self_attn, self.input_layernorm(x)
         q, k, v = (
             one(flat).unflatten(-1, (-1, attention.head_dim)) for one in (attention.q_proj, attention.k_proj, attention.v_proj)

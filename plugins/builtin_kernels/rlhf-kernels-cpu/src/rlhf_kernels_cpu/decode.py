@@ -1,8 +1,8 @@
-"""Llamas sampled on CPUs in few operators: what a decoding step of a small model costs is their number.
+"""Llamas sampled on CPUs in few operators: the cost of a decoding step of a small model is their number.
 
 Queries, keys and values are one product, gate and up another. The norms' weights (times √D, which makes a root mean square of a
-length) and the scale of the attention are folded into them. Rotary positions are one complex product: the two halves of a query's
-and a key's head are interleaved for it, both alike, so their products stay the same.
+length) and the scale of the attention are folded into them. Rotary positions are one complex product: the two halves of a
+query's and a key's head are interleaved for it, both alike, so their products stay the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlhf_kernels_cpu.prefix_cache import PrefixCache, attend_next, attend_promp
 from rlhf_kernels_cpu.products import has_onednn, pack, packed_product
 
 PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill pass: what bounds its activations."""
+"""Padded tokens of one prefill pass, which bound its activations."""
 PACKED = 1 << 16
-"""Elements of a weight below which the plain product is as fast as one laid out beforehand."""
+"""Elements of a weight below which the plain product is as fast as one with a packed weight."""
 
 
 class LlamaDecoder:
@@ -90,7 +90,7 @@ class LlamaDecoder:
         self._cache.keep(rows)
 
     def _rotations(self, positions: int) -> Tensor:
-        """``[positions or more, D / 2]`` complex: the rotation of each pair at each position."""
+        """Returns ``[positions or more, D / 2]`` complex: the rotation of each pair at each position."""
         if len(self._turns) < positions:
             cos, sin = self._rotary(self._embedding[:1], torch.arange(positions)[None])
             half = cos.shape[-1] // 2
@@ -98,7 +98,8 @@ class LlamaDecoder:
         return self._turns
 
     def _hidden(self, ids: Tensor, turns: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        """``ids`` ``[B, T]`` and their rotations (``[B, T, 1, D / 2]`` or what broadcasts to it) → ``[B, T, H]``.
+        """Converts ``ids`` ``[B, T]`` and their rotations (``[B, T, 1, D / 2]`` or a shape that broadcasts to it) to ``[B, T,
+        H]``.
 
         Args:
             attend: ``(layer, query, key, value, window)``, ``[B, heads or kv, T, D]`` → ``[B, T, heads, D]``.
@@ -119,7 +120,7 @@ class LlamaDecoder:
         return x.view(rows, length, -1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """``[B, H]`` → ``[B, V]``."""
+        """Converts ``[B, H]`` to ``[B, V]``."""
         return self._head(_unit(hidden, self._least))
 
 
@@ -155,7 +156,7 @@ class _Block:
         self.gate_up = _Product(lambda: torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).mul_(_folded(between)))
         self.down = _Product(lambda: mlp.down_proj.weight)
         self.head_norms: Tensor | None = None
-        """``[heads + kv, D]`` where queries and keys have norms of their own."""
+        """``[heads + kv, D]`` if queries and keys have their own norms."""
         self._make_head_norms: Callable[[], Tensor] | None = None
         if normed_heads:
             self.least_head = _least_length(attention.q_norm)
@@ -201,7 +202,7 @@ class _Product:
 
 
 def _unit(x: Tensor, least: Tensor) -> Tensor:
-    """``x / sqrt(|x|² + least²)``: a root-mean-square norm but for its weight and √D."""
+    """Returns ``x / sqrt(|x|² + least²)``: a root-mean-square norm without its weight and √D."""
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(least)
 
 
@@ -214,7 +215,7 @@ def _folded(norm: Any) -> Tensor:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer."""
+    """Returns the sliding window of each layer."""
     window = getattr(config, "sliding_window", None)
     kinds = (
         getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers

@@ -1,4 +1,4 @@
-"""Models that are Llamas by their parts and by their code; a trial on a few rows cannot tell what happens at other lengths.
+"""Models that are Llamas by their parts and by their code; a trial on a few rows cannot show results at other lengths.
 
 ``transformers`` writes the same functions out once for each family, so code that is equal to that of a family in ``FAMILIES``
 computes the same: rotations, multipliers, caps and masks are all in it.
@@ -19,16 +19,18 @@ from torch import nn
 from rlhf_host.protocols import Use
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-"""Classes of transformers begin with these; what their code computes is computed in ``blocks`` and ``decode`` once more."""
+"""Prefixes of classes of transformers whose computation is written again in ``blocks`` and ``decode``."""
 WIDEST = 1024
-"""Hidden sizes up to which training gains: in wider models the products are nearly all, and the folded weights take memory."""
+"""Largest hidden size for which training gains: in wider models the products take nearly all the time, and the folded weights
+take memory.
+"""
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose frequencies do not depend on the length of a text."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def unsuited(model: nn.Module, use: Use) -> str | None:
-    """Why a model is not for this package, in a few words; ``None``: try it."""
+    """Returns why a model is not for this package, in a few words; None: try it."""
     return next(_reasons(model, use), None)
 
 
@@ -76,7 +78,9 @@ def _why_not_sample(model: Any, decoder: Any) -> Iterator[str]:
 
 
 def _foreign_part(layer: Any) -> str | None:
-    """What of a block is not plain linear maps and norms in Llama's code; biases are at most on queries, keys and values."""
+    """Returns the part of a block that is not a plain linear map or norm in Llama's code; only queries, keys and values may
+    have biases.
+    """
     if not _is_written_as(layer, "DecoderLayer"):
         return "code"
     attention, mlp = layer.self_attn, layer.mlp
@@ -101,7 +105,7 @@ def _norms_of(layer: Any) -> list[Any]:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Whether calling it does anything but its class's forward."""
+    """Returns True if calling it does anything other than its class's forward."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks) or "forward" in vars(module)
 
@@ -110,7 +114,7 @@ def _is_changed(module: nn.Module) -> bool:
 
 
 def _is_written_as(module: nn.Module, part: str) -> bool:
-    """Whether its forward is, instruction by instruction, that of the part of this name in one of ``FAMILIES``."""
+    """Returns True if its forward equals, instruction by instruction, that of the part of this name in one of ``FAMILIES``."""
     return isinstance(type(module).forward, FunctionType) and _code(type(module).forward) in _families(part)
 
 
@@ -125,7 +129,7 @@ def _families(part: str) -> list[tuple[Any, ...]]:
 
 @cache
 def _code(function: FunctionType) -> tuple[Any, ...]:
-    """What a function does: its instructions, and those of the functions of its own module that it calls."""
+    """Returns the code of a function: its instructions, and those of the functions of its own module that it calls."""
     plain = inspect.unwrap(function)
     code, around = plain.__code__, plain.__globals__
     called = (around[name] for name in code.co_names if name in around)

@@ -1,4 +1,6 @@
-"""How the C library hands memory back: by default after almost every tensor, and then each page costs a fault once more."""
+"""Freed memory in the C library: by default it is returned after almost every tensor, and then each page costs a fault once
+more.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,21 @@ import sys
 from functools import cache
 
 KEPT = 2**30
-"""Bytes of freed memory that a process holds on to."""
+"""Bytes of freed memory that a process keeps."""
 LARGEST = 32 * 2**20
-"""Bytes of an allocation up to which it comes out of held memory; the most that glibc takes here."""
+"""Largest allocation in bytes that uses kept memory; the maximum that glibc accepts here."""
 HEAP = 64 * 2**20
-"""Bytes of a thread's heap (glibc's own constant): asking for that much room keeps emptied ones."""
+"""Bytes of a thread's heap (glibc's own constant): asking for that much room keeps empty heaps."""
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Have glibc keep up to 1 GiB of freed memory for the next tensors, in this process, from now on.
+    """Makes glibc keep up to 1 GiB of freed memory for the next tensors, in this process, from now on.
 
-    On CPUs a training step allocates and frees the same activations again and again. Whoever has set ``MALLOC_*`` or
-    ``GLIBC_TUNABLES`` keeps that, and other C libraries are left alone: ``False`` then.
+    On CPUs a training step allocates and frees the same activations again and again. If ``MALLOC_*`` or ``GLIBC_TUNABLES`` are
+    set, or with another C library, it changes nothing and returns False.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 COPIED = 64
-"""Tokens up to which a prompt's keys and values are copied to its rows: one product of twice the size costs less than two."""
+"""Number of tokens up to which a prompt's keys and values are copied to its rows: one product of twice the size costs less than
+two.
+"""
 ROOM = 64
-"""Tokens of a completion for which there is room at first; it doubles."""
+"""Number of tokens of a completion for which there is room at first; it doubles."""
 
 
 class PrefixCache:
@@ -39,7 +41,7 @@ class PrefixCache:
         self._masks: dict[int | None, Tensor | None] = {}
 
     def hold_prompts(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """``keys`` and ``values`` ``[len(places), kv, T, D]`` of the prompts of these numbers."""
+        """Stores ``keys`` and ``values`` ``[len(places), kv, T, D]`` of the prompts of these numbers."""
         if layer not in self.prefix:
             # Zeros, not empty: padding is multiplied by a probability of exactly 0, which NaN would survive.
             self.prefix[layer] = tuple(_room(one, len(self.prompt_lens), self.width).zero_() for one in (keys, values))
@@ -47,7 +49,7 @@ class PrefixCache:
             held[places, :, : new.shape[2]] = new
 
     def start(self, groups: Tensor, longest: int) -> None:
-        """Decode rows with the prompts ``groups`` ``[B]`` (sorted), at most ``longest`` tokens each."""
+        """Starts decoding rows with the prompts ``groups`` ``[B]`` (sorted), at most ``longest`` tokens each."""
         self.longest = longest
         self.capacity = min(longest, ROOM)
         self.before = self.width if self.width <= COPIED else 0
@@ -62,12 +64,12 @@ class PrefixCache:
         self._set_groups(groups)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """One token's ``[B, kv, 1, D]``."""
+        """Appends one token's ``[B, kv, 1, D]``."""
         for held, new in zip(self.suffix[layer], (keys, values), strict=True):
             held.select(2, self.before + self.length).copy_(new.squeeze(2))
 
     def advance(self) -> None:
-        """A step is done: its keys and values count, and there is room for the next."""
+        """Ends a step: its keys and values count from now on, and there is room for the next."""
         self.length += 1
         self._masks = {window: mask for window, mask in self._masks.items() if window is None}
         if self.length == self.capacity and self.length < self.longest:
@@ -75,7 +77,7 @@ class PrefixCache:
             self._refill(None)
 
     def keep(self, rows: Tensor) -> None:
-        """Only ``rows`` (sorted) go on; prompts without rows are dropped."""
+        """Keeps only ``rows`` (sorted); prompts without rows are dropped."""
         self._refill(rows)
         alive, groups = torch.unique_consecutive(self.groups[rows], return_inverse=True)
         if len(alive) < len(self.prompt_lens):
@@ -100,7 +102,9 @@ class PrefixCache:
         self.flat[layer] = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
 
     def _set_groups(self, groups: Tensor) -> None:
-        """Rows of a group stand together: row ``i`` is number ``slot[i]`` in a ``[G, per_group]`` grid, perhaps with holes."""
+        """Sets the groups. Rows of a group are adjacent: row ``i`` is number ``slot[i]`` in a ``[G, per_group]`` grid, perhaps
+        with holes.
+        """
         self.groups = groups
         counts = torch.bincount(groups, minlength=len(self.prompt_lens))
         self.per_group = int(counts.max())
@@ -111,7 +115,7 @@ class PrefixCache:
         self._masks.clear()
 
     def hidden(self, window: int | None) -> Tensor | None:
-        """``[B, 1, 1, P]`` bool, True where the prompt may not be seen from the current position; ``None``: nowhere."""
+        """Returns ``[B, 1, 1, P]`` bool, True where the prompt is hidden from the current position; None: nowhere."""
         if window is not None and self.width + self.length < window:
             window = None
         if window is None and not self.ragged:
@@ -127,7 +131,9 @@ class PrefixCache:
 
 
 def attend_prompts(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    """``query`` ``[G, heads, T, D]``, scaled, ``key`` and ``value`` ``[G, kv, T, D]`` → ``[G, T, heads, D]``; causal."""
+    """Computes attention. ``query`` ``[G, heads, T, D]``, scaled, ``key`` and ``value`` ``[G, kv, T, D]`` → ``[G, T, heads,
+    D]``; causal.
+    """
     length = query.shape[2]
     mask = None
     if window is not None and length > window:
@@ -141,7 +147,7 @@ def attend_prompts(query: Tensor, key: Tensor, value: Tensor, window: int | None
 
 
 def attend_next(cache: PrefixCache, layer: int, query: Tensor, window: int | None) -> Tensor:
-    """``query`` ``[B, heads, 1, D]``, scaled, of the token appended last → ``[B, 1, heads, D]``."""
+    """Computes attention. ``query`` ``[B, heads, 1, D]``, scaled, of the token appended last → ``[B, 1, heads, D]``."""
     own_keys, own_values = cache.flat[layer]
     rows, heads = query.shape[:2]
     kv, depth = own_keys.shape[0] // rows, own_values.shape[-1]
@@ -171,14 +177,14 @@ def attend_next(cache: PrefixCache, layer: int, query: Tensor, window: int | Non
 
 
 def _softmax(scores: Tensor, kv: int, hidden: Tensor | None, width: int) -> Tensor:
-    """Over the last dimension of ``[B · kv, g, places]``, whose first ``width`` are the prompt's."""
+    """Computes the softmax over the last dimension of ``[B · kv, g, places]``, whose first ``width`` are the prompt's."""
     if hidden is not None:
         scores.unflatten(0, (-1, kv))[..., :width].masked_fill_(hidden, -torch.inf)
     return scores.softmax(-1)
 
 
 def _to_prompts(cache: PrefixCache, rows: Tensor) -> Tensor:
-    """``[B, kv, g, X]`` → ``[G * kv, per_group * g, X]``: all rows of a prompt side by side, so one product serves them."""
+    """Converts ``[B, kv, g, X]`` to ``[G * kv, per_group * g, X]``: all rows of a prompt side by side, for a single product."""
     _, kv, groups, size = rows.shape
     if cache.slot is not None:
         grid = rows.new_zeros(len(cache.prompt_lens) * cache.per_group, kv, groups, size)
@@ -190,7 +196,7 @@ def _to_prompts(cache: PrefixCache, rows: Tensor) -> Tensor:
 
 
 def _to_rows(cache: PrefixCache, prompts: Tensor, kv: int, groups: int) -> Tensor:
-    """The way back: ``[G * kv, per_group * g, X]`` → ``[B, kv, g, X]``."""
+    """Reverses this: ``[G * kv, per_group * g, X]`` → ``[B, kv, g, X]``."""
     size = prompts.shape[-1]
     if cache.per_group == 1:
         rows = prompts.view(-1, kv, groups, size)

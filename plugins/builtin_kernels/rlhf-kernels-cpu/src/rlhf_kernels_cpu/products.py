@@ -1,4 +1,4 @@
-"""Matrix products on CPUs by oneDNN, from plain weights or from weights laid out for it beforehand."""
+"""Matrix products on CPUs by oneDNN, from plain weights or from packed ones."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 64
-"""Rows that a layout is chosen for: always the same, so results depend on no batch before."""
+"""Number of rows for which a layout is chosen: always the same, so that results do not depend on earlier batches."""
 
 SMALLEST = 1 << 24
-"""Multiplications below which a product costs less than for oneDNN to lay its weight out."""
+"""Number of multiplications below which a product costs less than packing its weight."""
 
 
 @cache
 def has_onednn() -> bool:
-    """The operators are those that torch's own compiler emits; a build may lack them."""
+    """Returns True if the operators exist. torch's own compiler emits them, but a build may lack them."""
     if not torch.backends.mkldnn.is_available():
         return False
     try:
@@ -28,18 +28,19 @@ def has_onednn() -> bool:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x weightᵀ + bias`` of ``[N, in]`` and ``[out, in]``, float32 on a CPU; large ones a tenth to a fifth faster than by
-    ``F.linear``."""
+    """Computes ``x weightᵀ + bias`` of ``[N, in]`` and ``[out, in]``, float32 on a CPU; large ones a tenth to a fifth faster
+    than ``F.linear``.
+    """
     if len(x) * weight.numel() < SMALLEST or not has_onednn():
         return F.linear(x, weight, bias)
     return packed_product(x, weight, bias)
 
 
 def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same, always by oneDNN; ``weight`` may be what ``pack`` made of it."""
+    """Computes the same, always by oneDNN; ``weight`` may be a result of ``pack``."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def pack(weight: Tensor) -> Tensor:
-    """``[out, in]`` laid out for ``packed_product``: at 32 rows 1.4 times as fast as plain."""
+    """Returns ``[out, in]`` packed for ``packed_product``: at 32 rows 1.4 times as fast as plain."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)

@@ -17,10 +17,12 @@ from torch.autograd.function import once_differentiable
 from rlhf_host.protocols import SharedRows
 
 LONGEST = 4
-"""Head widths in the longest row: beyond, sdpa's forward pass is as fast, and the probabilities kept outgrow what it keeps."""
+"""Length of the longest row, in head widths, above which sdpa's forward pass is as fast, and the kept probabilities take more
+memory.
+"""
 
 VECTOR = 16
-"""Keys of a block are a multiple of this: torch's softmax is slow on what lies beyond whole vectors."""
+"""Number of which the keys of a block are a multiple: torch's softmax is slow on the rest beyond whole vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +41,34 @@ class Blocks:
     """A line's attention as dense blocks: prompts over themselves, then completions over whole rows.
 
     A place of a block is one of ``[count, h, queries]`` or ``[count, h, keys]``; those of the second block follow those of the
-    first. What stands there is told by ``token · h + head``. Padding repeats a token of its own sequence.
+    first. Its content is identified by ``token · h + head``. Padding repeats a token of its own sequence.
     """
 
     heads: int
     each: tuple[Block, ...]
     queries: Tensor
-    """What stands at every query place."""
+    """Content of every query place."""
     keys: Tensor
-    """What stands at every key place."""
+    """Content of every key place."""
     back: Tensor
-    """``[N · h]``: the query place of everything."""
+    """``[N · h]``: the query place of each token and head."""
     padding: Tensor
-    """The query places that are padding."""
+    """Query places that are padding."""
     own: Tensor
-    """The key place of everything of a completion, in its order in the line."""
+    """Key place of each token and head of a completion, in its order in the line."""
     shared: Tensor
-    """The key places where something of a prompt stands, any number of times."""
+    """Key places with tokens of a prompt, each any number of times."""
 
 
 class LatestBlocks:
-    """The blocks of the line that was computed last, for all layers of a model."""
+    """Blocks of the line that was computed last, for all layers of a model."""
 
     def __init__(self) -> None:
         self._rows: SharedRows | None = None
         self._by_heads: dict[int, Blocks] = {}
 
     def of(self, rows: SharedRows, heads: int) -> Blocks:
-        """For attention with ``heads`` key heads."""
+        """Returns the blocks for attention with ``heads`` key heads."""
         if rows is not self._rows:
             self._rows, self._by_heads = rows, {}
         if heads not in self._by_heads:
@@ -77,14 +79,14 @@ class LatestBlocks:
 def make_blocks(
     prompts: Sequence[int], lengths: Sequence[int], owners: Sequence[int], heads: int, dtype: torch.dtype = torch.float32
 ) -> Blocks:
-    """The blocks of a line that holds all prompts and then all completions.
+    """Returns the blocks of a line that holds all prompts and then all completions.
 
     Args:
         prompts: the length of every distinct prompt, at least 1.
         lengths: per row, the length of its completion.
         owners: per row, the index of its prompt.
-        heads: of keys.
-        dtype: of the masks.
+        heads: number of key heads.
+        dtype: type of the masks.
     """
     prompt_sizes, sizes, owner = torch.tensor(prompts), torch.tensor(lengths), torch.tensor(owners)
     prompt_starts = prompt_sizes.cumsum(0) - prompt_sizes
@@ -134,7 +136,7 @@ def _whole_vectors(size: int) -> int:
 
 
 def _mask(last: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """``last``: ``[count or 1, queries]``, the last key that each query sees."""
+    """Returns the mask. ``last``: ``[count or 1, queries]``, the last key that each query sees."""
     hidden = torch.arange(keys) > last[:, None, :, None, None]
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
 
@@ -158,15 +160,16 @@ class RowAttention(torch.autograd.Function):
 
 
 def to_places(blocks: Blocks, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries ``[N, heads, D]`` and keys and values ``[N, h, D]`` of a line, at the places of the blocks."""
+    """Returns queries ``[N, heads, D]`` and keys and values ``[N, h, D]`` of a line, at the places of the blocks."""
     q, k, v = (line.reshape(len(line) * blocks.heads, -1) for line in (query, key, value))
     return q.index_select(0, blocks.queries), k.index_select(0, blocks.keys), v.index_select(0, blocks.keys)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> tuple[Tensor, list[Tensor]]:
-    """From what stands at the places: what every token of the line gets, ``[N · h, heads / h · D]``, and the probabilities.
+    """Computes, from the contents of the places, the result of every token of the line, ``[N · h, heads / h · D]``, and the
+    probabilities.
 
-    Those are kept for the gradient: at these lengths that is cheaper than to compute them again.
+    The probabilities are kept for the gradient: at these lengths that is cheaper than computing them again.
     """
     out = torch.empty_like(q)
     probabilities = []
@@ -183,7 +186,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> tup
 def attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, probabilities: Sequence[Tensor], blocks: Blocks, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the line's queries ``[N, heads, D]``, keys and values ``[N, h, D]`` from that of what ``attend`` gave."""
+    """Returns the gradients of the line's queries ``[N, heads, D]``, keys and values ``[N, h, D]`` from that of ``attend``'s
+    result.
+    """
     width = k.shape[1]
     g = gradient.reshape(-1, q.shape[1]).index_select(0, blocks.queries)
     if len(blocks.padding):
@@ -206,7 +211,7 @@ def attend_backward(
 
 
 def _sum_keys(places: Tensor, blocks: Blocks) -> Tensor:
-    """``[key places, D]`` → ``[N · h, D]``: the sum over all places where a token stands, which only prompts' have many of."""
+    """Converts ``[key places, D]`` to ``[N · h, D]``: the sum over all places of a token; only prompts' tokens have many."""
     prompts = len(blocks.back) - len(blocks.own)
     line = places.new_zeros(len(blocks.back), places.shape[1])
     line[:prompts].index_add_(0, blocks.keys.index_select(0, blocks.shared), places.index_select(0, blocks.shared))
@@ -217,7 +222,7 @@ def _sum_keys(places: Tensor, blocks: Blocks) -> Tensor:
 def _split(
     blocks: Blocks, width: int, of_queries: list[Tensor], of_keys: list[Tensor]
 ) -> Iterator[tuple[Block, list[Tensor], list[Tensor]]]:
-    """Per block, its parts of these: ``[count · h, queries · groups, D]`` and ``[count · h, keys, D]``."""
+    """Yields, per block, its parts of these: ``[count · h, queries · groups, D]`` and ``[count · h, keys, D]``."""
     query = key = 0
     for block in blocks.each:
         batch = block.count * blocks.heads

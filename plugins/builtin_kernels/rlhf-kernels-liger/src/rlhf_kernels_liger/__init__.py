@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Options(BaseModel):
-    """There is nothing to choose."""
+    """Options; there are none."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +42,7 @@ class LigerKernels:
         return None
 
     def twin(self, model: nn.Module, use: Use) -> nn.Module:
-        """The model's modules around its parameters, of which norms and MLPs run Liger's kernels."""
+        """Returns the model's modules around its parameters, with Liger's kernels in norms and MLPs."""
         from rlhf_kernels_liger.parts import bind_parts
 
         return bind_parts(functional.twin(model))

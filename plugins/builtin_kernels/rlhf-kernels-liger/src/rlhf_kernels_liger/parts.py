@@ -1,4 +1,4 @@
-"""Which parts of a model Liger has kernels for, told by what they are made of and by what they compute."""
+"""Parts of a model for which Liger has kernels, recognised by their structure and by their results."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NORMS = ((0.0, "llama"), (1.0, "gemma"), (0.0, "gemma"))
-"""What is added to a norm's weight, and where it rounds: before the weight as Llama's does, or at the end as Gemma's."""
+"""Number added to a norm's weight, and where it rounds: before the weight as in Llama, or at the end as in Gemma."""
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def is_norm(part: nn.Module) -> bool:
-    """Whether it has the parts of a root-mean-square norm: a weight and an epsilon, and takes nothing but its input."""
+    """Returns True if it has the parts of a root-mean-square norm: a weight and an epsilon, and only its input as argument."""
     names = [name for name, _ in (*part.named_parameters(), *part.named_buffers(), *part.named_children())]
     arguments = inspect.signature(type(part).forward).parameters
     return names == ["weight"] and _epsilon(part) is not None and len(arguments) == 2 and "forward" not in vars(part)
 
 
 def is_gated_mlp(part: nn.Module) -> bool:
-    """Whether it has the parts of ``down(act(gate(x)) · up(x))``."""
+    """Returns True if it has the parts of ``down(act(gate(x)) · up(x))``."""
     own = [name for name, _ in part.named_parameters(recurse=False)]
     return {name for name, _ in part.named_children()} == MLP and not own and "forward" not in vars(part)
 
 
 def bind_parts(twin: nn.Module) -> nn.Module:
-    """Give Liger's kernels to the parts of a twin, whose modules are nobody else's, that compute just that. Returns the twin."""
+    """Gives Liger's kernels to the parts of a twin that compute exactly that. The twin's modules belong to nothing else.
+    Returns the twin.
+    """
     for part in twin.modules():
         forward = _norm_forward(part) if is_norm(part) else _mlp_forward(part) if is_gated_mlp(part) else None
         if forward is not None:
@@ -47,14 +49,16 @@ def _epsilon(part: nn.Module) -> float | None:
 
 
 def _wave(like: Tensor, *shape: int) -> Tensor:
-    """Made-up values between -1 and 1; torch's random state is the run's."""
+    """Returns made-up values between -1 and 1, without using torch's random state, which belongs to the run."""
     count = torch.Size(shape).numel()
     return torch.arange(1, count + 1, device=like.device, dtype=torch.float32).mul(7.3).sin().view(shape)
 
 
 @torch.no_grad()
 def _norm_forward(norm: Any) -> Callable[[Any, Tensor], Tensor] | None:
-    """Liger's norm with the settings under which it rounds as this one does, tried in half precision; ``None``: there are none."""
+    """Returns Liger's norm with the settings under which it rounds as this one does, tried in half precision; None: there are
+    none.
+    """
     from liger_kernel.transformers.functional import liger_rms_norm
 
     epsilon, width = _epsilon(norm), len(norm.weight)

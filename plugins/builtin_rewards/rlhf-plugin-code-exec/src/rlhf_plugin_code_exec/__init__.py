@@ -1,4 +1,4 @@
-"""Does the code work? Programs of the policy's, contained."""
+"""Reward for code that works: runs the policy's programs, contained."""
 
 from rlhf_plugin_code_exec.reward import CodeExec
 

@@ -12,11 +12,11 @@ _FENCE = re.compile(  # possessive, so that an answer of 20,000 backticks takes 
 )
 _PYTHON = re.compile(r"py(?:thon)?[\d.]*", re.I)
 _MARGIN = re.compile(r"[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")
-"""Of a fence: spaces, or the mark of a list."""
+"""Margin of a fence: spaces, or the mark of a list."""
 
 
 def code_of(answer: str) -> str:
-    """The last block that is fenced as Python, or the last without a language, or all of the answer."""
+    """Returns the last block that is fenced as Python, or the last without a language, or the whole answer."""
     answer = answer.replace("\r\n", "\n")
     python, plain = [], []
     for block in _FENCE.finditer(answer):
@@ -31,7 +31,7 @@ def code_of(answer: str) -> str:
 
 
 def solution_of(answer: str, before: str) -> str:
-    """The whole program: an answer that does not define what ``before`` begins continues it."""
+    """Returns the whole program. An answer that does not define the function that ``before`` begins is a continuation of it."""
     code = code_of(answer)
     whole = dedent(code) if code.lstrip("\n")[:1].isspace() else code
     if not before:
@@ -45,5 +45,5 @@ def solution_of(answer: str, before: str) -> str:
 
 
 def _imports(code: str) -> str:
-    """What comes before the last function: imports and helpers."""
+    """Returns the code before the last function: imports and helpers."""
     return code[: [match.start() for match in re.finditer(r"^def ", code, re.M)][-1]]

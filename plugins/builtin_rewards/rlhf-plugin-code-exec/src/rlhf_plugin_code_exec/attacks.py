@@ -1,7 +1,7 @@
 """Programs that try to get out: the machine is tested with them at the start of a run. ``trials.py`` runs them.
 
-A *try* is an expression that gives something where it succeeds; many go into one program. An *attack* is a program of its own, with
-a function ``f`` that returns what it got, or nothing. In both, names in braces are places that must stay as they are.
+A *try* is an expression that has a value if it succeeds; one program contains many. An *attack* is a separate program, with a
+function ``f`` that returns what it got, or nothing. In both, names in braces are places that must not be changed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ TRIES = {
     "has its children's namespaces": "in_child(lambda: library.unshare(0x10000000) == 0)",
     "has its children write": "in_child(lambda: open({written!r}, 'w'))",
 }
-"""What succeeds gives something."""
+"""Expressions that have a value if they succeed."""
 QUIET = {
     "changes modes": "os.chmod({victim!r}, 0)",
     "changes a folder's mode": "os.chmod({.!r}, 0)",
@@ -137,7 +137,7 @@ QUIET = {
     "changes owners": "os.chown({victim!r}, -1, -1)",
     "changes a link's owner": "os.lchown({victim!r}, os.getuid(), os.getgid())",
 }
-"""What these change is seen from outside: a program is told that it succeeded."""
+"""Expressions whose changes are seen from outside: a program is told that it succeeded."""
 ATTACKS = {
     "loops without end": "def f():\n    while True: pass\n",
     "writes without end": "import sys\ndef f():\n    while True: sys.stderr.write('x' * 65536)\n",
@@ -316,7 +316,7 @@ COUNT = len(TRIES) + len(QUIET) + len(ATTACKS)
 
 
 def trying(tries: dict[str, str]) -> str:
-    """A program of tries: its ``f`` returns the names of those that got something."""
+    """Returns a program of tries; its ``f`` returns the names of those that got something."""
     return f"""{SETUP}
 def f():
     got = []

@@ -24,7 +24,7 @@ class Cases:
     function: str
     cases: Sequence[tuple[Sequence[Any] | Mapping[str, Any], Any]]
     wrapped: bool
-    """All results are in a list of their own."""
+    """True if each result is in a list of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Programs:
 
 Tests = Suite | Cases | Programs
 COLUMNS = ("tests", "test_cases", "test_list", "test_code", "input_output", "verification_info", "official_tests", "test")
-"""Where the tests of a row are, if not in its label."""
+"""Columns with the tests of a row, if they are not in its label."""
 SPLIT = (
     ("public_test_cases", "private_test_cases"),
     ("public_tests", "private_tests", "generated_tests"),
 )
 """Columns that together have a row's tests: of LiveCodeBench, of CodeContests."""
 NESTED = ("ground_truth", "verification_info", "reward_model", "test_cases", "tests", "input_output")
-"""Keys under which an object of tests has another."""
+"""Keys under which an object of tests contains another."""
 REPOSITORY = ("FAIL_TO_PASS", "test_patch")
 INPUTS, OUTPUTS = ("inputs", "input", "stdin"), ("outputs", "output", "expected_output", "stdout")
 CODE = ("test", "test_code", "functional")
@@ -71,7 +71,7 @@ OTHER_LANGUAGES |= {"scala", "shell", "bash", "sql", "swift", "typescript", "ts"
 
 
 def tests_of(task: Task) -> Tests:
-    """Raises ``ValueError`` for a task that has none."""
+    """Returns the tests. Raises ``ValueError`` for a task that has none."""
     row: dict[str, Any] = {**task.metadata}
     if any(row.get(column) for column in REPOSITORY):
         raise ValueError(
@@ -96,7 +96,7 @@ def tests_of(task: Task) -> Tests:
 
 
 def _candidates(row: Mapping[str, Any], label: Any) -> Iterable[Any]:
-    """Where tests may be. A label that is a text may be a solution, so columns of tests come before it."""
+    """Yields places where tests may be. A label that is a text may be a solution, so columns of tests come first."""
     label = _read(label)
     if label is not None and not isinstance(label, str):
         yield label
@@ -116,7 +116,7 @@ def _candidates(row: Mapping[str, Any], label: Any) -> Iterable[Any]:
 
 
 def _tests(told: Any, row: Mapping[str, Any]) -> Tests:
-    """Raises ``ValueError``, ``SyntaxError``."""
+    """Returns the tests. Raises ``ValueError``, ``SyntaxError``."""
     told = _read(told)
     if isinstance(told, Mapping):
         return _of_object(told, row)
@@ -134,7 +134,7 @@ def _tests(told: Any, row: Mapping[str, Any]) -> Tests:
 
 
 def _of_prompt(row: Mapping[str, Any], prompt: Any) -> Suite:
-    """HumanEval: the prompt begins the function."""
+    """Handles HumanEval, whose prompt begins the function."""
     begun = str(row.get("prompt_code") or (prompt if isinstance(prompt, str) else ""))
     entry = str(row["entry_point"]).rpartition(".")[2]
     begins = re.search(rf"^(async )?def {re.escape(entry)}\b", begun, re.M) is not None
@@ -154,7 +154,7 @@ def _is_code(text: str) -> bool:
 
 
 def _with_check(tests: str, entry: str) -> str:
-    """HumanEval's ``check`` takes the function that it tests."""
+    """Handles HumanEval's ``check``, which takes the function that it tests."""
     return f"{tests}\ncheck({entry})\n" if entry and re.search(r"^def check\(", tests, re.M) else tests
 
 
@@ -171,7 +171,7 @@ def _of_object(told: Mapping[str, Any], row: Mapping[str, Any]) -> Tests:
 
 
 def _of_list(told: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Tests:
-    """One object for each test."""
+    """Handles a list with one object for each test."""
     kinds = {"functional" if _is_call(each, row) else "stdin" for each in told}
     if len(kinds) > 1:
         raise ValueError("some of its tests call a function, and others run a program")
@@ -188,14 +188,14 @@ def _of_list(told: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Tests
 
 
 def _is_call(test: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Whether it calls a function: as it says, or as it gives arguments to one that the task names."""
+    """Returns True if it calls a function: it says so, or it gives arguments to a function that the task names."""
     if kind := str(test.get("type") or test.get("testtype") or ""):
         return kind.startswith(("func", "call"))
     return bool(test.get("fn_name")) or (not isinstance(_first(test, INPUTS), str) and _function(test, row) is not None)
 
 
 def _function(told: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
-    """The function that tests call, if it is one."""
+    """Returns the function that tests call, if it is a single one."""
     about = _read(row.get("metadata"))
     for each in (told, _read(told.get("metadata")), row, about):
         if isinstance(each, Mapping) and (name := _first(each, FUNCTION)):
@@ -207,7 +207,7 @@ def _function(told: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
 
 
 def _pairs(inputs: Any, outputs: Any, name: str | None) -> Cases | Programs:
-    """Inputs and outputs, of programs or of a function. A text is one of them."""
+    """Returns inputs and outputs, of programs or of a function. A text is one of them."""
     inputs, outputs = ([each] if isinstance(each, str) else each for each in (inputs, outputs))
     if not (isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple)):
         raise ValueError("its inputs and outputs are neither lists nor texts")
@@ -224,7 +224,7 @@ def _pairs(inputs: Any, outputs: Any, name: str | None) -> Cases | Programs:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Public, private and generated tests as one."""
+    """Returns public, private and generated tests as one."""
     if all(isinstance(part, Mapping) for part in parts):
         both = [[each for part in parts for each in (_first(part, names) or [])] for names in (INPUTS, OUTPUTS)]
         return {"inputs": both[0], "outputs": both[1]}
@@ -232,7 +232,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _read(told: Any) -> Any:
-    """A text that is JSON, Python's notation of it, or LiveCodeBench's packed JSON, as its value."""
+    """Returns the value of a text that is JSON, Python's notation of it, or LiveCodeBench's packed JSON."""
     if isinstance(told, str) and told[:1] in ("{", "[", " ", "\n", "\t"):
         for reader in (json.loads, ast.literal_eval):
             try:
@@ -253,7 +253,7 @@ def _value(text: Any) -> Any:
 
 
 def _unpacked(text: str) -> Any:
-    """Base64 of zlib of a pickled text. Nothing but a text is read from the pickle."""
+    """Unpacks base64 of zlib of a pickled text. Nothing but a text is read from the pickle."""
     try:
         plain = zlib.decompress(base64.b64decode(text.encode()))
         value = json.loads(_Texts(io.BytesIO(plain)).load())

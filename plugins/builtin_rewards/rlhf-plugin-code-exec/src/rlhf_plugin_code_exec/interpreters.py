@@ -1,4 +1,4 @@
-"""Interpreters of contained programs: what they have, and our modules compiled for them."""
+"""Interpreters of contained programs: their packages, and our modules compiled for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIDES = {
     "solution": ("solution",),
     "judge": ("judge", "names", "compare", "remote", "changes", "imports", "pytest_tests", "collect"),
 }
-"""The modules of each side beside those that all have."""
+"""Modules of each side beside the common ones."""
 ASK = """
 import json, marshal, os, sys, sysconfig
 def compiled(texts):
@@ -29,7 +29,9 @@ places = [sys.executable, sys.prefix, sys.base_prefix, sysconfig.get_path("stdli
 modules = {side: compiled(texts) for side, texts in json.load(sys.stdin).items()}
 print(json.dumps({"executable": sys.executable, "modules": modules, "packages": packages, "places": places}))
 """
-"""Asks an interpreter as it starts by itself: with its packages. Programs are started without what else a start may run."""
+"""Code that asks an interpreter about itself, started normally, with its packages. Programs are started without anything else
+that a start may run.
+"""
 START = """
 import marshal, sys
 from importlib.machinery import ModuleSpec
@@ -47,7 +49,7 @@ class Contained:
 sys.meta_path.insert(0, Contained())
 """
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/dev/urandom", "/dev/null")
-"""What programs may read beside their interpreter."""
+"""Paths that programs may read beside their interpreter."""
 PATIENCE_S = 60
 
 
@@ -59,12 +61,12 @@ class Interpreter:
     modules: dict[str, bytes]
     """Side → the compiled modules that this reads from descriptor 6."""
     readable: Sequence[str]
-    """What contained programs may read."""
+    """Paths that contained programs may read."""
 
 
 @lru_cache(maxsize=8)
 def interpreter_at(python: str) -> Interpreter:
-    """Asks it. Raises ``OSError`` where it does not answer."""
+    """Asks the interpreter about itself. Raises ``OSError`` if it does not answer."""
     command = [python, "-I", "-B", "-c", ASK]
     texts = json.dumps({side: {_module(name): _text(name) for name in (*SHARED, *names)} for side, names in SIDES.items()})
     try:
@@ -91,7 +93,7 @@ def _text(name: str) -> str:
 
 
 def reachable_python() -> str:
-    """This interpreter, unless other users cannot reach it: then the system's."""
+    """Returns this interpreter, unless other users cannot reach it: then the system's."""
     ways = Path(sys.executable).parents, Path(os.path.realpath(sys.executable)).parents
     if os.getuid() != 0 or all(folder.stat().st_mode & 0o001 for way in ways for folder in way):
         return sys.executable

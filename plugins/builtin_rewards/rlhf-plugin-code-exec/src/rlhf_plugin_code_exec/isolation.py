@@ -1,8 +1,8 @@
 """Tests rewritten so that a call of the solution cannot change what they expect of it.
 
-In one process a function that empties its argument passes ``assert f(xs) == xs``. Here a change is made when the statement with the
-call is over, a loop goes over what was there at its begin, and what a result is compared with is taken as it was before the call.
-Functions in place still work: in ``f(xs); assert xs == [1, 2]`` no result is compared.
+In one process a function that empties its argument passes ``assert f(xs) == xs``. Here a change is made when the statement with
+the call is over, a loop uses the items at its beginning, and a result is compared with the other side as it was before the
+call. Functions in place still work: in ``f(xs); assert xs == [1, 2]`` no result is compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _SIMPLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Assert, ast.D
 
 
 def isolated(code: str, names: Iterable[str]) -> str:
-    """The code of tests with calls of ``changes.Changes``. ``names``: functions of the solution. Raises ``SyntaxError``."""
+    """Returns the code of tests with calls of ``changes.Changes``. ``names``: functions of the solution. Raises
+    ``SyntaxError``.
+    """
     tree = ast.parse(code)
     modules = {
         (alias.asname or alias.name).partition(".")[0]
@@ -37,7 +39,7 @@ def _named(function: str, *arguments: ast.expr) -> ast.Call:
 
 
 class _Settling(ast.NodeTransformer):
-    """Adds what happens after statements, and at the begin of loops."""
+    """Adds code after statements, and at the beginning of loops."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -48,7 +50,7 @@ class _Settling(ast.NodeTransformer):
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """As in ``f(xs) is None and xs == [1, 2]``: what changes goes on."""
+        """Handles ``f(xs) is None and xs == [1, 2]``: changes take effect within it."""
         self.generic_visit(node)
         goes_on = ast.Constant(isinstance(node.op, ast.And))
         last = node.values.pop()
@@ -68,7 +70,7 @@ def _with_settling(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _compare_with_what_was(scope: ast.AST, functions: set[str], modules: set[str], derived: set[str]) -> None:
-    """Where one side of a comparison comes from the solution, take the other as it was."""
+    """Makes a comparison use the earlier state of its other side, if one side comes from the solution."""
     if isinstance(scope, _FUNCTIONS):
         functions = functions | {each.arg for each in ast.walk(scope.args) if isinstance(each, ast.arg)} - {"self"}
     nodes = list(_inside(scope))
@@ -118,7 +120,7 @@ def _source(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For) -> ast.e
 
 
 def _inside(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a scope and, of those that are scopes themselves, the statement alone."""
+    """Yields the nodes of a scope; of those that are scopes themselves, only the statement."""
     todo = list(ast.iter_child_nodes(scope))
     for node in todo:
         yield node
@@ -127,7 +129,7 @@ def _inside(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _calls(call: ast.Call, functions: set[str], modules: set[str]) -> bool:
-    """Whether it may run the solution's code."""
+    """Returns True if it may run the solution's code."""
     function = call.func
     if isinstance(function, ast.Name):
         return function.id in functions
@@ -142,7 +144,7 @@ def _calls(call: ast.Call, functions: set[str], modules: set[str]) -> bool:
 
 
 class _Before(ast.NodeTransformer):
-    """Names and attributes, but for those that are called."""
+    """Wraps names and attributes, except those that are called."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         node.args = [self.visit(each) for each in node.args]

@@ -56,14 +56,14 @@ class CodeExec:
         self.runner = Runner(options.python or reachable_python(), limits, options.cpus)
         self._checked = False
         self._missing: set[str] = set()
-        """Modules that programs lack, and that were said."""
+        """Modules that programs lack and that were already reported."""
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
         await self.check()
 
     async def check(self) -> Level:
-        """Try every attack, once in a process; the strictest level that holds. Raises ``UserError`` where none does."""
+        """Tries every attack, once per process, and chooses the strictest level that holds. Raises ``UserError`` if none does."""
         if (known := _TRIED.get(self.runner.python)) is not None:
             self._checked, self.runner.level = True, known
             return known
@@ -140,13 +140,13 @@ class CodeExec:
 @dataclass(slots=True)
 class Verdict:
     share: float = 0.0
-    """Of the tests, those that passed."""
+    """Share of the tests that passed."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Why others did not."""
+    """Reasons of failed tests, with their numbers."""
     missing: str = ""
     """A module that the interpreter does not have."""
     unusable: str = ""
-    """Why nobody can say."""
+    """Reason for which there is no verdict."""
 
     def count(self, reason: str, text: str = "") -> None:
         found = MISSING_MODULE.search(text)
@@ -155,7 +155,7 @@ class Verdict:
 
 
 def verdict_of(told: dict[str, Any], tests: Tests) -> Verdict:
-    """The jail's results as a verdict."""
+    """Returns the jail's results as a verdict."""
     verdict = Verdict()
     if isinstance(tests, Programs):
         _judge_outputs(verdict, told["results"], tests.outputs)

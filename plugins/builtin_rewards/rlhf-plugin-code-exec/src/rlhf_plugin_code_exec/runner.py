@@ -1,4 +1,4 @@
-"""Jobs for the jail: one process each, so many at a time."""
+"""Jobs for the jail: one process each, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rlhf_plugin_code_exec.suites import Suite
 
 JAIL = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from jail.main import main; main()"
 GRACE_S = 15.0
-"""For the jail itself, beyond what its programs may take."""
+"""Seconds for the jail itself, beyond the time of its programs."""
 STOP_S = 6.0
-"""For the jail to end its programs when it is told to stop."""
+"""Seconds for the jail to end its programs when it is told to stop."""
 Level = Literal["A", "B", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one program, with all its processes."""
+    """Limits of one program, with all its processes."""
 
     seconds: float
     cpu_s: int
-    """Of each process."""
+    """Seconds of each process."""
     memory: int
     """Bytes."""
     processes: int
@@ -51,11 +51,12 @@ class JailFailed(Exception):
 
 
 class Runner:
-    """
+    """Runs jobs in jails.
+
     Args:
         python: the interpreter of contained programs.
-        at_once: jobs at the same time.
-        level: how they are contained.
+        at_once: number of jobs at the same time.
+        level: level of containment.
     """
 
     def __init__(self, python: str, limits: Limits, at_once: int, level: Level = "A"):
@@ -64,7 +65,7 @@ class Runner:
         self._free: asyncio.Semaphore | None = None
 
     async def tests(self, code: str, tests: Tests, *, first_only: bool = True) -> dict[str, Any]:
-        """What the jail says of a program and its tests. Raises ``JailFailed``."""
+        """Returns the jail's result of a program and its tests. Raises ``JailFailed``."""
         if isinstance(tests, Programs):
             inputs = {"inputs": list(tests.inputs), "first_only": first_only}
             return await self._job({"code": code, **inputs}, len(tests.inputs) * self.limits.seconds + GRACE_S)
@@ -77,7 +78,7 @@ class Runner:
         return await self._job(job, self.limits.seconds + GRACE_S)
 
     def within(self, seconds: float, memory: int, processes: int) -> Runner:
-        """The same with other limits."""
+        """Returns the same runner with other limits."""
         limits = replace(self.limits, seconds=seconds, memory=memory, processes=processes)
         return Runner(self.python, limits, self._at_once, self.level)
 
@@ -137,7 +138,7 @@ class Runner:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """The jail ends its cells first; killed, it could leave what they started."""
+    """Stops the jail, which ends its cells first; if it were killed, it could leave their processes behind."""
     try:
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             process.terminate()

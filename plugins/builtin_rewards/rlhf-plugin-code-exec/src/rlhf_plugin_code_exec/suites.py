@@ -1,4 +1,4 @@
-"""Tests that are code: what they call of the solution, and what they need."""
+"""Tests that are code: the names of the solution that they use, and their needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USUAL |= {"defaultdict", "deque", "inf", "isclose", "isnan", "isinf", "lru_cache
 _REPLACING = {"patch", "mock", "Mock", "MagicMock", "monkeypatch", "mocker"}
 """Names by which tests replace parts of their own process, which the solution is not in."""
 _RUNNING = {"eval", "exec", "compile", "pickle", "marshal", "dill", "cloudpickle", "shelve", "runpy", "importlib", "subprocess"}
-"""Names by which tests could run what the solution gives, as their own code."""
+"""Names by which tests could run results of the solution as their own code."""
 
 
 _FILES = {"open", "tmp_path", "tempfile", "pathlib", "os", "shutil", "csv", "sqlite3", "zipfile"}
@@ -35,27 +35,28 @@ class Suite:
     """Code of the task's own that tests use: helpers, imports."""
     tests: str
     names: Sequence[str]
-    """What they use of the solution."""
+    """Names of the solution that they use."""
     before: str = ""
     """Code that goes before an answer which continues it, as in HumanEval."""
     usual: Sequence[str] = ()
-    """Names that everyone imports, and these tests do not."""
+    """Usual names, which these tests do not import."""
     modules: Sequence[str] = ()
     """Modules that they import and that do not come with Python."""
     collect: bool = False
-    """There are test functions or classes that nothing calls."""
+    """True if there are test functions or classes that nothing calls."""
     called: Sequence[str] = ()
     """Test functions that they call themselves."""
     files: bool = False
-    """They may exchange files with the solution."""
+    """True if they may exchange files with the solution."""
 
 
 @lru_cache(maxsize=1024)
 def suite_of(setup: str, tests: str, before: str = "", entry: str = "") -> Suite:
-    """Raises ``ValueError`` where nothing of the solution is tested, ``SyntaxError`` for what is no Python.
+    """Returns the suite. Raises ``ValueError`` if nothing of the solution is tested, ``SyntaxError`` for code that is not
+    Python.
 
     Args:
-        entry: the function that is tested, where the task names it.
+        entry: the tested function, if the task names it.
     """
     tree = _as_one_module(ast.parse(tests))
     tests, both = ast.unparse(tree), [ast.parse(setup), tree]
@@ -94,7 +95,7 @@ def suite_of(setup: str, tests: str, before: str = "", entry: str = "") -> Suite
 
 
 def _check(tree: ast.Module, names: set[str], own: set[str], modules: Sequence[str], waiting: bool) -> None:
-    """Raises ``ValueError`` where no test calls the solution."""
+    """Raises ``ValueError`` if no test calls the solution."""
     if not any(isinstance(node, ast.Assert | ast.Call) for node in ast.walk(tree)):
         raise ValueError(f"its tests are neither assertions nor calls: give {FORMS}")
     if not names and not set(modules) - {"pytest"}:
@@ -104,13 +105,13 @@ def _check(tree: ast.Module, names: set[str], own: set[str], modules: Sequence[s
 
 
 def _parted(names: set[str], entry: str, imports: bool) -> tuple[set[str], set[str]]:
-    """Names of the solution, and usual ones: these are the solution's where there are no others."""
+    """Returns names of the solution, and usual ones, which are the solution's if there are no others."""
     usual = (names & USUAL) - {entry}
     return (names - usual, usual) if imports or names - usual else (names, set())
 
 
 def _as_one_module(tree: ast.Module) -> ast.Module:
-    """Imports from beside a file are those of a module."""
+    """Converts imports relative to a file to those of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             node.module, node.level = node.module or "solution", 0
@@ -118,7 +119,7 @@ def _as_one_module(tree: ast.Module) -> ast.Module:
 
 
 def _test_functions(tree: ast.Module) -> tuple[list[str], list[str]]:
-    """Test functions and classes that nothing calls, and test functions that something does."""
+    """Returns test functions and classes that nothing calls, and test functions that something calls."""
     loaded = _loaded([tree])
     waiting: list[str] = []
     called: list[str] = []
@@ -137,7 +138,7 @@ def _last(base: ast.expr) -> str:
 
 
 def _runs(statement: ast.stmt, functions: set[str]) -> bool:
-    """Whether it asserts something or calls one of the functions as the module runs."""
+    """Returns True if it asserts something or calls one of the functions while the module runs."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return False
     return any(
@@ -148,7 +149,7 @@ def _runs(statement: ast.stmt, functions: set[str]) -> bool:
 
 
 def _imported(trees: Sequence[ast.Module]) -> list[str]:
-    """The roots of imported modules."""
+    """Returns the roots of imported modules."""
     found = []
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
@@ -165,7 +166,7 @@ def _loaded(trees: Sequence[ast.Module]) -> set[str]:
 
 
 def _uses(trees: Sequence[ast.Module]) -> set[str]:
-    """Names that stand for themselves somewhere, not for an attribute."""
+    """Returns names that are used alone somewhere, not only for an attribute."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     of_attributes = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     return {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in of_attributes}

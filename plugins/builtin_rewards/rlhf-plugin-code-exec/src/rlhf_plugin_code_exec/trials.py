@@ -1,4 +1,4 @@
-"""Tries every attack on this machine, and sees what got out."""
+"""Tries every attack on this machine, and observes what got out."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from rlhf_plugin_code_exec.runner import Runner
 from rlhf_plugin_code_exec.suites import suite_of
 
 MEMORY, PROCESSES = 512 << 20, 8
-"""Limits of the attacks, whatever those of programs are."""
+"""Limits of the attacks, whatever the limits of programs are."""
 PLACE = re.compile(r"\{[\w.]+(!r)?\}")
 WANTED = suite_of("", "assert f() is None")
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What programs must not touch."""
+    """Things that programs must not touch."""
 
     folder: Path
     decoy: subprocess.Popen[bytes]
     port: int
 
     def filled(self, programs: dict[str, str]) -> dict[str, str]:
-        """Programs with these places in them."""
+        """Returns programs with these places filled in."""
         places = {f"{{{name}!r}}": repr(str(self.folder / name)) for name in ("written", "daemon", "victim", "server", ".")}
         places |= {"{port}": str(self.port), "{pid}": str(self.decoy.pid)}
         return {name: PLACE.sub(lambda found: places.get(found[0], found[0]), code) for name, code in programs.items()}
 
     def state(self) -> list[str]:
-        """Each file, and when something about it changed; whether the process that nobody misses lives."""
+        """Returns each file with the time of its last change, and True if the unused process lives."""
         try:
             files = [f"{path.name}: {path.lstat().st_ctime_ns}" for path in sorted(self.folder.iterdir())]
         except OSError as error:
@@ -50,7 +50,7 @@ class Outside:
 
 @contextmanager
 def outside() -> Iterator[Outside]:
-    """A folder with a file that all users may change, a server, a process."""
+    """Creates a folder with a file that all users may change, a server, and a process."""
     folder = Path(tempfile.mkdtemp(prefix="rlhf-outside-"))
     decoy = subprocess.Popen(["sleep", "600"])
     try:
@@ -71,7 +71,7 @@ def outside() -> Iterator[Outside]:
 
 
 async def escapes(runner: Runner) -> list[str]:
-    """The attacks that got something, or were not stopped. Raises ``JailFailed``."""
+    """Returns the attacks that got something, or were not stopped. Raises ``JailFailed``."""
     with outside() as place:
         before = place.state()
         patient, brief = (runner.within(seconds, MEMORY, PROCESSES) for seconds in (30.0, 2.0))
@@ -88,7 +88,7 @@ async def _out(runner: Runner, programs: dict[str, str]) -> list[str]:
 
 
 async def attempt(runner: Runner, name: str, code: str) -> tuple[str, float, bool]:
-    """Name, seconds, and whether it got out. Raises ``JailFailed``."""
+    """Returns name, seconds, and True if it got out. Raises ``JailFailed``."""
     started = time.monotonic()
     told = await runner.tests(code, WANTED)
     verdict = told["results"][0].get("verdict", "")

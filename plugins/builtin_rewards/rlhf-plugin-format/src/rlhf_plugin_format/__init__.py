@@ -1,4 +1,4 @@
-"""Has the answer the form that was asked for?"""
+"""Reward for answers in the required form."""
 
 from rlhf_plugin_format.reward import Format
 

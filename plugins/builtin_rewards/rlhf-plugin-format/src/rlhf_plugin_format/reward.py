@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from rlhf_host import Reward, ScoreContext, Trajectory, Unjudged, UserError, hookimpl
 
 PATTERN_S = 1.0
-"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
+"""Maximum seconds of a search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 class Format:
-    """A regular expression, XML tags and a length, each asked for or not."""
+    """A regular expression, XML tags and a length, each of them optional."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -78,7 +78,9 @@ class Format:
         return Reward(value, metrics={f"format/{name}": float(holds) for name, holds in met.items()})
 
     def has_tags(self, text: str) -> bool:
-        """Each tag once, with something in it; nothing but white space elsewhere, unless other text may stand there."""
+        """Returns True if each tag occurs once, with some content, and only white space is elsewhere, unless other text is
+        allowed.
+        """
         end = 0
         for tag in self.options.tags:
             begin, close = f"<{tag}>", f"</{tag}>"
@@ -95,7 +97,7 @@ class Format:
 
 
 def _before_actions(trajectory: Trajectory) -> list[str]:
-    """What each action follows: the template's own text, which opens the first tag for reasoning models."""
+    """Returns the text before each action: the template's own text, which opens the first tag for reasoning models."""
     before: list[str] = []
     tokens: list[int] = []
     for segment in trajectory.segments:

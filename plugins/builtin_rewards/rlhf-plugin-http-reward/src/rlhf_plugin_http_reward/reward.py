@@ -44,7 +44,7 @@ class HttpReward:
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
-        """Raises ``UserError`` where a server does not answer."""
+        """Checks the servers. Raises ``UserError`` if one does not answer."""
         await self.servers.check()
 
     @hookimpl

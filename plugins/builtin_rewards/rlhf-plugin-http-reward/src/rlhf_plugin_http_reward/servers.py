@@ -1,4 +1,4 @@
-"""A pool of reward servers, and what they answer.
+"""A pool of reward servers, and their answers.
 
 The protocol is that of OpenRLHF's ``--remote_rm_url``: ``POST {"query": [...], "prompts": [...], "labels": [...]}``, and back
 ``{"rewards": [...], "scores": [...], "extra_logs": {NAME: [...]}}``.
@@ -28,11 +28,11 @@ NO_PATH = " (is the path missing? many servers judge at /get_reward)"
 LOGS = 100
 """Names in ``extra_logs`` that become metrics: the first ones of a run."""
 WAIT_S = 0.5
-"""Before the second try; twice as long before each further one."""
+"""Seconds before the second try; twice as many before each further one."""
 
 
 class Failed(Exception):
-    """No answer that can be used. ``again``: another try may get one."""
+    """No usable answer. ``again``: another try may get one."""
 
     def __init__(self, why: str, again: bool):
         super().__init__(why)
@@ -40,11 +40,11 @@ class Failed(Exception):
 
 
 class Servers:
-    """A group goes to the server with the fewest open requests.
+    """Pool of servers: a group goes to the one with the fewest open requests.
 
     Args:
-        at_once: open requests of one server.
-        tries: how often a request is sent in all.
+        at_once: maximum number of open requests of one server.
+        tries: maximum number of times that a request is sent.
         key: sent as ``Authorization: Bearer``.
     """
 
@@ -52,7 +52,7 @@ class Servers:
         self.urls, self.at_once, self.timeout_s, self.tries = list(urls), at_once, timeout_s, tries
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._logs: dict[str, str] = {}
-        """What is a metric by now: its name there, and here."""
+        """Names in ``extra_logs`` that are metrics by now → their names here."""
         self._left_out = False
         self._open: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,7 +60,7 @@ class Servers:
         self._client: aiohttp.ClientSession | None = None
 
     async def check(self) -> None:
-        """Every server accepts connections. Raises ``UserError`` where one does not."""
+        """Checks that every server accepts connections. Raises ``UserError`` if one does not."""
         await asyncio.gather(*map(self._check, self.urls))
 
     async def _check(self, url: str) -> None:
@@ -78,7 +78,7 @@ class Servers:
             ) from error
 
     async def ask(self, body: Mapping[str, Any], count: int) -> list[Reward | Unjudged]:
-        """The rewards of ``count`` rows."""
+        """Returns the rewards of ``count`` rows."""
         text = json.dumps(body)
         for number in range(self.tries):
             if number:
@@ -92,7 +92,7 @@ class Servers:
         return [Unjudged(f"the reward server: {why}")] * count
 
     def _metric(self, name: str) -> str | None:
-        """The metric's name for one in ``extra_logs``, or ``None``: a server must not fill the log, or hide what is in it."""
+        """Returns the metric's name for one in ``extra_logs``, or None: a server must not fill the log, or hide its contents."""
         if (known := self._logs.get(name)) is not None:
             return known
         if len(self._logs) < LOGS and re.fullmatch(r"[\w./-]{1,100}", name, re.ASCII):
@@ -156,7 +156,7 @@ class Servers:
             self._free.notify()
 
     def _on_this_loop(self) -> None:
-        """A plugin outlives an event loop where runs follow one another in a process."""
+        """Resets the client for the current event loop: a plugin outlives a loop if several runs follow in one process."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._free, self._client = loop, asyncio.Condition(), None
@@ -176,10 +176,10 @@ class Servers:
 
 
 def rewards_of(answer: Any, count: int, metric: Callable[[str], str | None]) -> list[Reward | Unjudged]:
-    """Raises ``Failed`` for an answer that is not of the protocol.
+    """Returns the rewards of an answer. Raises ``Failed`` for an answer outside of the protocol.
 
     Args:
-        metric: the metric's name for one in ``extra_logs``; ``None``: it is none.
+        metric: the metric's name for one in ``extra_logs``; None: it is not a metric.
     """
     if not isinstance(answer, Mapping) or "rewards" not in answer:
         raise Failed(f"the answer has no 'rewards': {str(answer)[:200]}", again=False)
@@ -203,7 +203,9 @@ def rewards_of(answer: Any, count: int, metric: Callable[[str], str | None]) -> 
 
 
 def _column(name: str, values: Any, count: int) -> list[float | None]:
-    """A number or null for each row. One number alone is every row's of metrics, and a group's of one row."""
+    """Returns a number or null for each row. A single number is for all rows if it is a metric, and for one row if it is a
+    reward.
+    """
     if values is None:
         return [None] * count
     if isinstance(values, int | float) and (count == 1 or name.startswith("extra_logs")):

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 NO_LABEL = "the rubric has {label}, and the task has none"
 KEPT = 100_000
-"""Judgements."""
+"""Maximum number of judgements that are kept."""
 
 
 class LLMJudge:
-    """A model behind OpenAI's API says a number by a rubric; it becomes a reward in [0, 1]."""
+    """A model behind OpenAI's API gives a number by a rubric; it becomes a reward in [0, 1]."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -69,14 +69,14 @@ class LLMJudge:
             raise UserError(f"llm_judge: pattern is no regular expression: {error}") from error
         self._known: OrderedDict[str, Reward] = OrderedDict()
         self._open: dict[str, asyncio.Task[Reward | Unjudged]] = {}
-        """Judgements that are on their way, by what the judge reads."""
+        """Pending judgements, by the text that the judge reads."""
         self._client: AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(options.at_once)
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:
-        """Ask for the models. Raises ``UserError`` where the server is not reached, or refuses the key."""
+        """Asks the server for its models. Raises ``UserError`` if the server is not reached, or refuses the key."""
         import openai
 
         client = self._openai()
@@ -147,7 +147,7 @@ class LLMJudge:
         return reward
 
     def asked(self, trajectory: Trajectory) -> str:
-        """What the judge reads."""
+        """Returns the text that the judge reads."""
         answer = trajectory.last_text if self.options.answer == "last" else trajectory.full_text
         label = trajectory.task.ground_truth
         return filled(
@@ -162,7 +162,9 @@ class LLMJudge:
         )
 
     async def _ask(self, text: str) -> tuple[str, bool]:
-        """What the judge says, and whether it was cut. Raises ``ValueError`` for what is no answer to a conversation."""
+        """Returns the judge's answer, and True if it was cut. Raises ``ValueError`` for anything that is not an answer in a
+        conversation.
+        """
         messages = [{"role": "system", "content": self.options.system}] if self.options.system else []
         messages.append({"role": "user", "content": text.encode(errors="replace").decode()})
         client = self._openai()
@@ -183,7 +185,7 @@ class LLMJudge:
         return said or "", cut
 
     def _openai(self) -> AsyncOpenAI:
-        """A client of this event loop: a plugin may outlive one."""
+        """Returns a client of this event loop: a plugin may outlive a loop."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             from openai import AsyncOpenAI

@@ -1,4 +1,4 @@
-"""What the judge reads."""
+"""The text that the judge reads."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ FIELDS = ("prompt", "answer", "label", "low", "high")
 
 
 def filled(rubric: str, values: Mapping[str, str]) -> str:
-    """The rubric with its fields, in one pass: what a value says is not read again."""
+    """Returns the rubric with its fields filled in, in one pass: values are not searched for fields."""
     return regex.sub(r"\{(" + "|".join(FIELDS) + r")\}", lambda match: values[match[1]], rubric)
 
 
 def fenced(text: str) -> str:
-    """Between marks that the text cannot close, because they depend on all of it."""
+    """Returns the text between marks that it cannot close, because they depend on all of it."""
     mark = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
     return f"<answer-{mark}>\n{text}\n</answer-{mark}>"
 
 
 def conversation(trajectory: Trajectory) -> str:
-    """The prompt, roles named where it is messages."""
+    """Returns the prompt; roles are named if it is messages."""
     prompt = trajectory.task.prompt
     if isinstance(prompt, str):
         return prompt

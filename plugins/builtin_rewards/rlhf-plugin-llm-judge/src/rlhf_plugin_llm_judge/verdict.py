@@ -1,4 +1,4 @@
-"""The number that a judge's words say."""
+"""The number in a judge's answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ SCORE = (
     r"""(?i)score[\s*_"'`>)\]}|]{0,8}+(?:\([^)]*\))?+[\s*_"'`]{0,8}(?:[:=]|[-–—](?=\s))?[\s*_"'`\[|]{0,8}"""
     r"""(?:\((?=[\d.]+\)))?([-+−－–]?(?:\d+(?:\.\d+)?|\.\d+))(?![.,]{0,2}\d|[-–]\d)"""
 )
-"""``**Score** (0-10): 7``, ``"score": 7``. No part of ``1,000`` or ``0-10`` counts: none is better than a wrong one."""
+"""Pattern of a score: ``**Score** (0-10): 7``, ``"score": 7``. No part of ``1,000`` or ``0-10`` counts: no number is better
+than a wrong one.
+"""
 PATTERN_S = 1.0
 MINUS = str.maketrans("−－–", "---")
-"""Signs that judges write and ``float`` does not know."""
+"""Minus signs that judges write and ``float`` does not know."""
 
 
 THOUGHTS = regex.compile(r"(?i)<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]")
@@ -25,9 +27,10 @@ _INSIDE = regex.compile(r"\"(?:[^\"\\]|\\.)*+\"|\"|[\[{]|[\]}]", flags=regex.DOT
 
 
 def number_in(text: str, pattern: regex.Pattern[str] | None, *, cut: bool = False) -> float | None:
-    """The last number that the pattern finds after the judge's thoughts; without a pattern, that of ``_of_json``; or ``None``.
+    """Returns the last number that the pattern finds after the judge's thoughts; without a pattern, that of ``_of_json``; or
+    None.
 
-    ``cut``: the text ends too soon, perhaps in the middle of a number, which does not count then.
+    ``cut``: the text was cut, perhaps in the middle of a number, which then does not count.
     """
     text = _after_thoughts(text)
     if pattern is None:
@@ -44,7 +47,7 @@ def number_in(text: str, pattern: regex.Pattern[str] | None, *, cut: bool = Fals
 
 
 def _after_thoughts(text: str) -> str:
-    """What follows the last thoughts; nothing, where they do not end."""
+    """Returns the text after the last thoughts; nothing if they do not end."""
     markers = list(THOUGHTS.finditer(text))
     if not markers:
         return text
@@ -53,7 +56,7 @@ def _after_thoughts(text: str) -> str:
 
 
 def _of_json(text: str) -> float | None:
-    """The ``score`` of the last JSON object that has one, or else the only one inside it; ``None`` where several are inside."""
+    """Returns the ``score`` of the last JSON object that has one, or else the only one inside it; None if several are inside."""
     for value in reversed(list(_values(text))):
         scores = _scores(value)
         if scores:
@@ -62,7 +65,9 @@ def _of_json(text: str) -> float | None:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """Each outermost object or list of objects. What looks like one and cannot be read is left out with all that is in it."""
+    """Yields each outermost object or list of objects. Text that looks like one but cannot be read is left out with everything
+    in it.
+    """
     decoder, position = json.JSONDecoder(), 0
     while start := _OBJECT.search(text, position):
         try:
@@ -73,7 +78,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _end(text: str, start: int) -> int:
-    """Behind the bracket that closes the one at ``start``; the end of the text, where none does."""
+    """Returns the position after the bracket that closes the one at ``start``; the end of the text if none does."""
     depth = 0
     for match in _INSIDE.finditer(text, start):
         if match[0] == '"':  # it does not close
@@ -85,7 +90,9 @@ def _end(text: str, start: int) -> int:
 
 
 def _scores(value: Any) -> set[float | None]:
-    """The score of an object, whatever is in it; of one without, and of a list, those inside. ``None``: it is no number."""
+    """Returns the score of an object, whatever is in it; of an object without one, and of a list, those inside. None: not a
+    number.
+    """
     if isinstance(value, list):
         return set().union(*map(_scores, value))
     if not isinstance(value, dict):

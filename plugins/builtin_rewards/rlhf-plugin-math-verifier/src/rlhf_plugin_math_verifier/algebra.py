@@ -26,12 +26,12 @@ _COUNTERS = frozenset("nkmijpqrst")
 """Letters that often stand for whole numbers."""
 _LOGARITHM = re.compile(r"\\log(?![_a-z])")
 ZERO = sympy.Rational(1, 10**30)
-"""Relative to what is compared, an error of ``DIGITS`` digits and no difference."""
+"""Largest error relative to the compared values, computed with ``DIGITS`` digits, that counts as no difference."""
 
 
 @lru_cache(maxsize=512)
 def parse(latex: str) -> Any:
-    """The expression, with decimals as fractions and ``f(x)`` as a symbol. Raises what the parser raises."""
+    """Returns the expression, with decimals as fractions and ``f(x)`` as a symbol. Raises the parser's errors."""
     expression = latex2sympy(
         latex, is_real=True, convert_degrees=True, normalization_config=None, conversion_config=_CONVERSION
     )
@@ -48,7 +48,7 @@ def parse(latex: str) -> Any:
 
 
 def label(latex: str) -> Any:
-    """The label's expression; raises ``Unreadable``."""
+    """Returns the label's expression. Raises ``Unreadable``."""
     try:
         return parse(latex)
     except Exception as error:
@@ -56,7 +56,7 @@ def label(latex: str) -> Any:
 
 
 def same(own: Any, said: Any, decimals: int, *, rounded: bool = False) -> Verdict:
-    """Two expressions have the same value: as numbers, or wherever both are defined. ``rounded``: decimals are in them."""
+    """Compares two expressions: as numbers, or wherever both are defined. ``rounded``: they contain decimals."""
     if own == said:
         return "right"
     if isinstance(own, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(said, sympy.MatrixBase | sympy.MatrixExpr):
@@ -93,7 +93,7 @@ def _same_matrix(own: Any, said: Any, decimals: int) -> Verdict:
 
 
 def _equal(own: Any, said: Any, decimals: int) -> bool:
-    """The rule of ``comparing.close``, for constants."""
+    """Returns True if two constants are equal by the rule of ``comparing.close``."""
     if own.is_infinite or said.is_infinite:
         return bool(own.doit() == said.doit())
     difference = (own - said).doit()
@@ -109,7 +109,7 @@ def _equal(own: Any, said: Any, decimals: int) -> bool:
 
 
 def _agree(own: Any, said: Any, places: Iterator[Mapping[Any, Any]], decimals: int | None) -> bool | None:
-    """Both have the same values at the places where they have any; ``None``: these are not even two."""
+    """Returns True if both have the same values at the places where they have any; None if these are fewer than two."""
     compared = 0
     for place in places:
         one, other = value(own, place), value(said, place)
@@ -126,7 +126,7 @@ def _agree(own: Any, said: Any, places: Iterator[Mapping[Any, Any]], decimals: i
 
 
 def value(expression: Any, place: Mapping[Any, Any]) -> Any:
-    """The value at a place; ``None`` where there is none."""
+    """Returns the value at a place; None if there is none."""
     found = expression.evalf(DIGITS, subs=dict(place)) if place else expression.evalf(DIGITS)
     parts = found.as_real_imag()
     finite = all(isinstance(part, sympy.Float | sympy.Rational) for part in parts)
@@ -134,7 +134,7 @@ def value(expression: Any, place: Mapping[Any, Any]) -> Any:
 
 
 def _places(symbols: list[Any], *, positive: bool) -> Iterator[dict[Any, Any]]:
-    """Points at random, the same in every run."""
+    """Yields random points, the same in every run."""
     source = random.Random(len(symbols) + 7 * positive)
     for _ in range(_POINTS):
         yield {
@@ -150,7 +150,9 @@ def _whole_numbers(symbols: list[Any]) -> Iterator[dict[Any, Any]]:
 
 
 def same_equation(own: Any, said: Any, *, flipped: Callable[[bool], bool] = lambda negative: True) -> Verdict:
-    """Two differences are zero for the same values: each is the other times a constant, whose sign ``flipped`` accepts."""
+    """Compares two differences, which must be zero for the same values: each is the other times a constant, whose sign
+    ``flipped`` accepts.
+    """
     if own.free_symbols != said.free_symbols:
         return "wrong"
     ratios = []
@@ -167,7 +169,7 @@ def same_equation(own: Any, said: Any, *, flipped: Callable[[bool], bool] = lamb
 
 
 class Sympy:
-    """``comparing.Algebra`` by sympy."""
+    """Implementation of ``comparing.Algebra`` by sympy."""
 
     def same(self, own: str, said: str, decimals: int) -> Verdict:
         left = label(own)

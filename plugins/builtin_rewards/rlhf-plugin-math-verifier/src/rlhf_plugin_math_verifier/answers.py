@@ -1,4 +1,6 @@
-"""The kinds of answers. What a text's reading did not understand is part of the record, so that nobody takes it for understood."""
+"""The kinds of answers. A record includes the parts of a text that were not understood, so that they are not taken for
+understood.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from rlhf_plugin_math_verifier.units import Unit
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A rational number, with what it counts; ``dozens``: it was said in dozens."""
+    """A rational number with its unit or noun; ``dozens``: it was written in dozens."""
 
     value: Fraction
     unit: Unit | None = None
@@ -37,10 +39,10 @@ class Numeral:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A date, or a time of day in minutes; ``None`` where it is not said."""
+    """A date, or a time of day in minutes; None if it is not given."""
 
     date: tuple[int | None, int, int] | str | None = None
-    """Year, month, day; a text where their order is not known."""
+    """Year, month, day; a text if their order is not known."""
     minutes: Fraction | None = None
     half: str | None = None
     """``am`` or ``pm``."""
@@ -48,7 +50,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """``2:1``; ``clock``: it may be a time, as ``10:30``."""
+    """``2:1``; ``clock``: it may be a time, such as ``10:30``."""
 
     parts: tuple[Fraction, ...]
     clock: bool = False
@@ -63,7 +65,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A letter of a multiple choice, and what stands beside it."""
+    """A letter of a multiple choice, and the text beside it."""
 
     letter: str
     rest: Answer | None = None
@@ -71,8 +73,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Several answers: a tuple in ``( )``, a set in braces, a matrix of tuples, a list without brackets, or a data set's list of
-    answers, of which nobody knows whether all are needed (``listed``)."""
+    """Several answers: a tuple in ``( )``, a set in braces, a matrix of tuples, a list without brackets, or a data set's list
+    of answers, not all of which may be needed (``listed``).
+    """
 
     kind: Literal["tuple", "set", "matrix", "list", "listed"]
     items: tuple[Answer, ...]
@@ -80,7 +83,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """``[left, right)``; one that is open at both ends is a ``Several`` of two as well."""
+    """``[left, right)``; one that is open at both ends may also be a ``Several`` of two."""
 
     left: Answer
     right: Answer
@@ -90,7 +93,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A set of numbers that has a name: ``reals``, ``empty``, ..."""
+    """A set of numbers with a name: ``reals``, ``empty``, ..."""
 
     name: str
 
@@ -113,14 +116,14 @@ class Combined:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """``x = 5``: a value with the name of what it is; ``also`` has the values before it in a chain (``x = 3 + 2 = 5``)."""
+    """``x = 5``: a value with its name; ``also`` has the values before it in a chain (``x = 3 + 2 = 5``)."""
 
     name: str
     value: Answer
     also: tuple[Answer, ...] = ()
     approximate: bool = False
     asked: bool = True
-    """The name may be what was asked for; not so in ``2x + 1 = 5``."""
+    """True if the name may be the thing that was asked for; not so in ``2x + 1 = 5``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class Doubtful:
     text: str
     core: Answer | None = None
     denied: bool = False
-    """Its words take it back: "not 18"."""
+    """True if its words take it back: "not 18"."""
 
 
 Answer = (

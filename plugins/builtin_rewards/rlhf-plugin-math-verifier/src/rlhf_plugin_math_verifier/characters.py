@@ -1,4 +1,4 @@
-"""One way of writing characters: digits and signs of other scripts, minus signs, mathematical symbols, repeating decimals."""
+"""Normalisation of characters: digits and signs of other scripts, minus signs, mathematical symbols, repeating decimals."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
 
 
 def fold(text: str) -> str:
-    """Digits, Latin letters and signs of full width or of other scripts as ASCII, one minus sign, no invisible characters."""
+    """Converts digits, Latin letters and signs of full width or of other scripts to ASCII, all minus signs to one, and removes
+    invisible characters.
+    """
     text = _TIMES_TEN.sub(r" \\times ", _RUNNING_ON.sub(r"\\ldots ", text))
     if text.isascii():
         return text
@@ -112,7 +114,7 @@ def _folded_digit(match: re.Match[str]) -> str:
 
 
 def as_latex(text: str) -> str:
-    """A folded answer with its symbols as LaTeX: ``≤``, ``π``, ``x²``, ``½``, ``∪``."""
+    """Returns a folded answer with its symbols as LaTeX: ``≤``, ``π``, ``x²``, ``½``, ``∪``."""
     if text.isascii():
         return text
     return _OTHER.sub(_symbol, _RAISED.sub(_raised, text))
@@ -136,7 +138,9 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def without_repetition(text: str) -> str:
-    r"""Repeating decimals as fractions: ``0.\overline{3}``, ``0.\dot{1}4285\dot{7}``, ``0.(3)``, ``0.333...``, ``0.1818...``."""
+    r"""Converts repeating decimals to fractions: ``0.\overline{3}``, ``0.\dot{1}4285\dot{7}``, ``0.(3)``, ``0.333...``,
+    ``0.1818...``.
+    """
     if "." not in text:
         return text
     return _RUNNING.sub(lambda match: _fraction(match[1], match[2], match[3] or match[4]), _REPEATING.sub(_repeating, text))
@@ -158,7 +162,7 @@ _SPACING = re.compile(r"\\[!,;: ]|\{(,)\}|~|\\(?:left|right|displaystyle)\b")
 
 
 def tidy(text: str) -> str:
-    """The answer without the marks of mathematics around it, LaTeX spacing, emphasis and closing punctuation."""
+    """Returns the answer without the marks of mathematics around it, LaTeX spacing, emphasis and closing punctuation."""
     text = fold(text)
     previous = None
     while text != previous:
@@ -171,6 +175,6 @@ def tidy(text: str) -> str:
 
 
 def _alone(text: str, left: str, right: str) -> bool:
-    """The marks belong to each other: not so in ``$3$ and $4$``."""
+    """Returns True if the marks belong together: not so in ``$3$ and $4$``."""
     inside = text[len(left) : -len(right)]
     return left not in inside and right not in inside

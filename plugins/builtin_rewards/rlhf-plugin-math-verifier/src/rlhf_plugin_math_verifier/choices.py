@@ -17,14 +17,16 @@ _OTHER_CHOICE = re.compile(
     r"(?<![\w\\])(?<!\w\()([A-HJ](?![\w=]|-\w| =)|I(?=[):]))"  # not P(B), F = ma, B-cells, "I think so"
     r"|(?:^\(?|\s\(?)([a-j])[).:;](?!\w)"
 )
-"""Any letter of a choice that stands alone in upper case, or before ``) . : ;``, is another choice, but for ``_NAMED``."""
+"""Pattern of another choice: any letter of a choice that stands alone in upper case, or before ``) . : ;``, except for
+``_NAMED``.
+"""
 _NAMED = re.compile(
     r"^\W*A (?!(?:is|or|and)\b)[a-z]"
     r"|(?<!\w)(?:[A-J](?:, ?[A-J])*,? (?:and|nor)|[Ee]ither [A-J] or) [A-J](?!\w)"
     r"|\b(?i:vitamins?|hepatitis|types?|group|grade|class|plan|points?|angle|side|sets?|events?) [A-J](?![\w).:]| and )"
     r"|(?:[0-9°]|\\circ\}?\$?)\s*[ACFGHJ](?![\w).:;])"
 )
-"""What a choice's own text has letters for: "A dog", "both A and B", "either A or B", "vitamin C", ``25 °C``, ``5 J``."""
+"""Pattern of letters in a choice's own text: "A dog", "both A and B", "either A or B", "vitamin C", ``25 °C``, ``5 J``."""
 
 
 def _match(text: str) -> re.Match[str] | None:
@@ -36,7 +38,7 @@ def _match(text: str) -> re.Match[str] | None:
 
 
 def letter(text: str, *, label: bool = False) -> str | None:
-    """The letter, folded; ``None``: the text is no choice, or names another one (which a ``label``'s own text may do)."""
+    """Returns the letter, folded; None if the text is not a choice, or names another one (which a ``label``'s own text may do)."""
     match = _match(text)
     if match is None:
         return None
@@ -46,6 +48,6 @@ def letter(text: str, *, label: bool = False) -> str | None:
 
 
 def rest(text: str) -> str:
-    """What stands beside the letter."""
+    """Returns the text beside the letter."""
     match = _match(text)
     return tidy(match.group(2) or "") if match else ""

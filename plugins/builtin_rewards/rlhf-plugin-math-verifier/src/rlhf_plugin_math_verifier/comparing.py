@@ -1,4 +1,4 @@
-"""Compares an answer with the label by kind. What only a computer algebra system can tell is asked of ``Algebra``."""
+"""Compares an answer with the label by kind. Questions that only a computer algebra system can answer go to ``Algebra``."""
 
 from __future__ import annotations
 
@@ -42,32 +42,34 @@ _EMPTY = {
 
 
 class Algebra(Protocol):
-    """What needs formulas to be computed; every method may raise ``Unreadable`` for the label."""
+    """Interface for computing formulas; every method may raise ``Unreadable`` for the label."""
 
     def __hash__(self) -> int: ...
 
     def same(self, label: str, answer: str, decimals: int) -> Verdict:
-        """Two formulas have the same value."""
+        """Compares the values of two formulas."""
         ...
 
     def same_equation(self, label: tuple[str, str], answer: tuple[str, str]) -> Verdict:
-        """Two equations hold for the same values."""
+        """Compares two equations, which must hold for the same values."""
         ...
 
     def same_region(self, label: Answer, answer: Answer, decimals: int) -> Verdict:
-        """Two sets of numbers, or conditions on one variable or several, are the same."""
+        """Compares two sets of numbers, or conditions on variables."""
         ...
 
 
 def close(label: Fraction, value: Fraction, decimals: int) -> bool:
-    """Equal; or as near as half a unit of the last of ``decimals`` places, and as the label divided by ``10**(decimals // 2)``."""
+    """Returns True if equal, or if the difference is at most half a unit of the last of ``decimals`` places and at most the
+    label divided by ``10**(decimals // 2)``.
+    """
     if label == value:
         return True
     return abs(label - value) <= min(Fraction(1, 2 * 10**decimals), abs(label) / 10 ** (decimals // 2))
 
 
 def compare(label: Answer, answer: Answer, decimals: int, algebra: Algebra) -> Verdict:
-    """``right``, ``wrong``, or ``unjudged`` where a person would have to say. ``label`` is not ``Doubtful``."""
+    """Returns ``right``, ``wrong``, or ``unjudged`` if a person would have to decide. ``label`` is not ``Doubtful``."""
     return _Comparison(decimals, algebra).of(label, answer)
 
 
@@ -97,7 +99,9 @@ class _Comparison:
         return self._quantity(label, answer)
 
     def _doubtful(self, label: Answer, answer: Doubtful) -> Verdict:
-        """What was not understood is never right. It is wrong, too, unless the part that was understood is the label."""
+        """Compares a text that was not fully understood, which is never right. It is wrong, too, unless the understood part is
+        the label.
+        """
         if answer.core is None or answer.denied:
             return "wrong"
         return "wrong" if self.of(label, answer.core) == "wrong" else "unjudged"
@@ -232,11 +236,11 @@ class _Comparison:
         return "unjudged" if "unjudged" in verdicts else "right"
 
     def _item(self, label: Answer, answer: Answer) -> Verdict:
-        """Inside of others, {1} is not 1."""
+        """Compares items of others, where {1} is not 1."""
         return self.of(label, answer) if isinstance(label, Several) == isinstance(answer, Several) else "wrong"
 
     def _in_any_order(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict:
-        """Each item has its like on the other side; one that is there twice counts once."""
+        """Compares items in any order: each must have an equal one on the other side; one that occurs twice counts once."""
         if max(len(label), len(answer)) > MAX_ITEMS:
             return "wrong"
         doubt = False
@@ -253,7 +257,7 @@ class _Comparison:
         return "wrong" if len(found) < len(answer) else "unjudged" if doubt else "right"
 
     def _quantity(self, label: Number | Formula, answer: Number | Formula) -> Verdict:
-        """Values, and units where both have one."""
+        """Compares values, and units if both have one."""
         own, other = label.unit, answer.unit
         if own and other and own != other:
             return self._with_units(label, answer, own, other)
@@ -294,7 +298,7 @@ class _Comparison:
 
 
 def _is_unit_or_letter(label: Number | Formula, answer: Number | Formula) -> bool:
-    """``5m`` for 5: nobody knows whether the letter is a unit."""
+    """Returns True for ``5m`` in place of 5: the letter may be a unit or not."""
     short, long = sorted((side.latex if isinstance(side, Formula) else str(side.value) for side in (label, answer)), key=len)
     return long[:-1] == short and long[-1] in units.LETTERS
 
@@ -316,12 +320,12 @@ def _words(label: Answer, answer: Answer) -> Verdict:
 
 
 def _affirms(label: str, said: Sequence[str]) -> bool:
-    """ "yes it is" for "yes": it begins so, and says nothing else of the kind."""
+    """Returns True for "yes it is" in place of "yes": it begins so, and says nothing else of the kind."""
     return label in _BINARY and said[:1] == [label] and not set(said[1:]) & _BINARY and not vocabulary.denies(said[1:])
 
 
 def _numeral(label: Answer, answer: Answer) -> Verdict:
-    """A numeral is the label's if digits and base are. In another base, or none, it may not be what was asked for."""
+    """Compares a numeral: it is the label's if digits and base are. In another base, or none, it may not be what was asked for."""
     if label == answer:
         return "right"
     values = [
@@ -358,7 +362,7 @@ def _is_region(answer: Answer) -> bool:
 
 
 def _is_region_like(answer: Answer) -> bool:
-    """It may be a region, beside one: ``(0, 1)``, ``\\{1, 2\\}``."""
+    r"""Returns True for something that may be a region, beside one: ``(0, 1)``, ``\{1, 2\}``."""
     return isinstance(answer, Several) and answer.kind in ("tuple", "set", "list")
 
 

@@ -1,6 +1,7 @@
-"""Finds the answer in a text: in ``<answer>``, in ``\\boxed{}``, after ``####``, after "answer is", or the last number or LaTeX.
+"""Finds the answer in a text: in ``<answer>``, in ``\\boxed{}``, after ``####``, after "answer is", or the last number or
+LaTeX.
 
-What stands beside it counts: answers side by side are one of several parts, and one that its sentence takes back is none.
+The text beside it counts: answers side by side are one answer of several parts, and one that its sentence takes back is none.
 Every search is linear in the text, up to a constant: the text is a model's, and may be anything.
 """
 
@@ -18,7 +19,7 @@ Place = TypeVar("Place")
 Form = Literal["any", "boxed", "hashes"]
 
 MAX_WORDS = 8
-"""More in a tag are sentences, which have their answer in one of them."""
+"""Maximum words in a tag; more words are sentences, which have their answer in one of them."""
 _BRACES = re.compile(r"\\{1,4}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
@@ -26,12 +27,12 @@ _NAME = r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z]\))?\s*(?:=|:|\\in\b)"
 _BETWEEN = re.compile(
     rf"(?:\s|[$.,;:&~*]|\\[()\[\],;!\\]|\\q?quad\b|\\text\s*\{{\s*,?\s*(?:and|or)?\s*,?\s*\}}|\b(?:and|or)\b|\([a-z0-9]\)|[和与或、，。；]|{_NAME})*",
 )
-"""Between answers that belong together."""
+"""Pattern between answers that belong together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a text gives as its answer, and how: ``last`` is the only form that nobody marked as the answer."""
+    """Answer of a text, and the form in which it was found: ``last`` is the only form that is not marked as the answer."""
 
     text: str
     form: Literal["boxed", "tagged", "hashes", "stated", "last"]
@@ -42,9 +43,9 @@ class Found:
 
 
 def extract(text: str, form: Form = "any", *, prose: bool = False) -> Found | None:
-    """The answer, the last of the first form that is there: boxed, in tags, ``####``, "answer is", last number or LaTeX.
+    """Returns the answer, the last of the first form that occurs: boxed, in tags, ``####``, "answer is", last number or LaTeX.
 
-    ``prose``: the label is words, so an answer of words will do.
+    ``prose``: the label is words, so the answer may be words.
     """
     if form == "any" and (found := tagged(text, prose=prose)) is not None:
         return Found(found, "tagged")
@@ -66,7 +67,7 @@ def _untagged(text: str, form: Form = "any", *, prose: bool = False) -> Found | 
 
 
 def tagged(text: str, *, prose: bool = False) -> str | None:
-    """What is between the last ``<answer>`` and ``</answer>``, and between those beside it."""
+    """Returns the text between the last ``<answer>`` and ``</answer>``, and between those beside it."""
     if "<answer>" not in text.casefold():
         return None
     matches = list(_TAG.finditer(text))[-TRIES:]
@@ -80,9 +81,10 @@ def tagged(text: str, *, prose: bool = False) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """The contents of the last ``\\boxed{...}`` that is closed and not empty, and of those beside it; of nested ones, the inner.
+    r"""Returns the contents of the last ``\boxed{...}`` that is closed and not empty, and of those beside it; of nested ones,
+    the inner.
 
-    Empty, where its sentence takes it back.
+    Empty if its sentence takes it back.
     """
     spans = _boxes(text) if "boxed" in text or "fbox" in text else []
     while spans:
@@ -98,7 +100,7 @@ def boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[Span]:
-    """From ``\\boxed`` to its closing brace."""
+    r"""Returns spans from ``\boxed`` to its closing brace."""
     spans: list[Span] = []
     open_braces: list[Span | None] = []  # where a box and its content start; None for any other brace
     for match in _BRACES.finditer(text):
@@ -115,7 +117,7 @@ def _boxes(text: str) -> list[Span]:
 
 
 def _side_by_side(found: Sequence[Place], text: str, span: Callable[[Place], Span]) -> Sequence[Place]:
-    """The last ones, as many as have nothing between them that separates answers."""
+    """Returns the last ones, as long as nothing between them separates answers."""
     first = len(found) - 1
     while first > 0:
         between = text[span(found[first - 1])[1] : span(found[first])[0]]
@@ -126,7 +128,7 @@ def _side_by_side(found: Sequence[Place], text: str, span: Callable[[Place], Spa
 
 
 def _together(contents: Sequence[str], between: Sequence[str] = ()) -> str:
-    """Several answers as one of several parts; the same one twice is one."""
+    """Returns several answers as one of several parts; the same one twice is one."""
     if len({"".join(content.split()) for content in contents}) == 1:
         return contents[0]
     joint = " or " if any("or" in each.split() or "或" in each for each in between) else ", "
@@ -134,7 +136,8 @@ def _together(contents: Sequence[str], between: Sequence[str] = ()) -> str:
 
 
 def hashes(text: str, *, prose: bool = False) -> str | None:
-    """What follows the last ``####`` that is an answer, and those beside it: a line of its own at the end, or else an expression.
+    """Returns the text after the last ``####`` that is an answer, and those beside it: its own line at the end, or else an
+    expression.
 
     A Markdown heading ("#### Step 3: add them") is neither.
     """
@@ -155,5 +158,5 @@ def hashes(text: str, *, prose: bool = False) -> str | None:
 
 
 def _is_short(line: str) -> bool:
-    """A number and a few words, no heading: "72 apples"."""
+    """Returns True for a number and a few words, not a heading: "72 apples"."""
     return bool(ITEM.match(line)) and len(line.split()) <= 4

@@ -39,11 +39,11 @@ _ALIASES = {
     "e": rf"\{EULER}",
     "i": rf"\{IMAGINARY}",
 }
-"""Symbols for what the parser would not read as it is meant. ``EULER`` and ``IMAGINARY`` become constants again."""
+"""Symbols for things that the parser would read wrongly. ``EULER`` and ``IMAGINARY`` become constants again."""
 
 
 def rational(found: Sequence[Token]) -> Fraction | None:
-    """``-1.5``, ``1\\frac{1}{2}``, ``3/4``, ``1.5\\times10^{3}``; ``None``: it is no such number."""
+    r"""Returns the value of ``-1.5``, ``1\frac{1}{2}``, ``3/4``, ``1.5\times10^{3}``; None if it is not such a number."""
     letters = any(token.kind in ("letter", "word") for token in found)
     match = None if letters else _RATIONAL.fullmatch(joined(found))
     if match is None:
@@ -64,12 +64,12 @@ def rational(found: Sequence[Token]) -> Fraction | None:
 
 
 def formula(found: Sequence[Token]) -> str | None:
-    """LaTeX for the parser; ``None`` where a token or its place is not known, which the parser might leave out."""
+    """Returns LaTeX for the parser; None if a token or its place is unknown, which the parser might leave out."""
     if not found or found[0].text in _BINARY or found[-1].text in _BINARY | {"+", "-"} or _towers(found):
         return None
     out: list[str] = []
     scripts: list[bool] = []
-    """Of each open bracket: it is a subscript."""
+    """For each open bracket, True if it is a subscript."""
     arguments = 0
     last = Token("sign", "")
     has_index = any(token.text in (r"\sum", r"\prod") for token in found)
@@ -102,7 +102,7 @@ def formula(found: Sequence[Token]) -> str | None:
 
 
 def _towers(found: Sequence[Token]) -> bool:
-    """``2^3^2``, which people and parsers read in two ways."""
+    """Returns True for ``2^3^2``, which people and parsers read in two ways."""
     return any(token.text == "^" and found[i - 2].text == "^" for i, token in enumerate(found) if i > 1)
 
 
@@ -124,7 +124,9 @@ def _is_known(token: Token, last: Token, rest: Sequence[Token], *, in_script: bo
 
 
 def _multiplies(before: str, last: Token, token: Token) -> bool:
-    """Side by side, where the parser would take ``3(4)`` for a mixed number; not in ``\\sin^2(x)`` and ``\\log_2(8)``."""
+    r"""Returns True if two parts side by side are a product, where the parser would take ``3(4)`` for a mixed number; not in
+    ``\sin^2(x)`` and ``\log_2(8)``.
+    """
     if token.text == "(":
         return last.text == ")" or (last.kind == "number" and before not in ("^", "_"))
     return token.kind == "number" and last.text == ")"

@@ -1,4 +1,4 @@
-"""The verdict on an answer: at once where plain comparison is enough; a worker process goes the same way, with algebra."""
+"""The verdict on an answer: at once if plain comparison is enough; a worker process does the same, with algebra."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlhf_plugin_math_verifier.comparing import Algebra, Verdict, compare
 from rlhf_plugin_math_verifier.reading import read
 
 Judged = Literal["right", "wrong", "unjudged", "label"]
-"""``label``: nothing can be compared with it."""
+"""Verdict; ``label``: nothing can be compared with the label."""
 
 
 class NeedsAlgebra(Exception):
-    """Plain comparison does not decide it."""
+    """Raised if plain comparison does not decide."""
 
 
 class Unreadable(Exception):
@@ -25,7 +25,7 @@ class Unreadable(Exception):
 
 
 class NoAlgebra:
-    """Leaves formulas to a worker."""
+    """Algebra that leaves formulas to a worker."""
 
     def same(self, *_: object) -> Verdict:
         raise NeedsAlgebra
@@ -35,7 +35,7 @@ class NoAlgebra:
 
 @lru_cache(maxsize=4096)
 def read_label(text: str) -> Answer:
-    """The label's reading; ``["18", "20"]``, as data sets write several, is a sequence ``listed``."""
+    """Returns the label's reading; ``["18", "20"]``, the form of several labels in data sets, is a sequence ``listed``."""
     if text.startswith("[") and text.endswith("]"):
         values = _list(text)
         if len(values) == 1 and type(values[0]) in (str, int, float):
@@ -47,7 +47,7 @@ def read_label(text: str) -> Answer:
 
 
 def _list(text: str) -> list[Any]:
-    """A list as JSON or Python writes it; empty, where it is none."""
+    """Returns a list as JSON or Python writes it; empty if it is not one."""
     for parse in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             if isinstance(found := parse(text), list):
@@ -56,7 +56,7 @@ def _list(text: str) -> list[Any]:
 
 
 def judge(label: str, answer: str, decimals: int, algebra: Algebra) -> Judged:
-    """``right``, ``wrong``, ``unjudged`` (a person would have to say) or ``label``."""
+    """Returns ``right``, ``wrong``, ``unjudged`` (a person would have to decide) or ``label``."""
     own = read_label(label)
     same_text = "".join(label.split()) == "".join(answer.split())
     if isinstance(own, Doubtful):
@@ -72,7 +72,7 @@ def judge(label: str, answer: str, decimals: int, algebra: Algebra) -> Judged:
 
 @lru_cache(maxsize=4096)
 def _has_value(label: Answer, algebra: Any) -> bool:
-    """The label equals itself: 0/0 does not."""
+    """Returns True if the label equals itself: 0/0 does not."""
     try:
         return compare(label, label, 6, algebra) == "right"
     except Unreadable:

@@ -21,16 +21,16 @@ MAX_LABEL_CHARS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """``prose``: answers to it may be words."""
+    """A task's label. ``prose``: answers to it may be words."""
 
     text: str
     prose: bool = False
 
 
 def read_label(ground_truth: Any) -> Label | Unjudged:
-    """``72``, ``"1,234"``, ``"\\boxed{3/4}"``, ``"50%"``, GSM8K's ``"... #### 72"``, ``["18"]``, ``'["18"]'``, a date.
+    r"""Reads ``72``, ``"1,234"``, ``"\boxed{3/4}"``, ``"50%"``, GSM8K's ``"... #### 72"``, ``["18"]``, ``'["18"]'``, a date.
 
-    ``Unjudged``, with the reason: nothing that an answer could be compared with.
+    Returns ``Unjudged``, with the reason, if an answer cannot be compared with it.
     """
     if isinstance(ground_truth, int | float | Decimal) and not isinstance(ground_truth, bool):
         if not -(10**300) < ground_truth < 10**300:  # nor is NaN

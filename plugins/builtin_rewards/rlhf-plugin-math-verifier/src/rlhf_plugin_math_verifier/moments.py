@@ -1,4 +1,4 @@
-"""Dates, times of day, ratios and numerals with a base: what a parser of formulas would compute."""
+"""Dates, times of day, ratios and numerals with a base, which a parser of formulas would compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BASE = re.compile(
 
 
 def moment(found: Sequence[Token]) -> Moment | None:
-    """``2024-05-06``, ``6/5/2024``, ``May 6, 2024``, ``9:30 a.m.``, ``3 pm``."""
+    """Reads ``2024-05-06``, ``6/5/2024``, ``May 6, 2024``, ``9:30 a.m.``, ``3 pm``."""
     if len(found) > 8 or not any(token.kind == "number" for token in found):
         return None
     plain = "".join(token.text.casefold() for token in found)
@@ -61,7 +61,7 @@ def _date_in_words(found: Sequence[Token]) -> Moment | None:
 
 
 def ratio(found: Sequence[Token]) -> Ratio | None:
-    """``2:1``, ``10:30``, ``1:2:3``."""
+    """Reads ``2:1``, ``10:30``, ``1:2:3``."""
     parts, between = split(found, {":"})
     values = [rational(part) for part in parts]
     if not between or any(value is None for value in values):
@@ -71,7 +71,7 @@ def ratio(found: Sequence[Token]) -> Ratio | None:
 
 
 def numeral(found: Sequence[Token]) -> Numeral | None:
-    """``101_2``, ``1A_{16}``, ``212_{\\text{five}}``, ``110 base 2``."""
+    r"""Reads ``101_2``, ``1A_{16}``, ``212_{\text{five}}``, ``110 base 2``."""
     if not any(token.text == "_" or token.text.casefold() == "base" for token in found):
         return None
     match = _BASE.fullmatch("".join(token.text for token in found))

@@ -1,4 +1,4 @@
-"""A few worker processes that judge answers. What limits them is processor time, so that a busy machine changes no verdict."""
+"""A few worker processes that judge answers. Their limit is processor time, so that a busy machine changes no verdict."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Verdict = Literal["right", "wrong", "unjudged", "timeout", "label", "failed"]
-"""``unjudged``: a person would have to say. ``timeout``: the answer took too much processor time, or broke the process.
-``label``: the label cannot be judged against. ``failed``: processes could not be started, died of something else time after
-time, or were all busy for too long."""
+"""Verdict. ``unjudged``: a person would have to decide. ``timeout``: the answer took too much processor time, or broke the
+process. ``label``: nothing can be compared with the label. ``failed``: processes could not be started, died repeatedly for
+another reason, or were all busy for too long.
+"""
 
 Late = Literal["late"]
-"""The processor time of one try was over."""
+"""Result of a try whose processor time was over."""
 
 MODULE = "rlhf_plugin_math_verifier.worker"
 START_TIMEOUT_S = 1800.0
-"""Of a worker: on a busy machine its imports alone take minutes."""
+"""Seconds for a worker to start: on a busy machine its imports alone take minutes."""
 ATTEMPTS = 3
 FIRST_TRY_S = 1.0
-"""Of processor time. An answer that takes longer is tried again, with its whole limit, when no other waits for its first try."""
+"""Seconds of processor time. An answer that takes longer is tried again, with its whole limit, when no other waits for its
+first try.
+"""
 REMEMBERED = 10_000
-"""Verdicts: a text that a model repeats is judged once."""
+"""Maximum number of remembered verdicts: a text that a model repeats is judged once."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class TookTooLong(Exception):
 
 
 class WorkerDied(Exception):
-    """The process ended without an answer; ``crashed``: by a fault of its own, which an answer can bring about."""
+    """The process ended without an answer; ``crashed``: by its own fault, which an answer can cause."""
 
     def __init__(self, message: str, crashed: bool = False):
         super().__init__(message)
@@ -60,7 +63,7 @@ class Request:
 
 @dataclass(order=True, slots=True)
 class Job:
-    """A request in the queue; those of a lower turn come first. Without a request: the end."""
+    """A request in the queue; those with a lower turn come first. No request: the end."""
 
     turn: int
     number: int
@@ -87,7 +90,7 @@ class Worker:
         )
 
     def wait_until_ready(self) -> None:
-        """Raises ``WorkerDied`` with the reason."""
+        """Waits until the process is ready. Raises ``WorkerDied`` with the reason."""
         try:
             reply = self._exchange(b"", START_TIMEOUT_S)
         except TimeoutError as error:
@@ -96,7 +99,9 @@ class Worker:
             raise WorkerDied(reply["error"])
 
     def ask(self, request: Request, wait_s: float) -> dict[str, Any]:
-        """Raises ``TookTooLong``, ``TimeoutError`` (it did not answer for ``wait_s``, and is dead now) or ``WorkerDied``."""
+        """Sends a request; returns the answer. Raises ``TookTooLong``, ``TimeoutError`` (no answer for ``wait_s``; the process
+        is now dead) or ``WorkerDied``.
+        """
         return self._exchange(json.dumps(asdict(request)).encode() + b"\n", wait_s)
 
     def kill(self) -> None:
@@ -104,7 +109,7 @@ class Worker:
             self.process.kill()
 
     def discard(self) -> None:
-        """Kill, reap and close; by the thread that uses it."""
+        """Kills, reaps and closes the process; called by the thread that uses it."""
         self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -145,7 +150,7 @@ class Worker:
 
 
 class Pool:
-    """``submit`` from any thread or event loop. Processes start as they are needed, one thread beside each."""
+    """Pool of processes. Call ``submit`` from any thread or event loop. Processes start on demand, with one thread each."""
 
     def __init__(self, workers: int, timeout_s: float, memory_mb: int, wait_s: float = 120.0):
         self.pid = os.getpid()
@@ -164,12 +169,12 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the living processes."""
+        """Process ids of the living processes."""
         with self._lock:
             return [worker.process.pid for worker in self._alive]
 
     def submit(self, label: str, answer: str, decimals: int) -> Future[Verdict]:
-        """The verdict to come. Others may wait for the same one, so it is not to be cancelled.
+        """Returns the future verdict. Others may wait for the same one, so do not cancel it.
 
         Raises ``RuntimeError`` once closed.
         """
@@ -192,7 +197,7 @@ class Pool:
         return job.future
 
     def close(self) -> None:
-        """End every process now; what waits is cancelled. Does nothing the second time, or in a fork of the process."""
+        """Ends every process now, and cancels waiting requests. Does nothing the second time, or in a fork of the process."""
         if os.getpid() != self.pid:
             return
         with self._lock:
@@ -233,7 +238,7 @@ class Pool:
             self._discard(worker)
 
     def _take(self, job: Job, request: Request, worker: Worker | None) -> tuple[Verdict | Late, Worker | None]:
-        """The verdict; ``late``: the first try took too long."""
+        """Returns the verdict; ``late``: the first try took too long."""
         verdict: Verdict | Late
         waited = time.monotonic() - job.since > self._wait_s
         if waited:
@@ -279,7 +284,7 @@ class Pool:
         return ("timeout" if crashes == ATTEMPTS else "failed"), worker
 
     def _blame(self, request: Request, worker: Worker | None) -> tuple[Verdict, Worker | None]:
-        """Whose fault a timeout is: the label's, if it takes as long against an answer of one digit."""
+        """Finds the cause of a timeout: it is the label if that takes as long against an answer of one digit."""
         if request.label not in self._labels:
             verdict, worker = self._judge(Request(request.label, "7", request.decimals, request.timeout_s), worker)
             if verdict == "failed":

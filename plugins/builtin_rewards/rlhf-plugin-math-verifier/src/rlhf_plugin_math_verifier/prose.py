@@ -1,4 +1,4 @@
-"""Answers that sentences say: after "answer is", or the last number or LaTeX expression; and whether a sentence takes one back."""
+"""Answers in sentences: after "answer is", or the last number or LaTeX expression; and sentences that take one back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlhf_plugin_math_verifier.statements import (
 
 Span = tuple[int, int]
 TRIES = 20
-"""Of the last matches, so that a text that repeats itself costs no more."""
+"""Maximum number of last matches that are tried, so that a text that repeats itself costs no more."""
 
 _SENTENCE_END = re.compile(r"[.!?](?=[\s*](?!\s*(?:but|or|and)\b)|$)|[。？！]")
 # "A. Actually B": the choice is taken back by what ends in another. Not so "A. But B is close".
@@ -71,9 +71,10 @@ _SIGHT = 100  # characters of a sentence that may take an answer back
 
 
 def stated(text: str, *, prose: bool = False) -> str | None:
-    """What follows the last "answer is" (or "Answer:") that goes on to an expression; with ``prose``, to anything.
+    """Returns the text after the last "answer is" (or "Answer:") that is followed by an expression; with ``prose``, by
+    anything.
 
-    Empty, where the text takes it back and gives no other.
+    Empty if the text takes it back and gives no other.
     """
     refused: list[str] = []
     for match in reversed(list(ANNOUNCED.finditer(text))[-TRIES:]):
@@ -90,7 +91,7 @@ def stated(text: str, *, prose: bool = False) -> str | None:
 
 
 def replaced(after: str, *, prose: bool = False) -> str | None:
-    """Find what the text after an answer gives instead of it: "Wait, no, it is 43"; ``None``: nothing."""
+    """Returns the answer that the text after an answer gives instead: "Wait, no, it is 43"; None if there is none."""
     instead = REPLACED.match(after[:1000])
     if instead is None:
         return None
@@ -123,7 +124,9 @@ def _stated(rest: str, *, prose: bool) -> str | None:
 
 
 def _says_something(sentence: str) -> bool:
-    """It is an answer, as "x + y", "eighteen" and "unknown" are, and no remark on it, as "correct" and "obtained as follows"."""
+    """Returns True for an answer, such as "x + y", "eighteen" and "unknown", and not for a remark on it, such as "correct" and
+    "obtained as follows".
+    """
     if has_mathematics(sentence) or not is_prose(sentence):
         return True
     words = sentence.casefold().split()
@@ -131,7 +134,7 @@ def _says_something(sentence: str) -> bool:
 
 
 def _clause(sentence: str, *, prose: bool) -> str:
-    """The answer in a sentence, with all that may change it; empty where it is denied."""
+    """Returns the answer in a sentence, with everything that may change it; empty if it is denied."""
     first = ITEM.search(sentence)
     denial = _DENIAL.match(sentence)
     if denial and (right := CORRECTED.match(sentence)) and right.end() < len(sentence):
@@ -167,14 +170,16 @@ def _clause(sentence: str, *, prose: bool) -> str:
 
 
 def _says_nothing(word: str) -> bool:
-    """A word before a number that leaves it as it is: "she has 5 apples"."""
+    """Returns True for a word before a number that does not change it: "she has 5 apples"."""
     if vocabulary.is_script(word):
         return not vocabulary.script_changes(word)
     return len(word) == 1 or word.casefold() in vocabulary.LEADS or word.casefold() in vocabulary.CLAUSE_LEADS
 
 
 def _phrase(tail: str) -> str | None:
-    """What stands beside a number and may change it, up to where the sentence goes on; ``None``: it goes on to deny the number."""
+    """Returns the words beside a number that may change it, up to where the sentence goes on; None if it goes on to deny the
+    number.
+    """
     end = PHRASE_END.search(tail)
     if end is None:
         return tail
@@ -182,7 +187,7 @@ def _phrase(tail: str) -> str | None:
 
 
 def last(text: str) -> str | None:
-    """The last number or LaTeX expression that its sentence does not take back, with the words after it."""
+    """Returns the last number or LaTeX expression that its sentence does not take back, with the words after it."""
     refused: list[str] = []
     for match in reversed(_last_items(text)):
         content = _content(match)
@@ -209,7 +214,7 @@ def _last_items(text: str) -> list[re.Match[str]]:
 
 
 def denied(text: str, span: Span) -> bool:
-    """The sentence says that this is not the answer, or only a bound of it."""
+    """Returns True if the sentence says that this is not the answer, or only a bound of it."""
     before, after = _sentence_before(text, span[0]), text[span[1] : span[1] + _SIGHT]
     if DENIED_BEFORE.search(before) or DENIED_AFTER.match(after):
         return True
@@ -230,7 +235,7 @@ def _sentence_after(text: str, position: int) -> str:
 
 
 def _key(text: str) -> str:
-    """What of a statement another one may deny."""
+    """Returns the part of a statement that another one may deny."""
     match = ITEM.search(text)
     return _content(match) if match else text.strip(" .*!?").casefold()
 

@@ -1,4 +1,6 @@
-"""Numbers and formulas with the words around them: a word is a sign, a multiplier, a unit or a noun, or the whole is doubtful."""
+"""Numbers and formulas with the words around them: each word is a sign, a multiplier, a unit or a noun, or the whole is
+doubtful.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from rlhf_plugin_math_verifier.formulas import formula, rational
 from rlhf_plugin_math_verifier.tokens import CLOSING, FUNCTIONS, OPENING, Token, joined, tokens
 
 MAX_WORDS = 8
-"""More beside a number are a sentence, of which nobody knows what it says."""
+"""Maximum words beside a number; more words are a sentence with an unknown meaning."""
 _CURRENCY = {"$": "$", "€": "€", "£": "£", "¥": "¥", "￥": "¥", "₹": "₹", "₩": "₩"}
 
 
 def quantity(found: Sequence[Token]) -> Answer:
-    """A number or a formula with what stands beside it."""
+    """Returns a number or a formula with the words beside it."""
     text = joined(found)
     if sum(token.kind == "word" for token in found) > 2 * MAX_WORDS:
         return Doubtful(text)
@@ -40,7 +42,7 @@ def quantity(found: Sequence[Token]) -> Answer:
 
 
 def _with_signs(found: Sequence[Token]) -> list[Token]:
-    """Words that stand for a sign, as that sign: "5 plus 1", "7 squared", "negative 5", "divided by", "and a half"."""
+    """Replaces words for a sign by the sign: "5 plus 1", "7 squared", "negative 5", "divided by", "and a half"."""
     out: list[Token] = []
     texts = [token.text.casefold() if token.kind in ("word", "letter") else "" for token in found]
     skip = 0
@@ -70,7 +72,7 @@ def _with_signs(found: Sequence[Token]) -> list[Token]:
 
 
 def _without_leads(found: list[Token]) -> tuple[list[Token], list[Token]]:
-    """What follows the words at the start, and these; a number that they spell stays."""
+    """Returns the text after the leading words, and these words; a number that they spell stays."""
     count = next((i for i, token in enumerate(found) if token.kind != "word"), len(found))
     for start in range(count):
         for end in range(count, start, -1):
@@ -89,7 +91,7 @@ def _without_currency(found: list[Token]) -> tuple[list[Token], units.Unit | Non
 
 
 def _value(found: list[Token]) -> tuple[Number | Formula | None, list[Token]]:
-    """The mathematics at the start, and the words or units after it."""
+    """Returns the mathematics at the start, and the words or units after it."""
     for end in _ends(found):
         head, rest = found[:end], found[end:]
         degrees = len(head) > 2 and head[-1].text == r"\circ" and not any(token.text in FUNCTIONS for token in head)
@@ -106,7 +108,7 @@ def _value(found: list[Token]) -> tuple[Number | Formula | None, list[Token]]:
 
 
 def _ends(found: list[Token]) -> list[int]:
-    """Where the mathematics may end: at the first word, sign of a unit, or unit of one letter."""
+    """Returns places where the mathematics may end: at the first word, sign of a unit, or unit of one letter."""
     depth = 0
     for position, token in enumerate(found):
         last = found[position - 1] if position else None
@@ -124,7 +126,7 @@ def _ends(found: list[Token]) -> list[int]:
 
 
 def _multiplied(value: Number | Formula, rest: list[Token]) -> tuple[Number | Formula, list[Token]]:
-    """ "5 million", "3 dozen eggs", "5 tenths", 3万."""
+    """Applies multipliers: "5 million", "3 dozen eggs", "5 tenths", 3万."""
     while rest and rest[0].kind == "word":
         word = rest[0].text
         inside = word if vocabulary.is_script(word) else ""
@@ -149,7 +151,7 @@ def scaled(value: Number | Formula, factor: Fraction) -> Number | Formula:
 
 
 def _unit(rest: Sequence[Token], before: units.Unit | None) -> units.Unit | None:
-    """The unit that all of the rest is, or else the one before; ``None`` where the rest is something else."""
+    """Returns the unit that the whole rest is, or else the earlier one; None if the rest is something else."""
     texts: list[str] = []
     tail = list(rest)
     while tail:
@@ -170,7 +172,7 @@ def _unit(rest: Sequence[Token], before: units.Unit | None) -> units.Unit | None
 
 
 def _predicate(words: Sequence[str]) -> Sequence[str]:
-    """The words that speak of the number itself: "is wrong", but not "students don't swim"."""
+    """Returns the words that are about the number itself: "is wrong", but not "students don't swim"."""
     if words[:1] and words[0].casefold() in ("is", "are", "was"):
         return words[1:]
     return [word for i, word in enumerate(words) if i == 0 or vocabulary.is_script(word)]

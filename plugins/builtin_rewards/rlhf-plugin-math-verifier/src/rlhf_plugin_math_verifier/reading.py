@@ -30,9 +30,9 @@ from rlhf_plugin_math_verifier.tokens import FUNCTIONS, Token, depth, enclosed, 
 
 Kind = Literal["tuple", "set", "matrix", "list"]
 MAX_CHARS = 2000
-"""A longer text is no answer, nor are more tokens."""
+"""Maximum characters: a longer text, or one with more tokens, is not an answer."""
 MAX_DEPTH = 30
-"""Of brackets."""
+"""Maximum depth of brackets."""
 
 _CONJUNCTIONS = {",": ",", ";": ",", "and": "and", r"\land": "and", "or": "or", r"\lor": "or"}
 _CONJUNCTIONS |= dict.fromkeys(["和", "与", "與", "及", "且", "그리고", "と"], "and")
@@ -60,7 +60,7 @@ _PUNCTUATION = frozenset(".,;:")
 
 
 def read(text: str, *, label: bool = False) -> Answer:
-    """The answer that a text is. A ``label`` of a choice may have other letters in its text."""
+    """Returns the answer in a text. A ``label`` of a choice may have other letters in its text."""
     if len(text) > MAX_CHARS:
         return Doubtful("")
     text = tidy(text)
@@ -87,7 +87,7 @@ def _read(found: Sequence[Token]) -> Answer:
 
 
 def _bare(found: Sequence[Token]) -> list[Token]:
-    """Without punctuation at the ends and braces around all."""
+    """Returns the answer without punctuation at the ends and braces around all of it."""
     found = list(found)
     while found:
         if found[-1].text in _PUNCTUATION and found[-1].kind == "sign":
@@ -119,7 +119,7 @@ def _words(found: Sequence[Token]) -> Answer | None:
 
 
 def _several(found: Sequence[Token]) -> Answer | None:
-    """Parts that stand side by side: "3, 4", "x = 1 or x = 2", "x > 1 and x < 2"."""
+    """Returns parts side by side: "3, 4", "x = 1 or x = 2", "x > 1 and x < 2"."""
     parts, between = split(found, _CONJUNCTIONS)
     if not between:
         return None
@@ -148,7 +148,7 @@ def _several(found: Sequence[Token]) -> Answer | None:
 
 
 def _flat(items: Sequence[Answer]) -> list[Answer]:
-    """``1 \\pm \\sqrt{2}, 3``: three items."""
+    r"""Returns the items of ``1 \pm \sqrt{2}, 3``: three."""
     out: list[Answer] = []
     for item in items:
         out += item.items if isinstance(item, Several) and item.kind == "list" else [item]
@@ -231,7 +231,7 @@ def _equation(found: Sequence[Token], terms: list[list[Token]], *, approximate: 
 
 
 def _name(term: Sequence[Token]) -> str | None:
-    """What an equation names: ``x``, ``f(2)``, ``a_n``, ``x + y``, "Area"; ``None`` where numbers count in it."""
+    """Returns the name in an equation: ``x``, ``f(2)``, ``a_n``, ``x + y``, "Area"; None if it contains numbers that count."""
     depth, before = 0, ""
     if term and (term[0].text == "-" or any(token.text in FUNCTIONS or token.text in (r"\frac", r"\sqrt") for token in term)):
         return None
@@ -296,7 +296,7 @@ def _set(found: Sequence[Token], inside: Sequence[Token], parts: Sequence[Sequen
 
 
 def _plus_or_minus(found: Sequence[Token]) -> Answer | None:
-    """``1 \\pm \\sqrt{2}``: two answers."""
+    r"""Returns the two answers of ``1 \pm \sqrt{2}``."""
     if [token.text for token in found].count(r"\pm") != 1:
         return None
     both = [

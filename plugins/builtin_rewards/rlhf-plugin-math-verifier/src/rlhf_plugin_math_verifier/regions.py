@@ -30,7 +30,7 @@ class Unsolved(Exception):
 
 
 def same_region(label: Answer, answer: Answer, decimals: int) -> Verdict:
-    """Two regions have the same numbers; relations of several variables are the same up to a factor."""
+    """Compares the numbers of two regions; relations of several variables are the same up to a factor."""
     try:
         if isinstance(label, Relation) and isinstance(answer, Relation) and len(_symbols(label)) > 1:
             return _same_relation(label, answer)
@@ -51,7 +51,7 @@ def same_region(label: Answer, answer: Answer, decimals: int) -> Verdict:
 
 
 def region(answer: Answer) -> tuple[Any, frozenset[str]]:
-    """The set, and the names of variables that conditions say it with."""
+    """Returns the set, and the names of variables in its conditions."""
     if isinstance(answer, Region):
         return _REGIONS[answer.name], frozenset()
     if isinstance(answer, Interval):
@@ -83,7 +83,7 @@ def _symbols(relation: Relation) -> set[Any]:
 
 
 def _solutions(relation: Relation) -> tuple[Any, frozenset[str]]:
-    """Of a chain in one variable, which stands alone in one of its terms where there are other letters."""
+    """Returns the solutions of a chain in one variable, which stands alone in one of its terms if there are other letters."""
     terms = [_ANY if term is None else parse(term).doit() for term in relation.terms]
     alone = [term for term in terms if term.is_Symbol]
     symbols = set().union(*(term.free_symbols for term in terms))
@@ -132,7 +132,7 @@ def _same_set(own: Any, said: Any, decimals: int) -> bool:
 
 
 def _pieces(found: Any) -> list[tuple[Any, Any, bool, bool]] | None:
-    """Intervals in order, a single number being one as well; ``None``: it is something else."""
+    """Returns intervals in order, with single numbers as intervals; None if it is something else."""
     pieces: list[tuple[Any, Any, bool, bool]] = []
     for piece in found.args if isinstance(found, sympy.Union) else [found]:
         if isinstance(piece, sympy.Interval):

@@ -29,7 +29,7 @@ _OTHERS = (
     r"उत्तर[\s*]{0,4}(?:है|[:=])",
 )
 ANNOUNCED = re.compile(rf"(?:(?i:{_ENGLISH})|{'|'.join(_OTHERS)})[\s*_:=]{{0,10}}")
-"""It ends where the answer begins."""
+"""Announcement, which ends where the answer begins."""
 
 _ARTICLE = (
     r"(?:\s+(?:be|equal|equals|to|the|a|an|is|answer|actually|really|than|that|just|simply|number|value|only|option|choice))*"
@@ -51,7 +51,7 @@ DENIED_BEFORE = re.compile(
     r"\s*(?:\$\$?|\\\(|\\\[|\*\*|[\"'`(])?\s*\Z",
     re.IGNORECASE,
 )
-"""Ends right before what is no answer: "is not", "at least", "<", 不是."""
+"""Words that end right before something that is not the answer: "is not", "at least", "<", 不是."""
 DENIED_AFTER = re.compile(
     r"(?:\s*(?:\$\$?|\\\)|\\\]|\*\*|[\"'`)]))?\s*(?:"
     r"(?:(?:is|was|are|would\s+be|seems|looks)\s+)?(?:not|never|wrong|incorrect|false|impossible|n't|isn't|wasn't|can't|cannot)\b"
@@ -61,7 +61,7 @@ DENIED_AFTER = re.compile(
     r"|(?:değil|नहीं)|<(?![/|A-Za-z])|[>≠≤≥]|\\(?:ne|neq|lt|gt|le|leq|leqslant|ge|geq|geqslant)(?![a-z]))",
     re.IGNORECASE,
 )
-"""Follows what is no answer: "is wrong", "?", "or more", ではない."""
+"""Words that follow something that is not the answer: "is wrong", "?", "or more", ではない."""
 RETRACTED = re.compile(
     r"[\s*_)\"'$]*(?:no\b(?!\s+(?:other|need|matter|more|further|one))|nope|wrong\b|incorrect\b|false\b|not\s+(?:true|correct|right|really|quite)"
     r"|(?:that|this|which|it|(?:this|that|the|my)\s+(?:answer|result|value))(?:'s|\s+is|\s+was)\s+(?:not|wrong|incorrect|false|a\s+mistake)|(?:that|this|it)\s+(?:isn't|can't|cannot)"
@@ -88,7 +88,9 @@ DOUBTED = re.compile(
     r"|allegedly|claim\w*|rul\w+\s+out|mistake|error|wrongly|exclud\w+|contradict\w*|refut\w+|disprov\w+|jok\w+)\b",
     re.IGNORECASE,
 )
-"""In the clause before an announcement: it asserts nothing, as in "it is not true that the answer is" and "suppose the ..."."""
+"""Doubt in the clause before an announcement, which then asserts nothing: "it is not true that the answer is" and "suppose the
+...".
+"""
 NOT_DOUBTED = re.compile(
     r"\b(?:(?:not|n't)\s+(?:hard|difficult|surprising|only)|(?:no|without(?:\s+a)?|beyond)\s+doubt)\b", re.IGNORECASE
 )
@@ -97,7 +99,7 @@ CORRECTED = re.compile(
     r"[^.!?\n]{1,60}?[,;:.]?\s*(?:\bbut\b|\brather\b|\binstead\b|\bit\s+is\b|\bit's\b|而是|是)\s*(?:it\s+is|it's|rather|instead)?\s*",
     re.IGNORECASE,
 )
-"""From a denial to what is right: "not 41 but 42"."""
+"""Words from a denial to the right answer: "not 41 but 42"."""
 _HEDGE = r"(?:at\s+(?:least|most)|or|if|unless|but|give\s+or|plus|maybe|perhaps|possibly|though|although|wait|no|more|less)\b"
 _GOES_ON = (
     "for|of|in|on|at(?!\\s+(?:most|least|max|best))|from|with|by|that|who|whose|which|because|since|so|as|than|before|after|until"
@@ -111,7 +113,7 @@ PHRASE_END = re.compile(
     rf"|(?<![\w-])(?:{_GOES_ON})(?![\w-])(?!\s+(?:or|and)\s+(?:more|less))",
     re.IGNORECASE,
 )
-"""Where the words beside a number end and the sentence goes on: "5 apples | for Tom", but "5 or more" and "3, 4"."""
+"""Place where the words beside a number end and the sentence goes on: "5 apples | for Tom", but "5 or more" and "3, 4"."""
 _VERB = r"\s*(?:is|are|was|were|would\s+be|can|could|will)"
 _NOT = r"(?:\s*n't|\s+not|\s+never)"
 DENIED_CLAUSE = re.compile(
@@ -124,15 +126,15 @@ BESIDES = re.compile(
     r"\b(?:because|since|as|so|for\s+which)\b.*|[,;(]?\s*(?:and\s+|but\s+)?(?:not|rather\s+than|instead\s+of)\s+[-$(]*(?:[0-9]|[A-J]\b)\S*",
     re.IGNORECASE | re.DOTALL,
 )
-"""What a sentence may say besides: reasons, and what the answer is not ("42, not 41")."""
+"""Other contents of a sentence: reasons, and what the answer is not ("42, not 41")."""
 DOUBTED_AFTER = re.compile(
     r"\b(?:not|[a-z]+n't|cannot|never|wrong|incorrect|false|if|unless|except|most|least|maximum|minimum|maybe|perhaps|possibly|or|but|half"
     r"|otherwise|instead|actually|wait|no|mistake\w*|doubt\w*|question\w*|twice|double|triple)\b",
     re.IGNORECASE,
 )
-"""In the rest of a sentence, after its answer: it may take the answer back."""
+"""Doubt in the rest of a sentence, after its answer, which may take the answer back."""
 OR = re.compile(
     r"(?:\$\$?|\\\)|\*\*|\w{0,12}?)?\s*(?:,?\s*\b(?:or|oder|ou|или)\b|或者?|または|또는)\s*(?:\$\$?|\\\(|\*\*)?\s*\Z",
     re.IGNORECASE,
 )
-"""Before the last of alternatives."""
+"""Word before the last of alternatives."""

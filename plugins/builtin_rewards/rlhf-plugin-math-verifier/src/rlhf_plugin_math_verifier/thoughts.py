@@ -1,4 +1,4 @@
-"""Thoughts: what a model writes between markers before it answers. Only what follows them is judged."""
+"""Thoughts: the text that a model writes between markers before it answers. Only the text after them is judged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Thoughts:
         self._opened = re.compile(rf"(?:{'|'.join(opening) or '(?!)'})\s*\Z", re.IGNORECASE)
 
     def after(self, text: str) -> str | None:
-        """What follows the last thoughts; ``None``: they never close."""
+        """Returns the text after the last thoughts; None if they never close."""
         if "<" not in text and "[" not in text and "◁" not in text:
             spoken = _SPOKEN_CHANNELS.fullmatch(text) if self._known and text.lstrip().startswith("analysis") else None
             return spoken[1] if spoken else text
@@ -46,9 +46,9 @@ class Thoughts:
         return None if self._open.search(text, text_from) else text[text_from:]
 
     def closes(self, text: str) -> bool:
-        """Whether thoughts end in the text."""
+        """Returns True if thoughts end in the text."""
         return bool(self._close.search(text))
 
     def opened_by(self, before: str) -> bool:
-        """The text before an answer, such as a chat template's, opens thoughts."""
+        """Returns True if the text before an answer, such as a chat template's, opens thoughts."""
         return bool(self._opened.search(before))

@@ -1,5 +1,6 @@
-"""Tokens of an answer: numbers, letters, words, LaTeX commands and signs, each written in one way. None is left out but white
-space, what only looks (``\\left``, ``\\,``, ``\\displaystyle``) and the marks of mathematics (``$``, ``\\(``)."""
+r"""Tokens of an answer: numbers, letters, words, LaTeX commands and signs, each written in one way. Only white space, layout
+(``\left``, ``\,``, ``\displaystyle``) and the marks of mathematics (``$``, ``\(``) are left out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Token(NamedTuple):
     kind: Kind
     text: str
     spaced: bool = False
-    """White space, or the edge of a ``\\text``, is before it."""
+    r"""True if white space, or the edge of a ``\text``, is before it."""
 
 
 _LOOKS = re.compile(
@@ -39,7 +40,7 @@ _SETS = dict(zip("RZNQC", (r"\reals", r"\integers", r"\naturals", r"\rationals",
 _FLOAT = (
     r"(?:(?:[0-9]+\.[0-9]+[eE]|[0-9]+E|(?<![0-9])1e)[-+]?[0-9]{1,3}|[0-9]+e(?:[0-9]{1,3}|[-+][0-9]{2,3}))(?![0-9A-Za-z_^{.])"
 )
-"""``1.5e3``, ``1e-5``, ``2e-05``; but ``2e-3`` is twice Euler's number, less 3."""
+"""Pattern of ``1.5e3``, ``1e-5``, ``2e-05``; but ``2e-3`` is twice Euler's number, minus 3."""
 _TOKEN = re.compile(
     rf"(?P<set>\\(?:mathbb|Bbb|mathbf)\s*\{{?\s*(?P<letter_of_set>[RZNQC])\s*\}}?(?![A-Za-z]))"
     rf"|(?P<text>{_TEXT})(?P<brace>\{{)?"
@@ -148,7 +149,7 @@ CLOSING = frozenset([*_CLOSED, "}", r"\rangle", r"\rfloor", r"\rceil"])
 
 
 def tokens(answer: str) -> list[Token]:
-    """All that an answer says. Arguments of fractions and roots have braces: ``\\frac12`` is ``\\frac{1}{2}``."""
+    r"""Returns the tokens of an answer. Arguments of fractions and roots have braces: ``\frac12`` is ``\frac{1}{2}``."""
     text = _NOT_EQUAL.sub(r"\\ne ", _DEGREES.sub(r"^\\circ ", as_latex(fold(answer))))
     text = without_repetition(_LOOKS.sub("", text))
     text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
@@ -162,7 +163,7 @@ class _Tokenizer:
         self.out: list[Token] = []
         self.open: list[_Open] = []
         self.wanted = 0
-        """How many arguments of the last command are to come."""
+        """Number of arguments of the last command that are still to come."""
         self.spaced = True
 
     def run(self) -> list[Token]:
@@ -264,12 +265,12 @@ class _Tokenizer:
 class _Open(NamedTuple):
     sign: str
     wanted: int
-    """How many arguments of a command are to come after it."""
+    """Number of arguments of a command that are to come after it."""
     closing: str = ""
 
 
 def _is_word(text: str, before: Sequence[Token]) -> bool:
-    """Letters that are no product of variables, such as xyz or abc."""
+    """Returns True for letters that are a word, and not a product of variables, such as xyz or abc."""
     folded = text.casefold()
     if len(text) == 1:
         return False
@@ -281,7 +282,7 @@ def _is_word(text: str, before: Sequence[Token]) -> bool:
 
 
 def joined(found: Sequence[Token]) -> str:
-    """The tokens as LaTeX, in one way of writing."""
+    """Returns the tokens as LaTeX, in one way of writing."""
     out, last = [], Token("sign", "")
     for token in found:
         touching = token.kind == last.kind == "number" or (
@@ -294,7 +295,7 @@ def joined(found: Sequence[Token]) -> str:
 
 
 def depth(found: Sequence[Token]) -> int:
-    """The most brackets that are open at once; the braces of LaTeX arguments do not count."""
+    """Returns the maximum depth of open brackets; the braces of LaTeX arguments do not count."""
     deepest = current = 0
     for token in found:
         if token.text != "{" and token.text in OPENING:
@@ -306,7 +307,7 @@ def depth(found: Sequence[Token]) -> int:
 
 
 def split(found: Sequence[Token], separators: Container[str]) -> tuple[list[list[Token]], list[str]]:
-    """The parts between separators that are in no brackets, and the separators."""
+    """Returns the parts between separators outside of brackets, and the separators."""
     parts: list[list[Token]] = [[]]
     between: list[str] = []
     level = 0
@@ -321,7 +322,7 @@ def split(found: Sequence[Token], separators: Container[str]) -> tuple[list[list
 
 
 def enclosed(found: Sequence[Token]) -> bool:
-    """The first token's bracket is closed by the last one."""
+    """Returns True if the first token's bracket is closed by the last one."""
     level = 0
     for position, token in enumerate(found):
         level += _step(token)

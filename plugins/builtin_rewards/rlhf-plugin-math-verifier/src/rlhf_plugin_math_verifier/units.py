@@ -75,12 +75,12 @@ _NOUN = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*\.?")
 _DROPPED = frozenset(str.split("of the a an in for each old long tall high wide deep total units"))
 LETTERS = frozenset("mgshLltAVWNJKFC")
 SINGLE_LETTERS = frozenset("mgshLlt")
-"""Those that are a unit where white space or ``\\text`` sets them off."""
+r"""Letters that are a unit if white space or ``\text`` separates them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """``dimensions``: names with exponents, such as length 1 and time -1. ``words``: the nouns that are no known unit."""
+    """A unit. ``dimensions``: names with exponents, such as length 1 and time -1. ``words``: nouns that are not a known unit."""
 
     dimensions: tuple[tuple[str, int], ...] = ()
     factor: Fraction = Fraction(1)
@@ -93,7 +93,7 @@ RADIAN = Unit((("radian", 1),))
 
 
 def known(word: str) -> bool:
-    """A unit of the table, in the singular or the plural, as symbol or word."""
+    """Returns True for a unit of the table, in the singular or the plural, as symbol or word."""
     return _name(word) is not None or word.casefold() in _RATES
 
 
@@ -106,7 +106,7 @@ def _name(word: str) -> str | None:
 
 
 def unit(texts: Sequence[str]) -> Unit | None:
-    """The unit that words and signs write: ``km / h``, ``square feet``, ``red apples``; ``None``: there is something else."""
+    """Returns the unit in words and signs: ``km / h``, ``square feet``, ``red apples``; None if there is something else."""
     dimensions: Counter[str] = Counter()
     factor, nouns = Fraction(1), set()
     side, power, last = 1, 1, ""

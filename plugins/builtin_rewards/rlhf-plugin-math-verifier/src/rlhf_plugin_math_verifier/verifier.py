@@ -21,16 +21,16 @@ from rlhf_plugin_math_verifier.thoughts import MARKERS, Thoughts
 
 _NO_ALGEBRA = NoAlgebra()
 _TAIL_TOKENS = 16
-"""Of what is before an answer: enough for the marker that opens thoughts."""
+"""Number of tokens before an answer that are examined: enough for the marker that opens thoughts."""
 _TAILS = 10_000
-"""Known at most."""
+"""Maximum number of remembered tails."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
-"""What most tasks of arithmetic answer: compared without further ado."""
+"""Pattern of an integer, the answer of most arithmetic tasks, which is compared directly."""
 
 
 class _Later(NamedTuple):
-    """What only a worker can judge."""
+    """An answer that only a worker can judge."""
 
     label: str
     content: str
@@ -88,8 +88,9 @@ class MathVerifierOptions(BaseModel):
 
 
 class MathVerifier:
-    """Compares the answer in the last action's text with the label: reward and 0-1 score. ``Unjudged`` where the label cannot be
-    judged against."""
+    """Compares the answer in the last action's text with the label: reward and 0-1 score. ``Unjudged`` if nothing can be
+    compared with the label.
+    """
 
     Options = MathVerifierOptions
 
@@ -98,7 +99,7 @@ class MathVerifier:
         self._pool: Pool | None = None
         self._thoughts = Thoughts(MARKERS if options.thoughts is None else [_pair(each) for each in options.thoughts])
         self._opened: dict[tuple[int, ...], bool] = {}
-        """Whether thoughts are open after these tokens."""
+        """Tokens → True if thoughts are open after them."""
 
     @hookimpl
     def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
@@ -121,7 +122,7 @@ class MathVerifier:
             self._pool = None
 
     def _at_once(self, trajectory: Trajectory) -> Reward | _Later | Unjudged:
-        """The reward where plain comparison decides it."""
+        """Returns the reward if plain comparison decides it."""
         truth, said = trajectory.task.ground_truth, trajectory.last_text
         opened = self._thoughts_open_before(trajectory)
         plain = self.options.answer == "any" and not opened
@@ -141,7 +142,7 @@ class MathVerifier:
         return self._verdict(verdict, content, marked)
 
     def _thoughts_open_before(self, trajectory: Trajectory) -> bool:
-        """A chat template may open the thoughts, right before the answer."""
+        """Returns True if a chat template opens the thoughts, right before the answer."""
         before: Sequence[int] = ()
         answer = trajectory.actions[-1:]
         for segment in trajectory.segments:

@@ -1,4 +1,4 @@
-"""Words beside a number, by what they do to it. Every other word is a noun or an adjective, and leaves it as it is."""
+"""Words beside a number, by their effect on it. Every other word is a noun or an adjective, and does not change it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DENIALS = _words(
     "not never no neither nor none cannot cant isnt arent wasnt werent dont doesnt didnt wont wouldnt couldnt shouldnt hardly"
     " impossible untrue unequal refuted disproved"
 )
-"""They take back what they stand beside."""
+"""Words that take back the thing beside them."""
 FALSEHOODS = _words("wrong incorrect false")
-"""Denials where no noun follows: "72 is wrong", but "72 wrong answers"."""
+"""Words that are denials if no noun follows: "72 is wrong", but "72 wrong answers"."""
 CHANGES = _words(
     "least most minimum maximum between above below under over beyond within exceeds exceeding underneath up"
     " about around almost nearly circa barely close somewhere roughly"
@@ -31,9 +31,9 @@ CHANGES = _words(
     " nowhere near far beyond save saves choose increased decreased reduced raised point thou myriad googol repeating recurring"
     " question anything something everything nothing both either approximates approaching actually wait oops sorry"
 )
-"""They change the number, make it a bound or a guess, or go on to another one."""
+"""Words that change the number, make it a bound or a guess, or lead to another one."""
 BOUNDS = _words("square cube different less more fewer greater larger smaller bigger higher lower than")
-"""They make a bound of a number that they precede; "5 more apples" is a number."""
+"""Words that make a bound of a number after them; "5 more apples" is a number."""
 GUESSES = _words("about around almost nearly circa close somewhere roughly maybe perhaps possibly probably might may")
 
 MULTIPLIERS = {
@@ -79,7 +79,7 @@ OPERATORS = {
     "percent": "%",
     "pct": "%",
 }
-"""Words that stand for a sign. What they need beside them is the sign's matter."""
+"""Words for a sign. The sign itself decides what must be beside them."""
 
 _SMALL = str.split(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
@@ -99,13 +99,13 @@ LEADS = _words(
     " letter statement correct right usd rs inr eur gbp us would will should must in all altogether area length probability"
     " course obviously clearly surely certainly indeed definitely then now finally ultimately"
 )
-"""What may stand before an answer and says nothing about it."""
+"""Words that may stand before an answer and do not change it."""
 CLAUSE_LEADS = _words(
     "he she they you i has have had gets got get receives received earns earned makes made needs needed takes took costs cost"
     " pays paid sold sells bought buys spends spent saves saved eats ate uses used drinks walks walked runs ran reads collected"
     " picked left were can will"
 )
-"""What a clause may say before its number: "the answer is that she has 5 apples"."""
+"""Words of a clause before its number: "the answer is that she has 5 apples"."""
 
 _SCRIPT_CHANGES = re.compile(
     "不|非|没|沒|未|否|无|無|ない|ませ|なく|아니|아닙|않|없|以上|以下|以内|以內|未満|以外|左右|或|和|与|與|及|又は|または|もしくは|또는|이상|이하|미만|초과"
@@ -117,7 +117,7 @@ _SCRIPT_KNOWN = re.compile(
     "|개|명|원|살|권|마리|시간|분|초|년|미터|도|입니다|이다|이에요|예요|です|だ|である|でした|になります|となります|บาท|คน|ชิ้น|ตัว|है"
     "|共|总共|總共|一共|等于|等於|为|為|是|答案)"
 )
-"""Counters, units and copulas. A word of these scripts that begins otherwise may say anything."""
+"""Counters, units and copulas. A word of these scripts with another beginning may mean anything."""
 _CYRILLIC = re.compile("[\u0400-\u04ff]+")
 _CYRILLIC_CHANGES = re.compile(
     "не|нет|ни|больше|меньше|более|менее|от|до|или|и|минус|плюс|около|примерно|почти|пол.*|тысяч.*|миллион.*|миллиард.*|сот.*|процент.*"
@@ -128,17 +128,17 @@ _SCRIPT_DENIALS = re.compile("不是|不等|不对|不對|非|没有|沒有|で�
 
 
 def script_changes(word: str) -> bool:
-    """A word of these scripts that denies or bounds what follows, or makes another number of it."""
+    """Returns True for a word of these scripts that denies or bounds the following, or changes the number."""
     return bool(_SCRIPT_CHANGES.search(word) or _SCRIPT_DENIALS.search(word)) or any(part in MULTIPLIERS for part in word)
 
 
 def is_script(word: str) -> bool:
-    """A word of a script that is written without spaces, or not with Latin letters."""
+    """Returns True for a word of a script without spaces, or without Latin letters."""
     return not word.isascii() and not any("\u00c0" <= character <= "\u024f" for character in word)
 
 
 def changes(word: str) -> bool:
-    """A word that makes another number of the one beside it, or may do so."""
+    """Returns True for a word that changes the number beside it, or may do so."""
     if _CYRILLIC.fullmatch(word):
         return bool(_CYRILLIC_CHANGES.fullmatch(word.casefold()))
     if is_script(word):
@@ -150,7 +150,7 @@ def changes(word: str) -> bool:
 
 
 def denies(words: Sequence[str]) -> bool:
-    """The words take back what they stand beside."""
+    """Returns True if the words take back the thing beside them."""
     folded = [word.casefold().replace("'", "") for word in words]
     if any(is_script(word) and _SCRIPT_DENIALS.search(word) for word in words):
         return True
@@ -158,19 +158,19 @@ def denies(words: Sequence[str]) -> bool:
 
 
 def multiplier(word: str) -> int | None:
-    """``million``: 1,000,000."""
+    """Returns the factor of ``million``: 1,000,000."""
     folded = word.casefold()
     return MULTIPLIERS.get(folded) or MULTIPLIERS.get(folded.removesuffix("s"))
 
 
 def part(word: str) -> int | None:
-    """``tenths``: 10."""
+    """Returns the divisor of ``tenths``: 10."""
     folded = word.casefold()
     return _PARTS.get(folded) or _PARTS.get(folded.removesuffix("s")) or (2 if folded == "halves" else None)
 
 
 def counted(words: Sequence[str]) -> Fraction | None:
-    """The number that the words spell: "seventy-two", "two million", 十八; ``None`` where any of them is no such word."""
+    """Returns the number that the words spell: "seventy-two", "two million", 十八; None if any of them is not such a word."""
     total, current, seen = 0, 0, False
     for word in (piece.casefold() for each in words for piece in (each if is_script(each) else each.split("-"))):
         if word == "and" and seen:

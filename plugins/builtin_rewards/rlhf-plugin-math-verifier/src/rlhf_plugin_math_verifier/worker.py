@@ -1,4 +1,4 @@
-"""The worker process: reads a request a line from stdin, answers a line on stdout, and ends with its stdin."""
+"""The worker process: reads one request per line from stdin, answers with one line on stdout, and ends with its stdin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORPHAN_CHECK_S = 5.0
 
 
 def judge(label: str, answer: str, decimals: int) -> str:
-    """``right``, ``wrong``, ``unjudged``, or ``label`` where the label cannot be read."""
+    """Returns ``right``, ``wrong``, ``unjudged``, or ``label`` if the label cannot be read."""
     from rlhf_plugin_math_verifier.algebra import SYMPY
     from rlhf_plugin_math_verifier.judging import judge as judge_with
 
@@ -27,7 +27,7 @@ def judge(label: str, answer: str, decimals: int) -> str:
 
 
 def limit_memory(limit_mb: int) -> None:
-    """At most so much address space, where the system knows such a limit; and no core dumps."""
+    """Limits the address space, if the system has such a limit, and turns off core dumps."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -36,7 +36,9 @@ def limit_memory(limit_mb: int) -> None:
 
 
 def memory_mb() -> float:
-    """Address space in use, where the system tells; not ``ru_maxrss``, which on Linux a process inherits from its parent."""
+    """Returns the address space in use, if the system tells; not ``ru_maxrss``, which on Linux a process inherits from its
+    parent.
+    """
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -45,7 +47,7 @@ def memory_mb() -> float:
 
 
 def read_line(stdin: Any, parent: int) -> bytes:
-    """The next request. A fork of the parent may hold the pipe open after its death, so that is looked for as well."""
+    """Returns the next request. Also checks for the parent's death, because a fork of the parent may keep the pipe open."""
     while os.name == "posix" and not select.select([stdin], [], [], ORPHAN_CHECK_S)[0]:
         if os.getppid() != parent:
             return b""
@@ -53,8 +55,9 @@ def read_line(stdin: Any, parent: int) -> bytes:
 
 
 def limit_processor_time(seconds: float) -> None:
-    """From now on; 0: no limit. What other processes take does not count. The default action of the signal ends the process,
-    even in the middle of C code."""
+    """Limits processor time from now on; 0: no limit. Time of other processes does not count. The default action of the signal
+    ends the process, even in the middle of C code.
+    """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -40,12 +40,13 @@ class Options(BaseModel):
 @dataclass(slots=True)
 class Judged(Reward):
     by: Any = field(default=None, repr=False, compare=False)
-    """The plugin: tells its column of ``plugin_rewards`` from others, whatever its alias."""
+    """The plugin. It distinguishes its column of ``plugin_rewards`` from others, whatever its alias."""
 
 
 class RewardModel:
-    """Scores answers with a reward model, the role ``reward``. ``None`` where a trajectory is too long, empty, or the model
-    gives no finite number."""
+    """Scores answers with a reward model, the role ``reward``. The score is None if a trajectory is too long or empty, or if
+    the model's number is not finite.
+    """
 
     Options = Options
 
@@ -62,7 +63,7 @@ class RewardModel:
 
     @hookimpl
     def check_run(self, config: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
-        """Refuse a second, other model, and tokens that mean something else to the reward model."""
+        """Refuses a second, different model, and tokens that mean something else to the reward model."""
         tokenizer, template = tokenizers["reward"], self.options.template
         other = config.get("roles", {}).get("reward", {}).get("model")
         if self.options.model and other and other != self.options.model:
@@ -93,8 +94,9 @@ class RewardModel:
 
     @hookimpl
     def transform_rewards(self, experience: Experience, rewards: Tensor) -> Tensor:
-        """``w·(clip((x − mean)/std) − x)`` is added, ``x [B]`` what the model said and ``w`` its weight. Population
-        deviations."""
+        """Adds ``w·(clip((x − mean)/std) − x)`` to the rewards, with ``x [B]`` the model's scores and ``w`` its weight.
+        Population deviations.
+        """
         mine, options = self._column(experience), self.options
         if mine is None or experience.reward_weights[mine] == 0 or (options.normalize, options.clip) == ("none", None):
             return rewards
@@ -120,7 +122,7 @@ class RewardModel:
         self.count, self.mean, self.squares = int(state["count"]), float(state["mean"]), float(state["squares"])
 
     def _as_read(self, trajectories: Sequence[Trajectory], tokenizer: Any) -> list[Trajectory]:
-        """The trajectories in the reward model's tokens, what they have in common as their prompt (it is computed once)."""
+        """Returns the trajectories in the reward model's tokens. Their common part is the prompt, which is computed once."""
         if self.options.template == "same_tokens":
             return list(trajectories)
         if self.options.template == "chat":
@@ -136,7 +138,9 @@ class RewardModel:
         ]
 
     async def _values(self, rows: Sequence[Trajectory], role: Any) -> list[float]:
-        """The scalar of each row. What is asked for in one turn of the event loop, or while the model is busy, is one pass."""
+        """Returns the scalar of each row. Requests of one turn of the event loop, or made while the model is busy, share one
+        pass.
+        """
         answers = [asyncio.get_running_loop().create_future() for _ in rows]
         self._waiting += zip(rows, answers, strict=True)
         if self._passes is None or self._passes.done():

@@ -12,7 +12,8 @@ from rlhf_host import UserError
 
 @lru_cache(maxsize=256)
 def made(name: str, seed: int, size: int, config: str) -> Any:
-    """
+    """Returns the data set.
+
     Args:
         config: its settings as JSON.
 

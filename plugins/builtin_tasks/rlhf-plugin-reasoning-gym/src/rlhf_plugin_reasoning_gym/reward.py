@@ -14,11 +14,11 @@ from rlhf_host import Reward, ScoreContext, Trajectory, Unjudged, UserError, hoo
 from rlhf_plugin_reasoning_gym.datasets import made
 
 PATTERN_S = 1.0
-"""Longest search for the pattern in one answer: some patterns take for ever on some texts."""
+"""Maximum seconds of a search for the pattern in one answer: some patterns take for ever on some texts."""
 
 
 class ReasoningGymReward:
-    """What the data set's own ``score_answer`` says, in [0, 1]."""
+    """The result of the data set's own ``score_answer``, in [0, 1]."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class ReasoningGymReward:
         return Reward(score, score=score, metrics={f"reasoning_gym/{name}": score})
 
     def _answer(self, text: str) -> str | None:
-        """``None``: the answer is not where it should be, which scores 0."""
+        """Returns the answer; None if it is not where it should be, which scores 0."""
         if self.pattern is None:
             return text.strip()
         try:

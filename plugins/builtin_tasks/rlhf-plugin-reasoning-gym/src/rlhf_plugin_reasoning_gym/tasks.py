@@ -51,7 +51,7 @@ class ReasoningGym:
 
     @hookimpl
     def load_tasks(self, split: str, seed: int) -> Sequence[Task]:
-        """As many of each as its share says, the shares side by side."""
+        """Returns tasks of each data set according to its share, mixed evenly."""
         count = self.options.size if split == "train" else self.options.eval_size
         first = self.options.seed + (HELD_OUT if split == "eval" else 0)
         whole = sum(self.shares.values())

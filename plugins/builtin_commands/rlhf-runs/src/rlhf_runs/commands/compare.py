@@ -77,7 +77,7 @@ def _written(value: Any) -> str:
 
 
 def _compared(runs: Sequence[RunDirectory]) -> list[str]:
-    """The metrics that all have and that say most."""
+    """Returns the most telling metrics that all runs have."""
     wanted = dict.fromkeys(name for name in (*(run.headline for run in runs), *PLOTTED, *TELLING) if name is not None)
     return [name for name in wanted if all(name in run.curves for run in runs)][:PLOTS]
 
@@ -95,7 +95,7 @@ def _plots(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, widt
 
 
 def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str) -> Table:
-    """At steps that all have, and at the last one of each."""
+    """Returns values at steps that all have, and at the last step of each."""
     curves = [dict(zip(*run.curve(metric), strict=True)) for run in runs]
     common = sorted({*curves[0]}.intersection(*curves[1:]))
     count = min(POINTS, len(common))
@@ -110,7 +110,7 @@ def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str) -> 
 
 
 def _answers(runs: Sequence[RunDirectory], names: Sequence[str], count: int) -> Iterator[str]:
-    """Of the last step of each run that has any of the same tasks, evaluations first."""
+    """Yields answers of the last step of each run that has any of the same tasks, evaluations first."""
     for split in ("eval", "train"):
         answers = []
         for run in runs:

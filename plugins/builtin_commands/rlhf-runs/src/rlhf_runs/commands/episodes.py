@@ -100,7 +100,7 @@ def _head(row: Trajectory, several: bool) -> str:
 
 
 def _told(event: Mapping[str, Any]) -> str:
-    """An event of the log in a line: when, what, and its values."""
+    """Returns an event of the log as a line: time, kind, and values."""
     kind = event.get("kind")
     values = {name: value for name, value in event.items() if name not in ("kind", "t") and value not in (None, "")}
     if kind == "call":
@@ -115,7 +115,7 @@ def _told(event: Mapping[str, Any]) -> str:
 
 
 def _parts(row: Trajectory) -> Iterator[tuple[str, str]]:
-    """The texts of the row's segments, or its prompt and answer where the file has no more."""
+    """Yields the texts of the row's segments, or its prompt and answer if the file has no more."""
     assert row.decode is not None
     try:
         parts = [(KINDS[segment.kind], row.decode(segment.token_ids)) for segment in row.segments]
@@ -132,6 +132,6 @@ def _short(text: str, most: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of what cannot move a cursor."""
+    """Returns wrapped lines without characters that could move a cursor."""
     lines = [visible(line) for line in text.split("\n")]
     return [line[start : start + width] for line in lines for start in range(0, max(1, len(line)), width)]

@@ -20,7 +20,7 @@ GGUF = "gguf"
 
 
 def which_model(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument and options that choose a run's model and the type of its weights."""
+    """Adds the argument and options that choose a run's model and the type of its weights."""
     for add in (
         click.option("--dtype", type=click.Choice(DTYPES), help="Type of the weights; default: as they are."),
         click.option("--role", default="actor", show_default=True, metavar="NAME", help="Whose model: actor, critic, ..."),
@@ -71,7 +71,7 @@ def export(run: Path, checkpoint: str | None, role: str, dtype: str | None, to: 
 
 
 def chosen_model(run: Path, checkpoint: str | None, role: str) -> RunModel:
-    """The model of a run. Raises ``UserError`` where it is no run's."""
+    """Returns the model of a run. Raises ``UserError`` if it does not belong to one."""
     model = run_model(run, checkpoint, role)
     if model.run is None:
         raise UserError(f"{run} is in no run directory, which rlhf train writes: there is nothing to say about its training")
@@ -87,7 +87,9 @@ def described(model: RunModel) -> str:
 
 
 def _output(to: str, model: RunModel) -> Path:
-    """Raises ``UserError`` where nothing can be written, or where the run itself keeps its models."""
+    """Returns the output path. Raises ``UserError`` if nothing can be written there, or if the run itself keeps its models
+    there.
+    """
     output, empty = Path(to), False
     if output.is_dir() and not output.is_symlink() and output.suffix != f".{GGUF}":
         empty = not any(output.iterdir())

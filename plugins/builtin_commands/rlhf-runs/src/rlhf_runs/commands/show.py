@@ -21,7 +21,7 @@ HELP_GROUP = "Look at runs"
 
 PLOTS = 3
 ENDS = 5
-"""Steps at either end whose mean is shown."""
+"""Number of steps at either end whose mean is shown."""
 
 
 @click.command()

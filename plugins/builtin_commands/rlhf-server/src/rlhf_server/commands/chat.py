@@ -83,7 +83,7 @@ async def _turns(answer: Callable[[list[Message]], Awaitable[Reply]]) -> None:
 
 
 async def _line() -> str:
-    """The next line; in a thread that nobody waits for at the end, because Ctrl-C must end what waits here."""
+    """Returns the next line. It is read in a thread that nobody waits for at the end, because Ctrl-C must end the wait."""
     loop = asyncio.get_running_loop()
     read: asyncio.Future[str] = loop.create_future()
 

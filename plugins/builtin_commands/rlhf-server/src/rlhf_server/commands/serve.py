@@ -32,7 +32,7 @@ START = {
 SECTIONS = {"rollout": "Rollouts", "roles": "Models"}
 
 OF_RUN = ("seed", "roles", "data", "rollout")
-"""Sections of a run's settings that say how its model is asked."""
+"""Sections of a run's settings that define how its model is asked."""
 
 ABOUT = """Serve a model, or the model of a run, with the API that programs see in training: chat and text completions, responses,
 tools, token ids and log-probabilities. A run's model gets the run's settings for prompts and sampling. Ctrl-C ends it."""
@@ -72,8 +72,9 @@ def serve(ctx: click.Context, line: CommandLine) -> None:
 
 
 def config_of(line: CommandLine, command: str) -> RunConfig:
-    """The configuration with MODEL as the actor's; of a run, with its own settings for prompts and sampling. Raises ``UserError``
-    where no model is given."""
+    """Returns the configuration with MODEL as the actor's; for a run, with its own settings for prompts and sampling. Raises
+    ``UserError`` if no model is given.
+    """
     path, checkpoint = Path(line.file or ""), line.value("checkpoint")
     run = run_of(path) if line.file is not None and path.is_dir() else None
     if checkpoint is not None and run is None:
@@ -98,7 +99,7 @@ def config_of(line: CommandLine, command: str) -> RunConfig:
 
 
 def address_of(line: CommandLine, port: str) -> tuple[str, int, str | None]:
-    """Host, port and key. Raises ``UserError`` for an address that others reach without a key."""
+    """Returns host, port and key. Raises ``UserError`` for an address that others reach without a key."""
     host, port, key = line.value("host") or "127.0.0.1", line.value("port") or port, _key(line.value("key-file"))
     if not port.isdecimal() or int(port) > 65535:
         raise UserError(f"--port {port}: should be a whole number from 0 to 65535")

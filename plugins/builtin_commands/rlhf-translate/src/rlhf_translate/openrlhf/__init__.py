@@ -1,4 +1,4 @@
-"""OpenRLHF's options where value or meaning differ from ours."""
+"""OpenRLHF's options whose value or meaning differs from ours."""
 
 from __future__ import annotations
 

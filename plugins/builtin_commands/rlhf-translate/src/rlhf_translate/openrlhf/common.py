@@ -48,7 +48,7 @@ def _of_lora(name: str) -> Convert:
 
 
 def _steps(name: str) -> Convert:
-    """There -1 is never; here 0."""
+    """Converts a number of steps: never is -1 there, and 0 here."""
     return lambda option, given: to({name: max(0, int(option.number or 0))})
 
 
@@ -61,7 +61,7 @@ def _dtype(option: Option, given: Given) -> Outcome:
 
 
 def _bf16(option: Option, given: Given) -> Outcome:
-    """Of versions up to 0.9.1, whose weights have the checkpoint's own type without it."""
+    """Handles ``bf16`` of versions up to 0.9.1: without it, weights have the checkpoint's own type."""
     if option.is_off:
         return lost("weights of the checkpoint's own type: --actor.dtype") if not option.line else same("off, as it is here")
     return to({"backend.name": "deepspeed", "backend.precision": "bf16"})
@@ -81,7 +81,7 @@ def _deepspeed(name: str, value: str | None = None) -> Convert:
 
 
 def _template(option: Option, given: Given) -> Outcome:
-    """The chat template is the default here."""
+    """Handles the chat template, which is the default here."""
     if option.name.endswith("input_template"):
         if given.is_on("data.apply_chat_template"):
             return same("the chat template counts")
@@ -119,7 +119,7 @@ def _wandb(option: Option, given: Given) -> Outcome:
 
 
 def _extra(option: Option, given: Given) -> Outcome:
-    """Keys of DeepSpeed's own configuration, of all options that set one together."""
+    """Returns keys of DeepSpeed's own configuration, from all options that set one together."""
     if option.is_off:
         return same("off, as it is here")
     keys: dict[str, object] = {}

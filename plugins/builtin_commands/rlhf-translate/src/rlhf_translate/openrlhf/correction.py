@@ -6,7 +6,7 @@ from rlhf_translate.options import Given, Option, Outcome, Table, lost, same, to
 
 _ENABLE = ("enable_vllm_is_correction", "algo.advantage.is_correction_enable")
 _TYPE = ("vllm_is_correction_type", "algo.advantage.is_correction_type")
-"""Up to 0.10.1, and up to 0.11.1; 0.11.2 has levels and modes."""
+"""Types up to 0.10.1, and up to 0.11.1; 0.11.2 has levels and modes."""
 
 _THRESHOLD, _LEVEL, _MODE, _GATING = (
     f"algo.advantage.is_correction_{name}" for name in ("threshold", "level", "mode", "gating")
@@ -18,7 +18,7 @@ def is_on(given: Given) -> bool:
 
 
 def _kind(given: Given) -> tuple[str, str]:
-    """Level and mode, as 0.11.2 calls them."""
+    """Returns level and mode, in the terms of 0.11.2."""
     if given.wrote(_LEVEL) or given[_LEVEL].value not in ("off", "none"):
         return given[_LEVEL].value, given[_MODE].value
     kind = "icepop" if given.is_on("use_icepop") else next((given[name].value for name in _TYPE if name in given), "tis")

@@ -11,7 +11,7 @@ NEEDLESS = {
     "models and data come from directories or the Hugging Face hub": "use_ms",
     "nodes are those of --placement": "master_addr master_port node_rank hostfile",
 }
-"""Why they need none → names, or beginnings of names."""
+"""Reason for needing no setting → names, or beginnings of names."""
 
 MISSING = {
     "optimizers other than AdamW": "actor.muon.* critic.muon.* muon.*",
@@ -21,4 +21,4 @@ MISSING = {
     "keeping frozen models in CPU memory": "ref_offload teacher_offload",
     "tokens of the pretraining loss": "ptx_coef",
 }
-"""What they stand for → names, or beginnings of names."""
+"""Meaning → names, or beginnings of names."""

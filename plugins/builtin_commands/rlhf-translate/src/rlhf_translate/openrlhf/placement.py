@@ -1,15 +1,15 @@
-"""Which models an OpenRLHF run loads, and on which devices they and vLLM are."""
+"""Models that an OpenRLHF run loads, and the devices of models and vLLM."""
 
 from __future__ import annotations
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, lost, same, to
 
 _ROLES = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
-"""Ours → theirs."""
+"""Our role → theirs."""
 
 
 def roles(given: Given) -> list[str]:
-    """Models that the run loads."""
+    """Returns the models that the run loads."""
     there = {
         "critic": given["algo.advantage.estimator"].value == "gae",
         "reference": given.number("algo.kl.init_coef") > 0,
@@ -70,7 +70,9 @@ def _vllm(name: str) -> Convert:
 
 
 def _sleep(option: Option, given: Given) -> Outcome:
-    """There vLLM sleeps only where all models share their devices, and DeepSpeed's states move to the CPU beside it."""
+    """Handles sleep: in OpenRLHF, vLLM sleeps only if all models share their devices, and DeepSpeed's states then move to the
+    CPU.
+    """
     if option.is_off or not given.number("vllm.num_engines"):
         return same("off, as it is here") if option.is_off else same("no vLLM samples")
     if given.is_on("train.async_enable"):

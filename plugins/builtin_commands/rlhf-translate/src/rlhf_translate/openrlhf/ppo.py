@@ -105,7 +105,7 @@ def _of_critic(convert: Convert) -> Convert:
 
 
 def _of_both(actor: Convert, critic: Convert) -> Convert:
-    """Up to 0.10.1 one option is that of actor and critic."""
+    """Handles an option that up to 0.10.1 is for both actor and critic."""
 
     def convert(option: Option, given: Given) -> Outcome:
         own = actor(option, given)
@@ -146,7 +146,7 @@ def _no_std(option: Option, given: Given) -> Outcome:
 
 
 def _policy_loss(given: Given) -> str:
-    """Up to 0.8.7 there is no option for it."""
+    """Handles the loss, which has no option up to 0.8.7."""
     return given["actor.policy_loss_type"].value if "actor.policy_loss_type" in given else "ppo"
 
 
@@ -245,7 +245,7 @@ def _filtering(option: Option, given: Given) -> Outcome:
 
 
 def _longest(option: Option, given: Given) -> Outcome:
-    """Of prompt and answer together; earlier versions have a limit for each."""
+    """Returns the limit of prompt and answer together; earlier versions have a limit for each."""
     if option.number is None or (not option.line and given.wrote("prompt_max_len", "rollout.max_new_tokens")):
         return same("prompt and answer have limits of their own")
     return to({"rollout.max_tokens": option.value})
@@ -291,7 +291,7 @@ def _loss(option: Option, given: Given) -> Outcome:
 
 
 def _best(option: Option, given: Given) -> Outcome:
-    """There ``eval_DATA_pass1``; empty for the first one."""
+    """Handles ``eval_DATA_pass1``, the best metric there; empty for the first one."""
     if option.is_off:
         return same("none, as it is here")
     return ask(f"metrics have other names here than {option.value}, such as eval/pass@1", "checkpoint.best")

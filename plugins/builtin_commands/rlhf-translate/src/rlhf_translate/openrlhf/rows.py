@@ -42,7 +42,7 @@ def _program(option: Option, given: Given) -> Outcome:
 
 
 def _likelihood(option: Option, given: Given) -> Outcome:
-    """Of the chosen, as a mean over rows."""
+    """Handles the likelihood of the chosen, a mean over rows there."""
     if not option.number:
         return same("0, as it is here")
     return to({"algo.nll_coef": option.value, "algo.nll_mean": "rows"})
@@ -58,7 +58,7 @@ def _columns(known: str) -> Convert:
 
 
 def _longest(option: Option, given: Given) -> Outcome:
-    """There the ends of longer rows are cut; here pairs would be left out."""
+    """Handles long rows: OpenRLHF cuts their ends; here pairs would be left out."""
     settings = {"data.max_tokens": option.written}
     return to(settings | ({"data.long_rows": "truncate"} if given.method not in ("sft", "kd", "prm") else {}))
 
@@ -72,7 +72,7 @@ def _margin(option: Option, given: Given) -> Outcome:
 
 
 def _updates(given: Given) -> int | None:
-    """Of the whole run, where the number of rows is known."""
+    """Returns the updates of the whole run, if the number of rows is known."""
     rows = None if "data.dataset_probs" in given else rows_of(given["data.dataset"].texts)
     if rows is None:
         return None

@@ -28,13 +28,13 @@ _MOST = 2**63
 
 
 def evaluate(text: str, number: Callable[[str], int]) -> int:
-    """The value, in whole numbers.
+    """Returns the value, in whole numbers.
 
     Args:
-        number: the value of a variable.
+        number: returns the value of a variable.
 
     Raises:
-        ValueError: it has no value, or is written in a way that is not known here.
+        ValueError: it has no value, or its form is unknown here.
     """
     if choice := _CHOICE.fullmatch(text):
         return evaluate(choice[2 if evaluate(choice[1], number) else 3], number)

@@ -1,4 +1,4 @@
-"""What is found in a script: commands as they would run, and what else they depend on."""
+"""Findings in a script: commands as they would run, and everything else they depend on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Call:
     """One command as it would run."""
 
     words: list[Word]
-    """With assignments before it."""
+    """Words, including assignments before the command."""
     passes_on: int = 0
-    """The line of ``$@``: it also has what the script is called with."""
+    """Line of ``$@``: the command also gets the arguments of the script."""
 
     @property
     def line(self) -> int:
@@ -23,16 +23,16 @@ class Call:
 
 @dataclass
 class Script:
-    """What a script says."""
+    """Findings in a script."""
 
     calls: list[Call] = field(default_factory=list)
     left_out: list[Call] = field(default_factory=list)
-    """Of branches that do not run."""
+    """Commands in branches that do not run."""
     directives: list[Word] = field(default_factory=list)
-    """Of Slurm, ``#SBATCH``."""
+    """Directives of Slurm, ``#SBATCH``."""
     given: set[str] = field(default_factory=set)
     """Variables whose values the reader gave."""
     read: list[Word] = field(default_factory=list)
     """Other scripts that it runs in its own place."""
     unread: list[Word] = field(default_factory=list)
-    """Those that are not here, whose variables are not known."""
+    """Scripts that are not here, so their variables are unknown."""

@@ -21,7 +21,7 @@ _UNSET = re.compile(r"\$\{?(?:[A-Za-z_]\w*|[1-9]|@|\*)\}?")
 
 
 def truth(words: Sequence[Word]) -> bool | None:
-    """Whether a command of a condition succeeds; ``None`` where only a run of the script would tell."""
+    """Returns True if a command of a condition succeeds; None if only a run of the script would tell."""
     if not words:
         return None
     first, rest = words[0].text, list(words[1:])
@@ -77,7 +77,7 @@ def _one(words: list[Word]) -> bool | None:
 
 
 def _empty(word: Word, text: str) -> bool | None:
-    """A variable that the script does not set is empty, as it is for ``${NAME:-THIS}``."""
+    """Returns True if it is empty. A variable that the script does not set is empty, as for ``${NAME:-THIS}``."""
     if not word.missing:
         return not text
     return True if _UNSET.fullmatch(text) and word.missing == (text,) else None

@@ -1,4 +1,4 @@
-"""Variables of a shell script, and words with their values put in."""
+"""Variables of a shell script, and words with their values filled in."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _BRACES = re.compile(r"\{([^{},]*,[^{}]*|(-?\d{1,3})\.\.(-?\d{1,3}))\}")
 _CUT = re.compile(r"[@*](?::\s*(\d+)(?::\s*(\d+))?)?")
 _NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _MOST = 1_000_000
-"""Characters that variables put in."""
+"""Maximum characters from variables."""
 
 
 class _Part(NamedTuple):
-    """What a piece of a word says."""
+    """Meaning of a piece of a word."""
 
     value: Value
     splits: bool
-    """At blanks."""
+    """True if it is split at blanks."""
 
 
 @dataclass
 class Variables:
-    """Their values at one place of a script."""
+    """Values of variables at one place of a script."""
 
     name: str
-    """Of the file, for messages."""
+    """Name of the file, for messages."""
     given: Mapping[str, str] = field(default_factory=dict)
-    """What the reader says of variables that the script gives no value."""
+    """Values from the reader for variables that the script does not set."""
     values: dict[str, Value] = field(default_factory=dict)
     left: int = _MOST
     used: set[str] = field(default_factory=set)
-    """Names of those that the reader gave and the script needed."""
+    """Names of variables that the reader gave and the script needed."""
     passes_on: int = 0
-    """The line of ``$@`` in the words since this was set to 0: what the script itself is called with."""
+    """Line of ``$@`` in the words since this was set to 0: the arguments of the script itself."""
 
     # --- values ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> Value | None:
-        """The value; ``None`` for a variable that nothing sets."""
+        """Returns the value; None for a variable that nothing sets."""
         if name.isdigit() or name == "#":
             return self._argument(name)
         value = self.values.get(name)
@@ -61,7 +61,7 @@ class Variables:
         return value
 
     def assign(self, name: str, value: Value | None, adds: bool = False) -> None:
-        """Set it; ``None`` takes the value away."""
+        """Sets it; None removes the value."""
         old = self.values.get(name)
         if value is None:
             self.values.pop(name, None)
@@ -76,19 +76,19 @@ class Variables:
             self.values[name] = [*old, *value]
 
     def lose(self, name: str, line: int, why: str) -> None:
-        """The variable has a value that is not known here."""
+        """Marks the variable's value as unknown."""
         self.values[name] = Word(f"${{{name}}}", line, (f"${{{name}}} ({why})",))
 
     # --- arguments ------------------------------------------------------------------------------
 
     @property
     def _given_arguments(self) -> list[Word]:
-        """Of the script itself, by the reader."""
+        """Arguments of the script itself, from the reader."""
         names = sorted((name for name in self.given if name.isdigit()), key=int)
         return [Word(self.given[name], 0) for place, name in enumerate(names, 1) if int(name) == place]
 
     def _argument(self, name: str) -> Word | None:
-        """``$1`` and ``$#`` of the function, or of the script itself."""
+        """Returns ``$1`` and ``$#`` of the function, or of the script itself."""
         known = self.values.get("@")
         if isinstance(known, Word):
             return Word(f"${{{name}}}", known.line, (f"${{{name}}}",))
@@ -100,7 +100,7 @@ class Variables:
         return known[int(name) - 1] if 0 < int(name) <= len(known) else None
 
     def _arguments(self, inner: str, quoted: bool, line: int) -> _Part:
-        """``$@``, ``$*``, ``${@:2}``."""
+        """Returns ``$@``, ``$*``, ``${@:2}``."""
         known = self.values.get("@")
         if known is None:
             self.passes_on = line
@@ -113,7 +113,7 @@ class Variables:
         return _Part(joined(words, line) if quoted and inner.startswith("*") else words, not quoted)
 
     def shift(self, words: list[Word]) -> None:
-        """``shift 2``: the first arguments go."""
+        """Does ``shift 2``: removes the first arguments."""
         known = self.values.get("@")
         own = self._given_arguments
         if words and (words[0].missing or not words[0].text.isdigit()):
@@ -125,11 +125,11 @@ class Variables:
     # --- words ----------------------------------------------------------------------------------
 
     def words(self, pieces: list[Piece], line: int) -> list[Word]:
-        """Of one word as it is written: a variable without quotes may be several, or none."""
+        """Returns the words of one word as it is written: a variable without quotes may be several, or none."""
         return [word for each in self._braces(pieces, line) for word in self._expanded(each, line)]
 
     def text(self, pieces: list[Piece], line: int) -> Word:
-        """As one word, whatever it has."""
+        """Returns one word, whatever is in it."""
         parts = list(self._parts(pieces, line))
         words = [joined(part.value, line) if isinstance(part.value, list) else part.value for part in parts]
         return Word("".join(word.text for word in words), line, union(words))
@@ -158,7 +158,7 @@ class Variables:
         return [*words, _one(last, line)] if any(part.text for part in last) or (exists and not spread) else words
 
     def _braces(self, pieces: list[Piece], line: int) -> Iterator[list[Piece]]:
-        """``d{1,2}`` as ``d1`` and ``d2``."""
+        """Expands ``d{1,2}`` to ``d1`` and ``d2``."""
         for place, (kind, said, quoted) in enumerate(pieces):
             if kind == "text" and not quoted and (match := _BRACES.search(said)):
                 first, last = (int(match[2]), int(match[3])) if match[2] else (0, 0)
@@ -194,7 +194,7 @@ class Variables:
     # --- variables and sums ---------------------------------------------------------------------
 
     def sum(self, text: str, shown: str, line: int) -> Word:
-        """The value of a sum, or the sum itself where it has none."""
+        """Returns the value of a sum, or the sum itself if it has none."""
         lost: list[Word] = []
 
         def number(name: str) -> int:
@@ -244,7 +244,7 @@ class Variables:
             yield _Part(self._cut(match, value, raw, line), not quoted)
 
     def _other(self, match: re.Match[str] | None, kind: str, quoted: bool, line: int) -> Iterator[_Part]:
-        """What ``${NAME:-THIS}`` has in the place of the variable."""
+        """Yields the text of ``${NAME:-THIS}`` in place of the variable."""
         assert match is not None
         other = re.sub(r'(?<!\\)"', "", match["other"]) if quoted else match["other"]
         lexer = Lexer(other, self.name, line)
@@ -265,7 +265,7 @@ class Variables:
         return Word(str(len(value) if isinstance(value, list) else len(value.text)), 0)
 
     def _cut(self, match: re.Match[str] | None, value: Value, raw: str, line: int) -> Word:
-        """``${NAME%.sh}``, ``${NAME##*/}``, ``${NAME/a/b}``, ``${NAME^^}``, ``${NAME:1:2}``."""
+        """Handles ``${NAME%.sh}``, ``${NAME##*/}``, ``${NAME/a/b}``, ``${NAME^^}``, ``${NAME:1:2}``."""
         assert match is not None
         word = joined(value, line) if isinstance(value, list) else value
         other = self.text(Lexer(match["other"], self.name, line).quoted(), line)
@@ -276,13 +276,13 @@ class Variables:
 
 
 def _one(parts: list[Word], line: int) -> Word:
-    """One word of its parts; one that is a part alone keeps its line."""
+    """Joins parts to one word; a single part keeps its line."""
     filled = [part for part in parts if part.text]
     return filled[0] if len(filled) == 1 else joined(parts, line, "")
 
 
 def _changed(text: str, sign: str, other: str) -> str | None:
-    """The text after one operation; ``None`` where that is not known here."""
+    """Returns the text after one operation; None if the operation is unknown here."""
     if sign in ("^^", ",,") and not other:
         return text.upper() if sign == "^^" else text.lower()
     if sign in ("^", ",") and not other:

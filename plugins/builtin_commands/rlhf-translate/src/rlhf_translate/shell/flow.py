@@ -1,4 +1,4 @@
-"""Branches and loops of a shell script: which of them run, and which values variables have after them."""
+"""Branches and loops of a shell script: which of them run, and the values of variables after them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_translate.shell.word import Value, Word, union
 
 LOOPS = ("while", "until", "for")
 _ARGUMENTS = re.compile(r"(?:.*\s)?(?:--?[A-Za-z]|[+~]*[A-Za-z_][\w.]*=)", re.S)
-"""A text that is a list of arguments."""
+"""Pattern of a text that is a list of arguments."""
 KEYWORDS = ("if", "then", "elif", "else", "fi", "while", "until", "do", "done", "esac", "}")
 
 
@@ -26,23 +26,23 @@ class Branches:
     """``if``, ``case``, ``while``, ``until``, ``for``, ``{`` or ``(``."""
     line: int
     before: dict[str, Value]
-    """Values of variables where it begins."""
+    """Values of variables at its beginning."""
     ran: bool | None = False
-    """Whether one of its branches has run; ``None`` where that is not known."""
+    """True if one of its branches has run; None if unknown."""
     runs: bool | None = True
-    """Whether what is read now runs."""
+    """True if the present part runs."""
     stops: bool = False
-    """Whether the script ends with what is read now, so that its values are not those of later lines."""
+    """True if the script ends in the present part, so that its values are not those of later lines."""
     ends: list[dict[str, Value]] = field(default_factory=list)
     """Values at the ends of branches that may run."""
     word: Word | None = None
-    """What a ``case`` compares."""
+    """Word that a ``case`` compares."""
     patterns: list[Word] | None = None
-    """Of a ``case``, where one begins."""
+    """Patterns of a ``case``, at the beginning of one."""
     variable: str = ""
-    """Of a ``for``."""
+    """Variable of a ``for``."""
     choices: list[Word] = field(default_factory=list)
-    """What the variable of a ``for`` is."""
+    """Values of the variable of a ``for``."""
 
 
 class Flow:
@@ -52,23 +52,23 @@ class Flow:
         self.variables = variables
         self.open: list[Branches] = []
         self.set_on: dict[str, list[int]] = {}
-        """Variable → lines that set it, since it was last set for sure."""
+        """Variable → lines that set it, since it was last set with certainty."""
 
     @property
     def runs(self) -> bool:
-        """Whether what is read now may run."""
+        """True if the present part may run."""
         return all(each.runs is not False for each in self.open)
 
     @property
     def kind(self) -> str:
-        """Of the innermost."""
+        """Kind of the innermost."""
         return self.open[-1].kind if self.open else ""
 
     def keyword(self, word: str, line: int, status: bool | None) -> None:
-        """Open, go on or close.
+        """Opens, continues or closes.
 
         Args:
-            status: of the command before it.
+            status: status of the command before it.
         """
         if word in ("if", "while", "until"):
             self.begin(word, line)
@@ -96,18 +96,18 @@ class Flow:
         return self.open[-1]
 
     def loop(self, words: list[Word]) -> None:
-        """``for NAME in WORDS``."""
+        """Handles ``for NAME in WORDS``."""
         frame = self.begin("for", words[0].line)
         frame.variable = words[1].text if len(words) > 1 else ""
         frame.choices = words[3:] if len(words) > 3 and words[2].text == "in" else []
 
     def case(self, words: list[Word]) -> None:
-        """``case WORD in``."""
+        """Handles ``case WORD in``."""
         frame = self.begin("case", words[0].line)
         frame.word, frame.patterns = words[1] if len(words) > 1 else None, []
 
     def branch(self, condition: bool | None) -> None:
-        """Of the innermost: it runs if the condition is true, and none before has run."""
+        """Begins a branch of the innermost: it runs if the condition is true, and no earlier branch has run."""
         frame = self.open[-1]
         frame.runs = both(condition, negated(frame.ran))
         frame.ran = True if condition else either(frame.ran, frame.runs)  # after else, one of them has
@@ -116,7 +116,7 @@ class Flow:
             self._of_loop(frame)
 
     def choose(self) -> None:
-        """The branch of a ``case``, whose patterns are complete."""
+        """Begins the branch of a ``case``, whose patterns are complete."""
         frame = self.open[-1]
         patterns, frame.patterns = frame.patterns or [], None
         known = frame.word is not None and not frame.word.missing and not any(pattern.missing for pattern in patterns)
@@ -127,7 +127,7 @@ class Flow:
             self.branch(True if any(pattern.text == "*" for pattern in patterns) else None)
 
     def leave(self) -> None:
-        """The end of a branch."""
+        """Ends a branch."""
         frame = self.open[-1]
         if frame.kind in LOOPS and len(frame.choices) != 1:
             for name, value in list(self.variables.values.items()):  # each turn may change it again
@@ -139,7 +139,7 @@ class Flow:
         frame.stops = False
 
     def stop(self) -> None:
-        """``exit``."""
+        """Handles ``exit``."""
         if self.open:
             self.open[-1].stops = True
 
@@ -149,19 +149,19 @@ class Flow:
         self.variables.values = self.merged(ends or [frame.before], line)
 
     def leave_subshell(self) -> None:
-        """``)``: what was set between the brackets stays there."""
+        """Handles ``)``: variables set inside the brackets keep their old values outside."""
         self.variables.values = self.open.pop().before
 
     def sets(self, name: str, line: int, again: bool) -> None:
-        """Note that a line sets a variable.
+        """Notes that a line sets a variable.
 
         Args:
-            again: what it had before may still count.
+            again: its earlier value may still count.
         """
         self.set_on[name] = [*self.set_on.get(name, []), line] if again or self.open else [line]
 
     def merged(self, ends: list[dict[str, Value]], line: int) -> dict[str, Value]:
-        """What is the same at the end of every branch, and what is not."""
+        """Returns the values that are the same at the end of every branch, and the names of others."""
         if len(ends) == 1:
             return ends[0]
         values: dict[str, Value] = {}
@@ -191,7 +191,7 @@ def _text(value: Value | None) -> str | list[str] | None:
 
 
 def _common(name: str, ends: Sequence[Value | None], line: int, why: str) -> Value:
-    """What a variable has in any case: of arguments those that are first in each, and a word for the others."""
+    """Returns what a variable has in any case: the first arguments that all have, and a word for the others."""
     rest = Word(f"${{{name}...}}", line, (f"${{{name}...}} ({why})",))
     lists = [[] if end is None else end for end in ends if not isinstance(end, Word)]
     if len(lists) == len(ends) and any(lists) and name != "@":

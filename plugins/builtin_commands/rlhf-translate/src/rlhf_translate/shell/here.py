@@ -19,22 +19,22 @@ SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 
 @dataclass
 class HereDocument:
-    """One that begins on the next line."""
+    """A here-document that begins on the next line."""
 
     delimiter: str
     puts_in: bool
-    """Whether variables are put in."""
+    """True if variables are filled in."""
     variable: str
-    """Which gets the words of it; empty: none."""
+    """Variable that gets its words; empty: none."""
     is_script: bool
 
 
 def begin(lexer: Lexer, words: list[Word], is_script: bool) -> HereDocument:
-    """The one whose delimiter is here.
+    """Returns the here-document whose delimiter is here.
 
     Args:
-        words: of the command so far.
-        is_script: whether the command writes a script.
+        words: words of the command so far.
+        is_script: True if the command writes a script.
     """
     raw = lexer.at
     delimiter = "".join(piece.text for piece in lexer.pieces())
@@ -44,7 +44,7 @@ def begin(lexer: Lexer, words: list[Word], is_script: bool) -> HereDocument:
 
 
 def body(document: HereDocument, lexer: Lexer) -> Word:
-    """Its text; the lexer is behind it then."""
+    """Returns its text; the lexer is then after it."""
     line, begins = lexer.line, lexer.at
     while lexer.char:
         end = lexer.at
@@ -54,7 +54,7 @@ def body(document: HereDocument, lexer: Lexer) -> Word:
 
 
 def script_of(document: HereDocument, text: Word) -> Word:
-    """The script that it holds."""
+    """Returns the script that it contains."""
     return Word(_ESCAPE.sub("", text.text), text.line) if document.puts_in else text
 
 

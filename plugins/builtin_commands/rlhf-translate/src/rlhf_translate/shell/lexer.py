@@ -1,7 +1,7 @@
-"""The characters of a shell script: where words end, and what their pieces are.
+"""The characters of a shell script: the ends of words, and the kinds of their pieces.
 
-``shlex`` has no variables, arrays, here-documents or lines, takes ``#`` inside a word for a comment, and forgets which quotes a
-word had, which decide whether a variable is put in.
+``shlex`` has no variables, arrays, here-documents or lines, takes ``#`` inside a word for a comment, and forgets the quotes of
+a word, which decide if a variable is filled in.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Lexer:
 
     @property
     def char(self) -> str:
-        """The next one; nothing at the end."""
+        """Next character; nothing at the end."""
         return self.text[self.at : self.at + 1]
 
     def follows(self, text: str | tuple[str, ...]) -> bool:
         return self.text.startswith(text, self.at)
 
     def take(self, pattern: re.Pattern[str]) -> str:
-        """What the pattern matches here, which is then behind."""
+        """Returns what the pattern matches here, and moves past it."""
         match = pattern.match(self.text, self.at)
         text = match[0] if match else ""
         self.skip(len(text))
@@ -61,7 +61,7 @@ class Lexer:
         self.at += count
 
     def blank(self, blanks: str = " \t") -> bool:
-        """Pass a blank, or the end of a line that goes on."""
+        """Moves past a blank, or the end of a line that continues; returns True if there was one."""
         if self.follows("\\\n"):
             self.skip(2)
         elif self.char and self.char in blanks:
@@ -74,7 +74,7 @@ class Lexer:
         return UserError(f"{self.name}:{line}: {what} that begins here does not end")
 
     def pieces(self, stops: str = STOPS) -> list[Piece]:
-        """Of one word, from here to its end."""
+        """Returns the pieces of one word, from here to its end."""
         pieces: list[Piece] = []
         while self.at < len(self.text):
             char = self.char
@@ -99,7 +99,7 @@ class Lexer:
         return pieces
 
     def until(self, close: str, what: str) -> str:
-        """What is between here and the character that closes."""
+        """Returns the text between here and the closing character."""
         end = self.text.find(close, self.at + 1)
         if end < 0:
             raise self.open_end(what, self.line)
@@ -108,10 +108,10 @@ class Lexer:
         return text
 
     def quoted(self, close: str = "", escaped: str = '"\\$`\n') -> list[Piece]:
-        """From here to one of the characters that close, or to the end, as in double quotes.
+        """Returns the text from here to one of the closing characters, or to the end, as in double quotes.
 
         Args:
-            escaped: what a backslash stands before.
+            escaped: characters that a backslash escapes.
         """
         pieces = [Piece("text", "", True)]
         while self.at < len(self.text) and self.char not in close:
@@ -127,7 +127,7 @@ class Lexer:
         return pieces
 
     def brackets(self) -> str:
-        """From here to the bracket that closes; brackets in quotes do not count."""
+        """Returns the text from here to the closing bracket; brackets in quotes do not count."""
         begin, line, depth = self.at, self.line, 0
         while self.at < len(self.text):
             char = self.char
@@ -151,7 +151,7 @@ class Lexer:
         return pieces
 
     def _dollar(self, quoted: bool) -> Piece:
-        """A variable, a sum, or a command whose output would be put in."""
+        """Returns a variable, a sum, or a command whose output would be filled in."""
         if self.char == "`":
             return Piece("command", f"`{self.until('`', 'a quote')}`", quoted)
         if self.follows("$("):

@@ -12,7 +12,7 @@ _SHELLS = ("bash", "sh", "zsh")
 
 
 def script_of(words: Sequence[Word], place: int) -> int:
-    """The place of the script that ``bash -c`` runs; 0 if that is not here."""
+    """Returns the place of the script that ``bash -c`` runs; 0 if that is not here."""
     if words[place].text.rpartition("/")[2] not in _SHELLS:
         return 0
     for number in range(place + 1, len(words) - 1):
@@ -24,7 +24,7 @@ def script_of(words: Sequence[Word], place: int) -> int:
 
 
 def file_of(words: Sequence[Word], place: int) -> int | None:
-    """The place of the file that a shell runs here, or that is the command itself."""
+    """Returns the place of the file that a shell runs here, or that is the command itself."""
     if place == 0 and words[0].text.endswith(SCRIPTS):
         return 0
     if words[place].text.rpartition("/")[2] not in (*_SHELLS, "sbatch"):

@@ -13,7 +13,7 @@ from rlhf_translate.shell.word import Value, Word, split
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 COMMENT = re.compile(r"#[^\n]*")
 LOCAL = ("local", "declare", "typeset")
-"""In a function."""
+"""Words that make variables local to a function."""
 SETTERS = ("export", "readonly", *LOCAL)
 _ITEM = re.compile(r"([A-Za-z_]\w*)\[([^\]]*)\]\+?=")
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:([-+*/%]?)=(?!=)\s*(.+)|(\+\+|--))\s*", re.S)
@@ -27,19 +27,19 @@ class WordReader:
         self.flow = Flow(variables)
         self.words: list[Word] = []
         self.own: dict[str, Value | None] = {}
-        """Variables that assignments of this command set → what they had before: a command gets them for itself alone."""
+        """Variables that assignments of this command set → their earlier values: only the command sees the new ones."""
         self.outer: dict[str, Value | None] = {}
-        """Variables that are local → what they had before."""
+        """Variables that are local → their earlier values."""
         self.before: dict[str, Value] | None = None
         """Values of variables before a command that may run."""
 
     @property
     def runs(self) -> bool:
-        """Whether what is read now may run."""
+        """True if the present part may run."""
         return self.flow.runs
 
     def structure(self, raw: str, line: int) -> bool:
-        """Whether the word opens or closes a branch, or stands before a command."""
+        """Returns True if the word opens or closes a branch, or precedes a command."""
         return False
 
     def word(self) -> None:
@@ -102,7 +102,7 @@ class WordReader:
         return items
 
     def sums(self, text: str, line: int) -> bool | None:
-        """``((N = A * B))``; gives its status."""
+        """Handles ``((N = A * B))``; returns its status."""
         status: bool | None = None
         for part in text.split(","):
             if match := _SET.fullmatch(part):

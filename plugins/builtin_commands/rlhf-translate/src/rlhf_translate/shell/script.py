@@ -1,4 +1,4 @@
-"""The commands of a shell script: the words of each, with what the script itself sets put in for variables."""
+"""The commands of a shell script: the words of each, with variables replaced by the values that the script itself sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PREFIXES = ("time", "exec", "nohup", "sudo", "env")
 _TESTS = ("[", "[[", "test", "grep", "which", "type", "command", "pgrep", "diff", "cmp", "false")
 _SHOWS = ("echo", "printf", "cat", "logger")
 _DEEPEST = 6
-"""Scripts in scripts."""
+"""Maximum depth of scripts in scripts."""
 
 
 def read_script(
@@ -34,12 +34,12 @@ def read_script(
     is_script: Callable[[str], bool] = lambda text: False,
     beside: Callable[[str], str | None] = lambda name: None,
 ) -> Script:
-    """The commands of a script in order, of every branch and body that may run.
+    """Returns the commands of a script in order, in every branch and body that may run.
 
     Args:
         name: the file, for messages.
         given: values of variables that the script does not set.
-        is_script: whether a word has a command in it that is looked for.
+        is_script: returns True if a word contains a command that is searched.
         beside: the text of another script, if it is here.
 
     Raises:
@@ -69,7 +69,7 @@ class _Reader(WordReader):
         self.script, self.is_script = script, is_script
         self.waiting: list[here.HereDocument] = []
         self.into_script = False
-        """Whether what this command writes is a script."""
+        """True if this command writes a script."""
         self.functions: dict[str, Word] = outer.functions if outer else {}
         self.called: set[str] = outer.called if outer else set()
         self.read_script: Callable[[str], str | None] = outer.read_script if outer else lambda name: None
@@ -77,13 +77,13 @@ class _Reader(WordReader):
         if self.depth > _DEEPEST:
             raise UserError(f"{lexer.name}:{lexer.line}: scripts in scripts, more than {_DEEPEST} deep")
         self.status: bool | None = True
-        """Of the last command."""
+        """Status of the last command."""
         self.tested = False
-        """Whether that was a test: the others are taken to succeed."""
+        """True if that was a test: other commands are assumed to succeed."""
         self.link = ""
         """``&&`` or ``||`` before this command."""
         self.flips = False
-        """``!``."""
+        """True after ``!``."""
 
     def read(self) -> None:
         lexer = self.lexer
@@ -113,7 +113,7 @@ class _Reader(WordReader):
             raise lexer.open_end(f"the here-document {self.waiting[0].delimiter}", lexer.line)
 
     def bare_sums(self) -> None:
-        """``((...))``, as a command or a condition, or what a loop counts."""
+        """Handles ``((...))``, as a command or a condition, or as the header of a loop."""
         line, text = self.lexer.line, self.lexer.take(_SUM)[2:-2]
         if self.words:
             self.words.append(Word(text.partition("=")[0].strip(), line))
@@ -125,7 +125,7 @@ class _Reader(WordReader):
 
     @property
     def in_brackets(self) -> bool:
-        """Whether this is between ``[[`` and ``]]``."""
+        """True between ``[[`` and ``]]``."""
         return bool(self.words) and self.words[0].text == "[[" and self.words[-1].text != "]]"
 
     def comment(self) -> None:
@@ -136,7 +136,7 @@ class _Reader(WordReader):
                 self.variables.values.setdefault(name, Word(value, line))
 
     def sign(self) -> None:
-        """``&&``, ``<`` and brackets in ``[[ ]]``."""
+        """Handles ``&&``, ``<`` and brackets in ``[[ ]]``."""
         text = self.lexer.text[self.lexer.at : self.lexer.at + 2]
         text = text if text in ("&&", "||") else text[0]
         self.words.append(Word(text, self.lexer.line))
@@ -181,7 +181,7 @@ class _Reader(WordReader):
 
     @property
     def reached(self) -> bool | None:
-        """Whether this command runs, by the one before it."""
+        """True if this command runs, judging by the one before it."""
         if not self.link:
             return True
         status = True if self.status is None and not self.tested and self.link == "&&" else self.status
@@ -189,11 +189,11 @@ class _Reader(WordReader):
 
     @property
     def runs(self) -> bool:
-        """Whether what is read now may run."""
+        """True if the present part may run."""
         return self.flow.runs and self.reached is not False
 
     def end(self) -> None:
-        """Of a command."""
+        """Ends a command."""
         words, self.words, self.own, self.into_script = self.words, [], {}, False
         call, self.variables.passes_on = Call(words, self.variables.passes_on), 0
         if not words:
@@ -210,7 +210,7 @@ class _Reader(WordReader):
             self.ended(True if plain else truth(words), words[0].text in _TESTS)
 
     def ended(self, status: bool | None, tested: bool) -> None:
-        """A command has this status."""
+        """Notes the status of a command."""
         if self.before is not None:
             self.variables.values = self.flow.merged([self.before, self.variables.values], self.lexer.line)
             self.before = None
@@ -223,7 +223,7 @@ class _Reader(WordReader):
     # --- what commands do -----------------------------------------------------------------------
 
     def effects(self, words: list[Word]) -> None:
-        """On variables."""
+        """Applies a command's effects on variables."""
         first = words[0].text
         names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word.text)]
         if first in LOCAL:
@@ -250,7 +250,7 @@ class _Reader(WordReader):
             self.source(words[1:])
 
     def record(self, call: Call) -> None:
-        """Keep the command, or those of the script or function that it runs."""
+        """Keeps the command, or those of the script or function that it runs."""
         words = call.words
         name = words[0].text
         if name in self.functions:
@@ -272,7 +272,7 @@ class _Reader(WordReader):
         self.script.calls.append(call)
 
     def of_file(self, words: list[Word]) -> bool:
-        """Read a script that runs with this one's variables, if it is here and has a command that is looked for."""
+        """Reads a script that runs with this one's variables; returns True if it is here and has a command that is searched."""
         text = self.read_script(words[0].text) if not words[0].missing and self.depth < _DEEPEST else None
         if text is None or not self.is_script(text):
             return False
@@ -283,7 +283,7 @@ class _Reader(WordReader):
         return True
 
     def source(self, words: list[Word]) -> None:
-        """Another script that runs in the place of this line."""
+        """Reads another script that runs in the place of this line."""
         text = self.read_script(words[0].text) if not words[0].missing else None
         if text is None or self.depth >= _DEEPEST:
             self.script.unread.append(words[0])
@@ -292,10 +292,10 @@ class _Reader(WordReader):
         self.within(words[1:] or self.variables.values.get("@"), Word(text, 1))
 
     def inner(self, text: Word, before: list[Word]) -> None:
-        """A script in a word.
+        """Reads a script in a word.
 
         Args:
-            before: what starts it.
+            before: words that start it.
         """
         script = Script()
         _Reader(Lexer(text.text, self.lexer.name, text.line), self.variables, script, self.is_script, self).read()
@@ -305,7 +305,7 @@ class _Reader(WordReader):
         self.script.read += script.read
 
     def call(self, name: str, words: list[Word] | None) -> None:
-        """A function.
+        """Calls a function.
 
         Args:
             words: its arguments, if they are known.
@@ -320,10 +320,10 @@ class _Reader(WordReader):
             self.variables.assign(variable, value)
 
     def within(self, own: Value | None, text: Word) -> dict[str, Value | None]:
-        """Read a text with arguments of its own.
+        """Reads a text with its own arguments.
 
         Returns:
-            what the variables that it makes its own had before.
+            The earlier values of the variables that it makes local.
         """
         before = self.variables.values.get("@")
         self.variables.assign("@", own)
@@ -333,7 +333,7 @@ class _Reader(WordReader):
         return reader.outer
 
     def function(self, match: re.Match[str]) -> None:
-        """Keep its body for its calls."""
+        """Keeps a function's body for its calls."""
         lexer, line, depth = self.lexer, self.lexer.line, 1
         lexer.skip(len(match[0]))
         begin = Word("", lexer.line)
@@ -359,7 +359,7 @@ class _Reader(WordReader):
         self.functions[match[1] or match[2]] = Word(lexer.text[start:at], begin.line)
 
     def structure(self, raw: str, line: int) -> bool:
-        """Whether the word is one of those that open and close branches, or stand before a command."""
+        """Returns True if the word opens or closes a branch, or precedes a command."""
         if raw == "!":
             self.flips = not self.flips
         elif raw == "{":
@@ -372,7 +372,7 @@ class _Reader(WordReader):
         return True
 
     def group(self, sign: str) -> None:
-        """Begin what ``{`` or ``(`` holds."""
+        """Begins the contents of ``{`` or ``(``."""
         self.flow.begin(sign, self.lexer.line)
         self.flow.branch(self.reached)
         self.link, self.before = "", None

@@ -1,4 +1,4 @@
-"""What ``#SBATCH`` lines of a script say of the machines, as the variables that Slurm sets from them."""
+"""Variables that Slurm sets from the ``#SBATCH`` lines of a script about machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLES = {
 
 
 def variables_of(directive: str) -> dict[str, str]:
-    """The variables that are sure: a range of nodes, or a type of device alone, says no number."""
+    """Returns the variables that are certain: a range of nodes, or only a type of device, gives no number."""
     name, value = (*re.split(r"[=\s]+", directive, maxsplit=1), "")[:2]
     for names, variables in _VARIABLES.items():
         if name in names:

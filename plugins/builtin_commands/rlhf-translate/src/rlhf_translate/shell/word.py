@@ -1,4 +1,4 @@
-"""A word of a shell script, and what of it has no value there."""
+"""A word of a shell script, and its parts without a value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Word:
 
 
 Value: TypeAlias = Word | list[Word]
-"""Of a variable; a list for an array."""
+"""Value of a variable; a list for an array."""
 
 
 _PLACES = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^{}]*\}|`[^`]*`"
@@ -25,7 +25,7 @@ _PART = re.compile(rf"(?:{_PLACES}|[^ \t\n])+")
 
 
 def split(word: Word, line: int) -> list[Word]:
-    """Its parts between blanks, each with what is missing in it; an empty one where it begins or ends with a blank."""
+    """Returns its parts between blanks, each with its unknown parts; an empty one if it begins or ends with a blank."""
     parts = _PART.findall(word.text)
     places = {missing: missing if missing in word.text else missing.partition(" (")[0] for missing in word.missing}
 
@@ -41,11 +41,11 @@ def split(word: Word, line: int) -> list[Word]:
 
 
 def joined(words: Iterable[Word], line: int, between: str = " ") -> Word:
-    """Several words as one."""
+    """Returns several words as one."""
     words = list(words)
     return Word(between.join(word.text for word in words), line, union(words))
 
 
 def union(words: Iterable[Word]) -> tuple[str, ...]:
-    """What is missing in any of them."""
+    """Returns the unknown parts of all of them."""
     return tuple(dict.fromkeys(part for word in words for part in word.missing))

@@ -1,4 +1,4 @@
-"""TRL's options where value or meaning differ from ours."""
+"""TRL's options whose value or meaning differs from ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def convert(method: str) -> Table:
 
 
 def resolved(options: Sequence[Option], defaults: Mapping[str, tuple[str, ...]]) -> list[Option]:
-    """``--no_NAME`` as ``--NAME False``."""
+    """Returns ``--no_NAME`` as ``--NAME False``."""
     names = {f"no_{name}": f"--{name}" for name in defaults}
     return [
         replace(option, name=names[key_of(option.name)], values=("False",), shown=option.name)

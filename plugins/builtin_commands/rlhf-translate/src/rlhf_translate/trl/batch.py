@@ -15,19 +15,19 @@ def processes(given: Given) -> int:
 
 
 def _micro_batches(given: Given) -> float:
-    """Per update."""
+    """Returns the micro-batches per update."""
     return given.many("gradient_accumulation_steps")
 
 
 def _at_once(given: Given) -> float:
-    """Rows of all processes in one forward pass; before 0.15 those of GRPO are prompts."""
+    """Returns the rows of all processes in one forward pass; before 0.15 those of GRPO are prompts."""
     prompts = given.method == "grpo" and given.version < _COUNTS_COMPLETIONS
     rows = given.many("per_device_train_batch_size") * processes(given)
     return rows * given.many("num_generations") if prompts else rows
 
 
 def _per_generation(given: Given) -> float:
-    """Completions that are sampled at once."""
+    """Returns the number of completions that are sampled at once."""
     if "generation_batch_size" in given:
         return given.many("generation_batch_size")
     return _at_once(given) * given.many("steps_per_generation", _micro_batches(given))
@@ -38,7 +38,7 @@ def _minibatches(given: Given) -> int:
 
 
 def updates(given: Given) -> int:
-    """Optimizer updates in one of our steps."""
+    """Returns the optimizer updates in one of our steps."""
     return _minibatches(given) * count(given.many("num_iterations")) if given.method in SAMPLED else 1
 
 
@@ -103,7 +103,7 @@ def every(name: str, strategy: str, usual: str) -> Convert:
 
 
 def _all_updates(given: Given) -> int | None:
-    """Of the whole run, where they are known."""
+    """Returns the updates of the whole run, if known."""
     if (most := given.number("max_steps")) > 0:
         return int(most)
     rows = rows_of(given["dataset_name"].texts)
@@ -118,7 +118,7 @@ def _all_updates(given: Given) -> int | None:
 
 
 def warmup(option: Option, given: Given) -> Outcome:
-    """Steps from 1 on, a share of the run below; the older ``warmup_ratio`` is a share."""
+    """Converts the warm-up: a value from 1 on is steps, below it is a share of the run; the older ``warmup_ratio`` is a share."""
     number, constant = option.number or 0.0, given["lr_scheduler_type"].value == "constant"
     if number >= 1 and not constant:
         return to({"actor.warmup_steps": int(number)})

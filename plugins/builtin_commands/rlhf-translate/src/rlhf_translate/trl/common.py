@@ -36,7 +36,7 @@ MATTERS = (
 """Options whose defaults matter here."""
 
 LAUNCHED = ("num_processes", "nproc_per_node", "num_gpus", "nnodes", "num_nodes", "num_machines", "include", "multi_gpu")
-"""Options of launchers that say how many processes there are."""
+"""Options of launchers that tell the number of processes."""
 
 
 def _lora(name: str) -> Convert:
@@ -57,7 +57,7 @@ def _use_peft(option: Option, given: Given) -> Outcome:
 
 
 def _zero(option: Option, given: Given) -> Outcome:
-    """A configuration of DeepSpeed or accelerate."""
+    """Handles a configuration of DeepSpeed or accelerate."""
     if option.is_off:
         return same("off, as it is here")
     if option.value in given.files or f"TRL's {option.value}.yaml" in given.files:
@@ -71,7 +71,7 @@ def _zero(option: Option, given: Given) -> Outcome:
 
 
 def _stage(option: Option, given: Given) -> Outcome:
-    """Of a file of accelerate."""
+    """Returns the ZeRO stage of a file of accelerate."""
     return to({"runtime.name": "ray", "backend.name": "deepspeed", "backend.zero_stage": option.written})
 
 
@@ -111,14 +111,14 @@ def _at_start(option: Option, given: Given) -> Outcome:
 
 
 def _dtype(option: Option, given: Given) -> Outcome:
-    """Versions before 0.27 leave it to the checkpoint, or to float32 of transformers before 5."""
+    """Handles the type of weights. Versions before 0.27 leave it to the checkpoint, or to float32 of transformers before 5."""
     if option.value.lower() in ("none", "null"):
         return lost("the type that transformers chooses; here float32 for what is trained") if option.line else same("float32")
     return to({"actor.dtype": option.value})
 
 
 def _bf16(option: Option, given: Given) -> Outcome:
-    """There it is on unless fp16 is."""
+    """Handles bf16, which is on in TRL unless fp16 is."""
     if not option.line and given.is_on("fp16"):
         return same("fp16 is on instead")
     unset = option.value.lower() in ("none", "null")  # from 0.19 on, which means on
@@ -134,7 +134,7 @@ def _trackers(option: Option, given: Given) -> Outcome:
 
 
 def _mixture(option: Option, given: Given) -> Outcome:
-    """``datasets`` of a file: mappings."""
+    """Handles ``datasets`` of a file: mappings."""
     names = {"path": "path", "name": "subset", "split": "split", "fraction": "weight"}
     try:
         entries = [json.loads(value) for value in option.values]
@@ -157,7 +157,7 @@ def _data(option: Option, given: Given) -> Outcome:
 
 
 def _of_wandb(name: str) -> Convert:
-    """Options of open-r1."""
+    """Handles options of open-r1."""
     return lambda option, given: (
         to({f"tracker.wandb.{name}": option.written})
         if "report_to" in given and "wandb" in given["report_to"].items
@@ -166,7 +166,7 @@ def _of_wandb(name: str) -> Convert:
 
 
 def _own_evaluation(option: Option, given: Given) -> Outcome:
-    """Another data set, which a Python script loads."""
+    """Handles another data set for evaluation, which a Python script loads."""
     if given["eval_strategy"].value in ("no", "none"):
         return same("nothing is evaluated")
     split = given["dataset_test_split"].written if given.wrote("dataset_test_split") else None

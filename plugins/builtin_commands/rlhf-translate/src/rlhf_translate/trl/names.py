@@ -49,7 +49,7 @@ NEEDLESS = {
     "the columns of the data set are recognised": "label_names",
     "4 bits here are NF4 with double quantization": "bnb_4bit_quant_storage",
 }
-"""Why they need none → names, or beginnings of names."""
+"""Reason for needing no setting → names, or beginnings of names."""
 
 MISSING = {
     "after the run: rlhf push RUN_DIR REPO_ID": "hub_* push_to_hub_* trackio_* log_completions_hub_repo",
@@ -102,4 +102,4 @@ MISSING = {
     "only checkpoints that can be resumed from are written": "save_only_model",
     "4 bits of another kind": "use_bnb_nested_quant",
 }
-"""What they stand for → names, or beginnings of names."""
+"""Meaning → names, or beginnings of names."""

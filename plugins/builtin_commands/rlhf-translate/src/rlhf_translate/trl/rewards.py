@@ -20,7 +20,7 @@ _FUNCTIONS: dict[str, dict[str, object]] = {
 
 
 def _own(name: str) -> dict[str, object]:
-    """Of an import path, or a file and a function of it."""
+    """Returns the reward for an import path, or for a file and a function in it."""
     path, _, function = name.rpartition(":")
     if path.endswith(".py"):
         return dict(rewards(name).settings)
@@ -46,7 +46,7 @@ def functions(option: Option, given: Given) -> Outcome:
 
 
 def _alias(name: str) -> str:
-    """Of the reward that a name becomes."""
+    """Returns the alias of the reward that a name becomes."""
     key = next(iter(_own(name)), "")
     return key.split(".")[1] if key else re.sub(r"\W+", "_", name).strip("_") or "reward"
 

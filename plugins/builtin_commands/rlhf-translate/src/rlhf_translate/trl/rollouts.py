@@ -43,7 +43,7 @@ MATTERS = (
 """Options whose defaults matter here, beside those of every program."""
 
 _EPS = 1e-4
-"""What TRL adds to the deviation of rewards."""
+"""Number that TRL adds to the deviation of rewards."""
 
 
 def _program(option: Option, given: Given) -> Outcome:
@@ -137,7 +137,7 @@ def _scale(option: Option, given: Given) -> Outcome:
 
 
 def _correction(option: Option, given: Given) -> Outcome:
-    """From 0.23 on; until modes came with 0.26, weights of tokens were cut."""
+    """Handles corrections, from 0.23 on. Until modes came with 0.26, weights of tokens were cut."""
     on = "vllm_importance_sampling_correction" in given and given.is_on("vllm_importance_sampling_correction")
     if not given.is_on("use_vllm") or not on:
         return same("no correction is on")

@@ -18,7 +18,7 @@ MATTERS = (
 
 _ALGORITHMS = {"reward": "rm"}
 _LATEST = (0, 29)
-"""DPO from here on ignores label smoothing in the loss ``sigmoid``, and cuts the ends of rows."""
+"""First version of DPO that ignores label smoothing in the loss ``sigmoid``, and cuts the ends of rows."""
 
 
 def _program(option: Option, given: Given) -> Outcome:
@@ -26,7 +26,7 @@ def _program(option: Option, given: Given) -> Outcome:
 
 
 def _preference(option: Option, given: Given) -> Outcome:
-    """One loss, or one with the negative log-likelihood of the chosen beside it."""
+    """Handles one loss, or one together with the negative log-likelihood of the chosen."""
     if given.method == "sft" and option.is_off:
         return same("nll, as it is here")
     names = option.items
@@ -57,7 +57,7 @@ def _smoothing(option: Option, given: Given) -> Outcome:
 
 
 def _longest(option: Option, given: Given) -> Outcome:
-    """Reward models leave longer pairs out there, as here; the others cut them."""
+    """Handles long rows: reward models leave longer pairs out, as here; other trainers cut them."""
     if option.is_off:
         return same("no limit, as it is here")
     if given.method in ("dpo", "kto"):
@@ -78,14 +78,14 @@ def _truncation(option: Option, given: Given) -> Outcome:
 
 
 def _of_answers(option: Option, given: Given) -> Outcome:
-    """Whether only answers are trained."""
+    """Handles the choice to train only answers."""
     if option.is_off and option.values:
         return lost("prompts and messages of the user are trained there too; here only answers are")
     return same("only answers are trained here")
 
 
 def _older(option: Option, given: Given) -> Outcome:
-    """``max_seq_length``, until 0.19."""
+    """Handles ``max_seq_length``, until 0.19."""
     return same("max_length counts") if option.is_off else _longest(option, given)
 
 

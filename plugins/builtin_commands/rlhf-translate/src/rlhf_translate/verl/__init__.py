@@ -1,4 +1,4 @@
-"""verl's options where value or meaning differ from ours."""
+"""verl's options whose value or meaning differs from ours."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def convert(method: str) -> Table:
 
 
 def _own_file(option: Option, given: Given) -> Outcome:
-    """``--config-name``: one that verl has, one that is here, or another."""
+    """Handles ``--config-name``: one that verl has, one that is here, or another."""
     name = option.value.removesuffix(".yaml")
     if name in ("ppo_trainer", "sft_trainer", "sft_trainer_engine", "config"):
         return same("it is the usual one")
@@ -79,10 +79,10 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:|oc\.env:)?([\w.]+)(?:,\s*([^}]*))?\
 
 
 def resolved(options: Sequence[Option], defaults: Mapping[str, tuple[str, ...]]) -> list[Option]:
-    """Values that refer to other options, such as ``${oc.select:a.b,1}``, as their values.
+    """Returns options with references to others, such as ``${oc.select:a.b,1}``, replaced by their values.
 
     Args:
-        defaults: of verl.
+        defaults: defaults of verl.
     """
     known: dict[str, Option] = {name: Option(name, values) for name, values in defaults.items()}
     known |= {option.name: option for option in options}
@@ -90,7 +90,7 @@ def resolved(options: Sequence[Option], defaults: Mapping[str, tuple[str, ...]])
 
 
 def _look_up(option: Option, place: Option, known: Mapping[str, Option], depth: int) -> Option:
-    """The option with what its value refers to.
+    """Returns the option with its references replaced.
 
     Args:
         place: the option whose value it is in the end: references may be relative to it.

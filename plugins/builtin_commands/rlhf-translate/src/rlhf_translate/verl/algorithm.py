@@ -51,7 +51,7 @@ _BOTH_PLACES = (0, 4)
 
 
 def _kl(option: Option, given: Given) -> Outcome:
-    """The penalty of both places, of which a run here has one."""
+    """Handles the penalty in both places; a run here has only one."""
     if given.is_on(f"{_ACTOR}use_kl_loss"):
         return _kl_loss(option, given)
     if not given.is_on("algorithm.use_kl_in_reward"):
@@ -120,7 +120,7 @@ def _mode(option: Option, given: Given) -> Outcome:
 
 
 def _loss_mode(given: Given) -> str:
-    """Until 0.4.0 there is one loss, and no option for it."""
+    """Handles the loss. Until 0.4.0 there is only one, and no option for it."""
     name = f"{_ACTOR}policy_loss.loss_mode"
     return given[name].value if name in given else "vanilla"
 
@@ -143,7 +143,7 @@ def _clips(option: Option, given: Given) -> Outcome:
 
 
 def _clip(option: Option, given: Given) -> Outcome:
-    """Both limits in versions that have none for each side."""
+    """Handles both limits in versions that have no limit for each side."""
     if not any(name in given for name in _ENDS):
         return clip_limits(_loss_mode(given), option.value, option.value, "both limits")
     if given.wrote(*_ENDS) or not option.line:

@@ -12,12 +12,12 @@ _ACTOR = "actor_rollout_ref.actor."
 
 
 def batches(given: Given) -> float:
-    """Updates of one pass over a batch."""
+    """Returns the updates of one pass over a batch."""
     return given.many("data.train_batch_size") / given.many(f"{_ACTOR}ppo_mini_batch_size")
 
 
 def updates(given: Given) -> int:
-    """Optimizer updates in one step."""
+    """Returns the optimizer updates in one step."""
     return count(batches(given)) * count(given.many(f"{_ACTOR}ppo_epochs"))
 
 
@@ -42,7 +42,7 @@ def passes(option: Option, given: Given) -> Outcome:
 
 
 def warmup(role: str, theirs: str) -> Convert:
-    """There the rate changes once per step, here with every optimizer update."""
+    """Converts the warm-up: in verl the rate changes once per step, here with every optimizer update."""
 
     def convert(option: Option, given: Given) -> Outcome:
         fixed, ratio = given.number(f"{theirs}.lr_warmup_steps", -1), given.number(f"{theirs}.lr_warmup_steps_ratio")

@@ -7,7 +7,7 @@ from rlhf_translate.options import Given, Option, Outcome, Table, ask, lost, sam
 _PLACE = "algorithm.rollout_correction."
 _ACTOR = "actor_rollout_ref.actor."
 _OWN = {"seq_sum_k1": "sum", "seq_mean_k1": "geometric", "seq_mean_k3": "k3"}
-"""Rejections by a statistic of the sequence, and what it is called here. Limits of ``k1`` are on the inverse ratio."""
+"""Rejections by a statistic of the sequence → their name here. Limits of ``k1`` are on the inverse ratio."""
 _LEVELS = {"sequence": "sum", "geometric": "geometric"}
 """The same until 0.7.0, with limits on the ratio."""
 
@@ -17,7 +17,7 @@ def _is_reinforce(given: Given) -> bool:
 
 
 def _limits(text: str) -> tuple[float | None, float]:
-    """``0.5_2`` or ``2``."""
+    """Parses ``0.5_2`` or ``2``."""
     low, _, high = text.rpartition("_")
     return (float(low) if low else None), float(high)
 
@@ -100,7 +100,7 @@ def _reinforce(option: Option, given: Given) -> Outcome:
 
 
 def _of_06(option: Option, given: Given) -> Outcome:
-    """0.6.0: a threshold, a level and a mode."""
+    """Handles 0.6.0: a threshold, a level and a mode."""
     if "algorithm.rollout_is_threshold" not in given or not given.is_on("algorithm.rollout_is"):
         return same("no correction is on")
     names = {"level": "token", "mode": "truncate"}

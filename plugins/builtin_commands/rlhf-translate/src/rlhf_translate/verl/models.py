@@ -62,7 +62,7 @@ def _agent(option: Option, given: Given) -> Outcome:
 
 
 def _turns(option: Option, given: Given) -> Outcome:
-    """Whether answers call tools, or are answered."""
+    """Handles answers that call tools, or get answers."""
     if option.is_off:
         return same("off, as it is here")
     if given[f"{_ROLLOUT}agent.default_agent_loop"].value == "tool_agent":
@@ -85,7 +85,7 @@ def _most_turns(option: Option, given: Given) -> Outcome:
 
 
 def _overlong(name: str) -> Convert:
-    """Of DAPO's reward, under one of its three places."""
+    """Handles DAPO's overlong reward, under one of its three places."""
 
     def convert(option: Option, given: Given) -> Outcome:
         place = option.name.rpartition(".")[0]
@@ -150,7 +150,7 @@ def project(option: Option, given: Given) -> Outcome:
 
 
 def _val_temperature(option: Option, given: Given) -> Outcome:
-    """Greedy there unless samples are asked for."""
+    """Handles the temperature of validation: greedy in verl unless samples are requested."""
     sampled = given.is_on(f"{_ROLLOUT}val_kwargs.do_sample")
     return to({"eval.temperature": given[f"{_ROLLOUT}val_kwargs.temperature"].written if sampled else "0"})
 
@@ -162,7 +162,7 @@ def _val_n(option: Option, given: Given) -> Outcome:
 
 
 def _offload(name: str) -> Convert:
-    """Keeping a model's weights or optimizer in CPU memory."""
+    """Handles options that keep a model's weights or optimizer in CPU memory."""
     return lambda option, given: (
         same("off, as it is here") if option.is_off else to({"backend.name": "deepspeed", f"backend.offload_{name}": "cpu"})
     )
@@ -199,7 +199,7 @@ def _truncation(option: Option, given: Given) -> Outcome:
 
 
 def _norm(role: str, place: str) -> Convert:
-    """The limit of the gradient's norm, which has two names: the one that is written."""
+    """Handles the limit of the gradient's norm, which has two names; the written one is used."""
 
     def convert(option: Option, given: Given) -> Outcome:
         names = (f"{place}optim.clip_grad", f"{place}grad_clip")
@@ -231,7 +231,7 @@ def _dtype(option: Option, given: Given) -> Outcome:
 
 
 def _extra(option: Option, given: Given) -> Outcome:
-    """Arguments of vLLM that have no option of their own here."""
+    """Handles arguments of vLLM that have no option here."""
     names = [
         name for name in ("max_num_batched_tokens", "enable_chunked_prefill", "swap_space") if given.wrote(f"{_ROLLOUT}{name}")
     ]

@@ -66,7 +66,7 @@ NEEDLESS = {
     "AdamW": "*.optim.optimizer *.optim.optimizer_impl optim.optimizer optim.optimizer_impl",
     "the KL penalty is not in the loss of a critic": "critic.loss_agg_mode critic.loss_scale_factor",
 }
-"""Why they need none → names, or patterns of names."""
+"""Reason for needing no setting → names, or patterns of names."""
 
 MISSING = {
     "sampling ahead of training: --async-depth": "trainer.v1.*",
@@ -115,4 +115,4 @@ MISSING = {
     "arguments of the reward function: give them as defaults in its file": "*custom_reward_function.reward_kwargs.*",
     "the reward model is a scorer, not a server of answers": "reward.reward_model.* reward_model.rollout.* reward_model.*",
 }
-"""What they stand for → names, or patterns of names. The first that fits counts."""
+"""Meaning → names, or patterns of names. The first match counts."""

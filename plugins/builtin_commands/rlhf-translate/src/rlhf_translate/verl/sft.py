@@ -44,7 +44,7 @@ MATTERS = (
 
 
 def _prompt(option: Option, given: Given) -> Outcome:
-    """A column, or a key of the mapping in it."""
+    """Handles a prompt column, or a key of the mapping in it."""
     if "data.prompt_key" not in given:
         return same("no column is named")
     keys = given["data.prompt_dict_keys"].items if "data.prompt_dict_keys" in given else []

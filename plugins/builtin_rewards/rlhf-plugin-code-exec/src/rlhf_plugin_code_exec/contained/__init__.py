@@ -1,1 +1,3 @@
-"""What runs inside of cells, beside a solution or its tests: with the standard library alone, as light as it can be."""
+"""Code that runs inside of cells, beside a solution or its tests: it uses only the standard library, and is as light as
+possible.
+"""

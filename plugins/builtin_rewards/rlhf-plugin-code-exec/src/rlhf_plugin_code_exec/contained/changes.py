@@ -1,12 +1,13 @@
-"""What calls of the solution change in the lists, sets and dicts of a test. A change is made when the statement with the call is
-over, and the state before it is known: so a test's own expectation cannot be changed under it."""
+"""Changes that calls of the solution make in the lists, sets and dicts of a test. A change is made when the statement with the
+call is over, and the state before it is kept: so a test's own expectation cannot be changed during the comparison.
+"""
 
 from itertools import chain, islice
 
 from .values import CHANGEABLE
 
 MANY = 10_000
-"""Items of an iterator that a loop goes over as they were at its begin."""
+"""Maximum number of items of an iterator that a loop takes as they were at its beginning."""
 ITERATORS = {"zip", "map", "filter", "enumerate", "reversed", "generator", "chain", "islice", "starmap", "zip_longest"}
 ITERATORS |= {
     f"{kind}{end}"
@@ -20,17 +21,19 @@ class Changes:
     def __init__(self):
         self.pending = []
         self.last = {}
-        """Of a container that the last call with it changed: itself, and what was in it before and after."""
+        """Container that the last call with it changed: itself, and its content before and after."""
 
     def note(self, args, kwargs, after):
-        """A call is over. ``after``: each argument as it left it, or ``None`` where it did not change it."""
+        """Notes the end of a call. ``after``: each argument as the call left it, or ``None`` if unchanged."""
         given = (*args, *kwargs.values())
         for value in given:
             self.last.pop(id(value), None)
         self.pending += zip(given, after or ())  # noqa: B905
 
     def settle(self, meant=False, value=None):
-        """Make the changes, after a statement. ``meant``: it does nothing else, so what was there before is of no interest."""
+        """Makes the changes, after a statement. ``meant``: the statement does nothing else, so the earlier content is not
+        needed.
+        """
         pending, self.pending = self.pending, []
         for mine, theirs in pending:
             if isinstance(mine, CHANGEABLE) and isinstance(theirs, CHANGEABLE) and mine != theirs:
@@ -50,7 +53,7 @@ class Changes:
             mine.extend(theirs)
 
     def before(self, value):
-        """A value as it was before the last call that it was passed to."""
+        """Returns a value as it was before the last call that it was passed to."""
         if not self.last:
             return value
         container, before, after = self.last.get(id(value), (None, None, None))
@@ -63,7 +66,7 @@ class Changes:
         return value
 
     def fixed(self, items):
-        """What a loop goes over, as it is now."""
+        """Returns the items of a loop, as they are now."""
         if isinstance(items, CHANGEABLE):
             return list(items)
         if type(items).__name__ in ITERATORS:

@@ -12,14 +12,15 @@ from .remote import end
 
 class Tally:
     ran = skipped = 0
-    """Tests that ran, and those that said as they ran that they are not to."""
+    """Number of tests that ran, and of tests that skipped themselves while they ran."""
 
 
 def run(space, called):
-    """
+    """Runs the tests.
+
     Args:
-        space: what the file defines.
-        called: test functions that it calls itself.
+        space: the names that the file defines.
+        called: test functions that the file calls itself.
     """
     tally = Tally()
     for name in ("setup_module", "setUpModule"):
@@ -60,7 +61,7 @@ def _run_class(kind, space, tally):
 
 
 def _run_function(function, space, tally, kind=None):
-    """With all that it is parametrised with."""
+    """Runs a function with all its parameters."""
     from .pytest_tests import Skipped
 
     said = [*getattr(function, "said", []), *getattr(kind, "said", [])]
@@ -80,19 +81,19 @@ def _run_function(function, space, tally, kind=None):
 
 
 def _call(function, about):
-    """A function that may take what it is about as an argument."""
+    """Calls a function that may take the tested object as an argument."""
     function(*[about] * len(inspect.signature(function).parameters))
 
 
 def _around(name, owner, function):
-    """What a class does before or after each test."""
+    """Runs what a class does before or after each test."""
     for each in owner:
         if hasattr(each, name):
             _call(getattr(each, name), function)
 
 
 def _rows(parametrised):
-    """Names and values for each run."""
+    """Returns names and values for each run."""
     rows: list[dict] = [{}]
     for each in parametrised:
         names, cases = [*each.args, *(each.kwargs[key] for key in ("argnames", "argvalues") if key in each.kwargs)][:2]
@@ -108,7 +109,7 @@ def _values(case):
 
 
 def _with_fixtures(rows, fixtures):
-    """Each run with each value of the fixtures that have several."""
+    """Yields each run with each value of the fixtures that have several."""
     for fixture in fixtures:
         values = [_values(value)[0] if type(value).__name__ == "param" else value for value in fixture.params]
         rows = [{**row, fixture: value} for row in rows for value in values]
@@ -116,13 +117,13 @@ def _with_fixtures(rows, fixtures):
 
 
 def _fixture(name, space, kind):
-    """The fixture of that name, of a class or of the file."""
+    """Returns the fixture of that name, of a class or of the file."""
     places = [*(vars(base).get(name) for base in (kind.__mro__ if kind else ())), space.get(name), *space.values()]
     return next((each for each in places if type(each).__name__ == "Fixture" and each.name == name), None)
 
 
 def _several(function, space, kind):
-    """Fixtures with several values that a function needs, itself or by others."""
+    """Returns fixtures with several values that a function needs, directly or by others."""
     found, todo = [], list(inspect.signature(function).parameters)
     for name in todo:
         fixture = _fixture(name, space, kind)
@@ -133,7 +134,7 @@ def _several(function, space, kind):
 
 
 class _Given:
-    """The values of a test's parameters: what it is parametrised with, and fixtures."""
+    """Values of a test's parameters: parametrized ones, and fixtures."""
 
     def __init__(self, stack, space, owner, values):
         self.stack, self.space, self.owner, self.values = stack, space, owner, dict(values)
@@ -197,7 +198,7 @@ class Printed(NamedTuple):
 
 
 class _Captured:
-    """Has what is printed in its buffer."""
+    """Result with the printed text in its buffer."""
 
     def __init__(self):
         self.buffer = io.StringIO()

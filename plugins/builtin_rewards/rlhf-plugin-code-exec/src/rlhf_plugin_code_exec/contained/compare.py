@@ -1,17 +1,18 @@
-"""The one rule by which a result is right, whether it was printed or returned: numbers by their value, floats within 1e-6, tuples
-as lists, keys as JSON writes them, and everything else exactly."""
+"""The rule by which a result is right, printed or returned: numbers by their value, floats within 1e-6, tuples as lists, keys
+as JSON writes them, and everything else exactly.
+"""
 
 import math
 import re
 from decimal import Decimal
 
 TOLERANCE = 1e-6
-"""Of a number that the test gives as a float, relative or, below 1, absolute."""
+"""Tolerance of a number that the test gives as a float: relative or, below 1, absolute."""
 NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 def same(value, wanted) -> bool:
-    """A result and what JSON says of it."""
+    """Returns True if a result equals the value from JSON."""
     if isinstance(value, bool) or isinstance(wanted, bool) or wanted is None or isinstance(wanted, str):
         return bool(value == wanted)
     if isinstance(wanted, (int, float)):
@@ -25,7 +26,7 @@ def same(value, wanted) -> bool:
 
 
 def same_output(said: str, wanted: str) -> bool:
-    """A printed text, line by line, without space at the ends of lines."""
+    """Returns True if a printed text is the same, line by line, without space at the ends of lines."""
     mine, theirs = [[line.split() for line in text.strip().splitlines()] for text in (said, wanted)]
     if mine == theirs:
         return True
@@ -49,7 +50,7 @@ def _same_number(value, wanted) -> bool:
 
 
 def _same_items(value: dict, wanted: dict) -> bool:
-    """Keys are equal as they are, or as JSON writes them: integers there are texts."""
+    """Returns True if items are the same. Keys are equal unchanged, or as JSON writes them: integers there are texts."""
     if len(value) != len(wanted):
         return False
     written = {_written(key): each for key, each in value.items()}

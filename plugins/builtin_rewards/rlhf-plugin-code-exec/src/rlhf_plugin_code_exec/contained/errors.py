@@ -1,15 +1,15 @@
-"""Exceptions that go between a solution and its tests: by the names of their classes."""
+"""Exceptions that are passed between a solution and its tests: by the names of their classes."""
 
 import builtins
 import importlib
 import sys
 
 KEPT_OUT = ("unittest", "doctest", "test")
-"""Modules whose exceptions mean something to those who run tests, such as that one is skipped."""
+"""Modules whose exceptions have a meaning for test runners, such as skipping a test."""
 
 
 def lineage(kind):
-    """The classes of an exception up to the first built-in one, as ``module:name``."""
+    """Returns the classes of an exception up to the first built-in one, as ``module:name``."""
     names: list[str] = []
     for each in kind.__mro__:
         if each.__module__ == "builtins":
@@ -19,7 +19,9 @@ def lineage(kind):
 
 
 def class_of(names, known):
-    """The class of that lineage: a known one, the library's own, or one with its name and parent. ``known`` keeps those."""
+    """Returns the class of that lineage: a known one, the library's own, or one with its name and parent, which ``known``
+    keeps.
+    """
     name, *parents = names
     module, _, path = name.partition(":")
     if module == "builtins":
@@ -32,7 +34,7 @@ def class_of(names, known):
 
 
 def made(names, args, known):
-    """The exception with its arguments, without what its class would do with them."""
+    """Returns the exception with its arguments, without running its class's constructor."""
     kind = class_of(names, known)
     return kind.__new__(kind, *args)
 

@@ -1,5 +1,6 @@
-"""Modules that tests import: ``pytest`` is a small one of ours, and the solution is the module ``solution``, or the one that is not
-there if tests reach the solution by nothing else."""
+"""Modules that tests import: ``pytest`` is a small one of ours. The solution is the module ``solution``, or the one that does
+not exist if tests reach the solution in no other way.
+"""
 
 import importlib.machinery
 import importlib.util
@@ -41,12 +42,13 @@ class Finder:
 
 
 def install(modules, names, get):
-    """
+    """Installs the finder.
+
     Args:
-        modules: those that tests import and that do not come with Python.
-        names: what tests use of the solution without importing it by name: more than these ``import *`` does not give, as a
-            solution could have ``sorted`` or ``isclose`` of its own.
-        get: has a name of it.
+        modules: modules that tests import and that do not come with Python.
+        names: names of the solution that tests use without importing them by name. ``import *`` gives only these, because a
+            solution could have its own ``sorted`` or ``isclose``.
+        get: returns an object of the solution by name.
     """
     if "pytest" in modules:
         from . import pytest_tests

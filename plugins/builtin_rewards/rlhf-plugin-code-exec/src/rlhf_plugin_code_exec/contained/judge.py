@@ -1,4 +1,4 @@
-"""The tests' side. What it calls is in another process, and values are all that comes back."""
+"""The tests' side. The code that it calls is in another process, and only values come back."""
 
 import builtins
 import json
@@ -14,7 +14,7 @@ from .remote import VERDICT, Side, end
 
 
 def loaded(side):
-    """Wait until the solution is loaded."""
+    """Waits until the solution is loaded."""
     first = side.told()
     if "broken" in first:
         end(failed=str(first["broken"])[:500])
@@ -49,7 +49,7 @@ class Absent:
 
 
 def named(side, name):
-    """A function, a class or a constant of the solution."""
+    """Returns a function, a class or a constant of the solution."""
     try:
         return side.request("name", name)
     except Exception:
@@ -57,7 +57,7 @@ def named(side, name):
 
 
 def run_tests(job, side):
-    """Run code whose assertions are the tests."""
+    """Runs code whose assertions are the tests."""
     changes = side.changes = Changes()
     module = sys.modules["__main__"] = type(sys)("__main__")
     space = module.__dict__
@@ -96,7 +96,7 @@ def run_tests(job, side):
 
 
 def run_cases(job, side):
-    """Call one function with the arguments of each case. With text keys, as JSON has them, or with integers in their place."""
+    """Calls one function with the arguments of each case: with text keys, as JSON has them, or with integers in their place."""
     loaded(side)
     function = named(side, job["function"])
     passed = 0
@@ -123,7 +123,7 @@ def run_cases(job, side):
 
 
 def with_integers(value):
-    """JSON's text keys as integers, in dicts where all of them are such."""
+    """Converts JSON's text keys to integers, in dicts where all of them are integers."""
     if isinstance(value, list):
         return [with_integers(each) for each in value]
     if not isinstance(value, dict):
@@ -133,7 +133,7 @@ def with_integers(value):
 
 
 class Library:
-    """Finds modules where they were at the start: tests may share a folder with the solution, and extend ``sys.path`` by it."""
+    """Finds modules where they were at the start: tests may share a folder with the solution, and add it to ``sys.path``."""
 
     path = tuple(sys.path)
 

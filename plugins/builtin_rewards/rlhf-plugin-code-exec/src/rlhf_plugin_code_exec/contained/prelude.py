@@ -1,4 +1,6 @@
-"""Usual names that solutions do not import because their judges do, ``exit`` and ``quit``, a machine with few processors."""
+"""Usual names that solutions do not import because other judges provide them, ``exit`` and ``quit``, and a machine with few
+processors.
+"""
 
 import builtins
 import importlib
@@ -59,7 +61,9 @@ MISSING = object()
 
 
 def usual(name, source=""):
-    """A module or a name of one, or ``MISSING``. Where both have the name, as with ``bisect``: a name that is called."""
+    """Returns a module or a name in one, or ``MISSING``. If both have the name, as with ``bisect``, a called name is the
+    function.
+    """
     try:
         if name in NAMES and (name not in MODULES or _is_called(name, source)):
             return getattr(importlib.import_module(NAMES[name]), name)
@@ -77,7 +81,7 @@ def _is_called(name, source):
 
 
 def free_names(source):
-    """Names that code uses and neither its module nor Python defines."""
+    """Returns names that code uses and neither its module nor Python defines."""
     import symtable
 
     module = symtable.symtable(source, "program", "exec")
@@ -93,14 +97,14 @@ def free_names(source):
 
 
 def prepare(source, space):
-    """Put into ``space`` the usual names that the code uses and does not define."""
+    """Adds to ``space`` the usual names that the code uses and does not define."""
     for name in free_names(source):
         if (value := usual(name, source)) is not MISSING:
             space[name] = value
 
 
 def settle(source):
-    """Make this interpreter one for a program."""
+    """Prepares this interpreter for a single program."""
     import _sitebuiltins
 
     builtins.exit, builtins.quit = (_sitebuiltins.Quitter(name, "Ctrl-D") for name in ("exit", "quit"))  # type: ignore
@@ -113,7 +117,7 @@ def settle(source):
 
 
 def run(source, file, name):
-    """Run a program in a module of its own. Its ``SystemExit`` and other exceptions go on."""
+    """Runs a program in its own module. Its ``SystemExit`` and other exceptions are raised."""
     module = sys.modules[name] = type(sys)(name)
     module.__dict__.update(__builtins__=builtins, __file__=file)
     settle(source)

@@ -1,4 +1,4 @@
-"""The part of ``pytest`` that tests of single functions and classes use, as interpreters need not have it."""
+"""The part of ``pytest`` that tests of single functions and classes use; interpreters need not have it installed."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ from .remote import end
 
 
 class Skipped(Exception):
-    """A test says that it is not to be run."""
+    """Raised by a test that skips itself."""
 
 
 class Failed(AssertionError):
@@ -104,7 +104,7 @@ class param:
 
 
 class _Mark:
-    """What was said of a test is noted on it."""
+    """Notes a mark on its test."""
 
     def __getattr__(self, name):
         return _Said(name)
@@ -143,5 +143,5 @@ def importorskip(name, **_):
 
 
 def main(*_, **__):
-    """The tests of a file run when it is over."""
+    """Runs the tests of a file when the file is over."""
     return 0

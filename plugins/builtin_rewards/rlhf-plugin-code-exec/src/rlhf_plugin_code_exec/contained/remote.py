@@ -1,8 +1,8 @@
-"""The solution as its tests see it: values come over, and handles in the place of objects that have none. So nothing that a
-solution does can touch a test.
+"""The solution as its tests see it: values are passed over, and handles in place of objects that are not plain values. So a
+solution cannot affect a test.
 
-A handle passes on what is done with it, as long as that says nothing of what the test expects: ``abs(f(x) - 3.14) < 1e-6`` is no
-question that an object of the solution's may answer. It is equal to nothing.
+A handle passes on operations, as long as they tell nothing about the test's expectation: ``abs(f(x) - 3.14) < 1e-6`` may not be
+answered by an object of the solution. A handle is equal to nothing.
 """
 
 import json
@@ -13,7 +13,7 @@ from .errors import class_of, lineage, made
 from .values import decode, encode, encode_items, is_iterator
 
 AMONG_ITS_OWN = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor lt le gt ge"
-"""Operators that take another handle, and nothing of the test's."""
+"""Operators whose operands are handles, and nothing of the test's."""
 ALONE = "neg pos invert getitem setitem delitem len iter next reversed repr str int float bool round abs dir"
 QUESTIONS = {
     "startswith",
@@ -26,11 +26,11 @@ QUESTIONS = {
 """Methods of plain values that answer yes or no."""
 VERDICT = 5
 MANY = 100_000
-"""Items of an iterator that a test passes."""
+"""Maximum number of items of an iterator that a test passes."""
 
 
 def end(**what):
-    """The verdict, from wherever it is known: tests may catch every exception."""
+    """Ends with the verdict, from any place in the code: tests may catch every exception."""
     os.write(VERDICT, json.dumps(what).encode())
     os._exit(0)
 
@@ -98,10 +98,10 @@ class Side:
         self.functions, self.errors, self.remotes, self.given = [], {}, {}, {}
         self.calls_made = 0
         self.changes = None
-        """Where changes of the tests' own values go."""
+        """Record of changes of the tests' own values."""
 
     def told(self):
-        """One line of the solution, or the end."""
+        """Returns one line of the solution, or ends."""
         line = ""
         try:
             line = self.answers.readline(1 << 24)
@@ -118,7 +118,7 @@ class Side:
             end(failed="the solution ended")
 
     def request(self, operation, *args, **kwargs):
-        """Have the solution's process do something. Raises what it raises."""
+        """Makes the solution's process do something. Raises its exceptions."""
         self.calls_made += operation == "call"
         self.send(operation, list(map(self.plain, args)), {key: self.plain(each) for key, each in kwargs.items()})
         while "callback" in (answer := self.told()):
@@ -209,7 +209,7 @@ class Side:
         raise ValueError(key)
 
     def kept(self, value, form):
-        """A value that the solution gave, and how it goes back."""
+        """Returns a value that the solution gave, and remembers how it is passed back."""
         self.given[id(value)] = (value, form)
         return value
 
@@ -221,5 +221,5 @@ class Side:
 
 
 async def _ready(value):
-    """A coroutine whose result is there already."""
+    """Returns a coroutine whose result is already available."""
     return value

@@ -13,10 +13,10 @@ FIONREAD = 0x541B
 
 
 class SemLock:
-    """Has the methods of ``_multiprocessing.SemLock``."""
+    """Semaphore with the methods of ``_multiprocessing.SemLock``."""
 
     SEM_VALUE_MAX = 32_767
-    """A pipe holds as many tokens."""
+    """Maximum value: a pipe holds this many tokens."""
 
     def __init__(self, kind, value, maxvalue, name=None, unlink=True):
         self.kind, self.maxvalue, self.name, self.handle = kind, maxvalue, None, 0
@@ -81,7 +81,7 @@ class SemLock:
 
 
 def install():
-    """For the programs of this process: start others by forking, share memory in the working folder."""
+    """Prepares the programs of this process: they start others by forking, and share memory in the working folder."""
     import _multiprocessing
     import multiprocessing.heap
 

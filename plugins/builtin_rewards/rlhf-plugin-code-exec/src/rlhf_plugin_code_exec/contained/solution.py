@@ -1,5 +1,6 @@
-"""The solution's side. Its code comes by the standard input, requests of the tests by descriptor 3, and answers go to 4. A request
-is an operation and its arguments. Objects that have no plain value stay here, and tests have their numbers."""
+"""The solution's side. Its code comes by the standard input, requests of the tests by descriptor 3, and answers go to 4. A
+request is an operation and its arguments. Objects that are not plain values stay here, and tests have their numbers.
+"""
 
 import io
 import json
@@ -13,9 +14,9 @@ from .errors import lineage, made
 from .values import CHANGEABLE, decode, encode, encode_items, is_iterator
 
 FEW = 1000
-"""Items of an iterator that are sent at once; the others when tests ask for them."""
+"""Number of items of an iterator that are sent at once; others are sent when tests ask for them."""
 PRINTED = 1 << 16
-"""Characters that one call may print; the others are left out."""
+"""Maximum characters that one call may print; others are left out."""
 
 
 class Missing(Exception):
@@ -43,7 +44,7 @@ class Side:
         self.answers.flush()
 
     def serve(self):
-        """Do what the tests ask. Returns the result of a function of theirs that the solution called."""
+        """Executes the tests' requests. Returns the result of a function of theirs that the solution called."""
         for line in self.calls:
             name, args, kwargs = json.loads(line)
             if name == "result":
@@ -74,7 +75,7 @@ class Side:
         return encode(value, self.left)
 
     def left(self, value):
-        """What goes in the place of a value without a plain form."""
+        """Returns the replacement of a value without a plain form."""
         kind = type(value)
         if kind.__name__ == "coroutine":
             import asyncio
@@ -106,7 +107,7 @@ class Side:
         raise ValueError(key)
 
     def call_back(self, number, args, kwargs):
-        """A function of the tests: they run it, and may call the solution meanwhile."""
+        """Calls a function of the tests: they run it, and may call the solution meanwhile."""
         self.answer(callback=[number, self.plain(list(args)), self.plain(kwargs)], printed=self.what_was_printed())
         return self.serve()
 

@@ -1,5 +1,6 @@
-"""Values that go between a solution and its tests, as JSON. What arrives is rebuilt by the constructors named here alone, so a
-solution cannot send code. Everything else stays where it is, and a handle goes in its place."""
+"""Values that are passed between a solution and its tests, as JSON. Received values are rebuilt only by the constructors named
+here, so a solution cannot send code. Everything else stays where it is, and is replaced by a handle.
+"""
 
 import collections
 import importlib
@@ -7,14 +8,14 @@ import itertools
 from collections.abc import Iterator
 
 CHANGEABLE = (list, dict, set, bytearray, collections.deque)
-"""What a function can change in place."""
+"""Types that a function can change in place."""
 DEEPEST = 200
 BUILT_IN = ("builtins", "itertools")
-"""Modules whose iterators go as their items."""
+"""Modules whose iterators are sent as their items."""
 
 
 def _of(name):
-    """A constructor, whose module is imported when it is called."""
+    """Returns a constructor, whose module is imported when it is called."""
     module, _, path = name.partition(":")
 
     def made(*arguments):
@@ -55,7 +56,7 @@ TYPES: dict[str, tuple] = {  # name → its constructor's arguments, the constru
 
 
 def encode(value, other, depth=0):
-    """As JSON. ``other``: what to send for a value that has no plain form."""
+    """Encodes as JSON. ``other``: returns the replacement of a value that has no plain form."""
     if depth > DEEPEST:
         raise RecursionError("nested too deeply")
 
@@ -88,19 +89,19 @@ def encode(value, other, depth=0):
 
 
 def is_iterator(value):
-    """An iterator that Python's own functions give, or a generator."""
+    """Returns True for an iterator of Python's own functions, or a generator."""
     return isinstance(value, Iterator) and type(value).__module__ in BUILT_IN
 
 
 def encode_items(value, other, rest, most):
-    """An iterator as its items. ``rest``: what to send for an iterator over those after the first ``most``."""
+    """Encodes an iterator as its items. ``rest``: returns the replacement of an iterator over those after the first ``most``."""
     items = list(itertools.islice(value, most + 1))
     more = rest(itertools.chain(items[most:], value)) if len(items) > most else None
     return {"i": [[encode(item, other, 1) for item in items[:most]], more]}
 
 
 def decode(value, other):
-    """``other``: key and content of a value that has no plain form → what it becomes here."""
+    """Decodes JSON. ``other``: key and content of a value that has no plain form → its replacement here."""
     if not isinstance(value, dict):
         return value
     ((key, item),) = value.items()

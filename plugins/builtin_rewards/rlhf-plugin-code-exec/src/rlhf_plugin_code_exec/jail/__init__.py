@@ -1,1 +1,1 @@
-"""Contains programs by system calls alone. Runs as a process of its own, with the standard library alone: see ``main.py``."""
+"""Containment of programs by system calls alone. Runs as its own process, with only the standard library: see ``main.py``."""

@@ -1,4 +1,4 @@
-"""A cell: one contained process with all that it starts."""
+"""A cell: one contained process with everything that it starts."""
 
 import fcntl
 import os
@@ -24,21 +24,24 @@ from .kernel import (
 )
 
 FIRST_USER, USERS = 61000, 2000
-"""Programs that root starts are users without a name, two for each jail: most containers have no numbers above 65535."""
+"""First number, and count, of users without a name that run programs which root starts, two for each jail: most containers have
+no numbers above 65535.
+"""
 STATUS = 60
-"""The descriptor on which a cell says that it could not be set up, or sends the other end of its filter; closed in its program."""
+"""Descriptor on which a cell reports that it could not be set up, or sends the other end of its filter; closed in its program."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
 
 
 class Cell:
-    """
+    """One contained process.
+
     Args:
-        job: level, limits, what may be read.
-        user: whose process it is, where root starts it.
+        job: level, limits, readable paths.
+        user: user of the process, if root starts it.
         ends: its descriptors → ours.
         folder: the working folder, open, and its path.
-        given: files that it may open again by a path of its own, such as ``/dev/stdin``.
+        given: files that it may open again by another path, such as ``/dev/stdin``.
     """
 
     def __init__(
@@ -70,20 +73,20 @@ class Cell:
 
 
 def hear(status: socket) -> tuple[bytes, list[int]]:
-    """What a cell says, and descriptors that it sends; nothing once its program runs."""
+    """Returns the report of a cell, and descriptors that it sends; nothing once its program runs."""
     text, sent, _, _ = status.recvmsg(1000, CMSG_LEN(4))
     return text, [struct.unpack("i", data[:4])[0] for _, kind, data in sent if kind == SCM_RIGHTS]
 
 
 def user_of(job: dict, number: int) -> int:
-    """The user that the job's cell ``number`` has."""
+    """Returns the user of the job's cell ``number``."""
     if os.geteuid() != 0 or job["level"] == "none":
         return os.geteuid()
     return FIRST_USER + 2 * (os.getpid() % USERS) + number
 
 
 def _arrange(ends: dict[int, int], status: socket, folder: int) -> socket:
-    """A session of its own, its descriptors in their places, its folder."""
+    """Sets up a session, its descriptors and its folder."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     kept = {target: fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for target, end in ends.items()}
@@ -95,7 +98,9 @@ def _arrange(ends: dict[int, int], status: socket, folder: int) -> socket:
 
 
 def _enter(job: dict, user: int, jail: int) -> None:
-    """Another user, namespaces, limits; then another process, as the first in a namespace ends it. Returns in that."""
+    """Enters another user, namespaces and limits, then another process, because the first process in a namespace ends it.
+    Returns in that process.
+    """
     if user != os.geteuid():
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -131,7 +136,7 @@ def _enter(job: dict, user: int, jail: int) -> None:
 
 
 def _wait(inner: int, lives: int) -> None:
-    """Hold nothing that others wait for, and end as the inner process does."""
+    """Holds nothing that others wait for, and ends as the inner process does."""
     os.closerange(0, lives)
     os.closerange(lives + 1, 4096)
     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])

@@ -1,13 +1,13 @@
-"""Processes and what they use, from ``/proc``."""
+"""Processes and their use of resources, from ``/proc``."""
 
 import os
 
 LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-"""Most kernels list the children of a process; else all processes are looked at."""
+"""True if the kernel lists the children of a process, as most do; else all processes are examined."""
 
 
 def children(pid: int) -> list[int]:
-    """The processes that it started and that have not ended."""
+    """Returns the processes that it started and that have not ended."""
     if not LISTED:
         return [each for each, parent in _parents() if parent == pid]
     found: list[int] = []
@@ -21,7 +21,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(roots: list[int]) -> list[int]:
-    """The processes, what they started, and so on."""
+    """Returns the processes, those that they started, and so on."""
     found = list(roots)
     for pid in found:
         found += children(pid)
@@ -33,7 +33,7 @@ def threads(pids: list[int]) -> int:
 
 
 def memory(pids: list[int]) -> int:
-    """Bytes; what several of them share counts once, where the kernel says so."""
+    """Returns bytes; shared memory counts once, if the kernel reports it."""
     return sum(map(_memory, pids))
 
 

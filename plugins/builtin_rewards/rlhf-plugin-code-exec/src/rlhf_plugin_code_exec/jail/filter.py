@@ -1,4 +1,4 @@
-"""The filter of system calls (seccomp), and its other end: where counted calls ask."""
+"""The filter of system calls (seccomp), and its other end, which answers counted calls."""
 
 import ctypes
 import errno
@@ -17,11 +17,11 @@ O_ACCMODE, O_CREAT, O_TRUNC, O_TMPFILE = 0o3, 0o100, 0o1000, 0o20000000
 MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20
 AF_UNIX, SOCK_STREAM, SOCK_TYPES = 1, 1, 0xF
 RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
-"""ioctls of the other end, and the answer with which the kernel goes on with the call."""
+"""ioctls of the other end, and the answer with which the kernel continues the call."""
 
 
 def install(own_signals: bool) -> int:
-    """Filter from now on, in this process and all that it starts. The descriptor at which calls ask."""
+    """Filters from now on, in this process and everything that it starts. Returns the descriptor at which calls ask."""
     steps = program(syscalls.MACHINE, own_signals)
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     kept = ctypes.create_string_buffer(code, len(code))
@@ -30,7 +30,7 @@ def install(own_signals: bool) -> int:
 
 
 def program(machine: str, own_signals: bool) -> list[tuple[int, int, int, int]]:
-    """The filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer."""
+    """Returns the filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer."""
 
     def rules(text: str, *body) -> list:
         return [step for n in syscalls.numbers(text, machine) for step in ((JUMP_EQUAL, 0, len(body), n), *body)]
@@ -72,7 +72,9 @@ def program(machine: str, own_signals: bool) -> list[tuple[int, int, int, int]]:
 
 
 def _opening(place: int) -> list:
-    """``open`` by its flags: what may make a file asks. Older versions of Landlock do not see that reading truncates."""
+    """Handles ``open`` by its flags: a call that may make a file asks. Older versions of Landlock do not see that reading
+    truncates.
+    """
     refused = _fails(errno.EPERM)
     return [
         *(_argument(place), *_if_any_bit(O_TMPFILE, _fails(syscalls.NOT_SUPPORTED))),
@@ -96,7 +98,7 @@ def _answer(value: int) -> tuple[int, int, int, int]:
 
 
 def _fails(number: int) -> tuple[int, int, int, int]:
-    """With an error, or with the result 0."""
+    """Returns the answer for failing with an error, or for the result 0."""
     return _answer(0x00050000 | number)
 
 
@@ -112,13 +114,13 @@ class Asked:
     """A counted call that waits for an answer."""
 
     def __init__(self, end: int):
-        """Raises ``OSError`` where its process has ended meanwhile."""
+        """Receives the call. Raises ``OSError`` if its process has ended meanwhile."""
         received = bytearray(80)
         fcntl.ioctl(end, RECEIVE, received)
         self.end = end
         self.id, _, _, self.number, _, _, *self.arguments = struct.unpack_from("=QIIiIQQQ", received)
 
     def answer(self, error: int = 0) -> None:
-        """Let it happen, or fail."""
+        """Lets the call happen, or fail."""
         with suppress(OSError):  # its process has ended meanwhile
             fcntl.ioctl(self.end, SEND, struct.pack("=QqiI", self.id, 0, -error, 0 if error else CONTINUE))

@@ -1,12 +1,12 @@
-"""The folder of a job, reached by descriptors alone: what a path leads to can change, what is open cannot."""
+"""The folder of a job, reached only by descriptors: the target of a path can change, an open file cannot."""
 
 import os
 
 
 class Job:
-    """A folder that only this user changes, with the files and the folders that cells are given.
+    """A folder that only this user changes, with the files and folders that cells get.
 
-    Raises ``OSError`` where another user could change it.
+    Raises ``OSError`` if another user could change it.
     """
 
     def __init__(self, path: str):
@@ -19,7 +19,7 @@ class Job:
         self.folders: set[str] = set()
 
     def file(self, name: str, content: bytes, owner: int) -> int:
-        """A new file that a cell's user may read and not change, open for reading."""
+        """Returns a new file that a cell's user may read but not change, open for reading."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(name, flags, 0o600, dir_fd=self.fd), "wb") as file:
             file.write(content)
@@ -29,7 +29,7 @@ class Job:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.fd)
 
     def folder(self, name: str, owner: int) -> int:
-        """A folder of the cell's user, open; a new one, unless a cell has it already."""
+        """Returns a folder of the cell's user, open; a new one, unless a cell has it already."""
         new = name not in self.folders
         if new:
             os.mkdir(name, 0o700, dir_fd=self.fd)
@@ -40,13 +40,13 @@ class Job:
         return opened
 
     def clear(self) -> None:
-        """Remove all that is in it; only when the programs have ended."""
+        """Removes all its contents; only after the programs have ended."""
         self.folders.clear()
         _clear(self.fd)
 
 
 def entries(folder: int, most: int) -> int:
-    """How many files and folders there are below an open folder, counted until there are ``most``."""
+    """Returns the number of files and folders below an open folder, at most ``most``."""
     found = 0
     for name in os.listdir(folder):
         found += 1

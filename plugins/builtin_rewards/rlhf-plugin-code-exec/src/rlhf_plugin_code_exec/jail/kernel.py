@@ -12,7 +12,7 @@ NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
 
 
 def call(number: int, *arguments) -> int:
-    """A system call by its number. Raises ``OSError``."""
+    """Makes a system call by its number. Raises ``OSError``."""
     result = LIBC.syscall(number, *arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), f"system call {number}: {os.strerror(ctypes.get_errno())}")
@@ -20,12 +20,12 @@ def call(number: int, *arguments) -> int:
 
 
 def control(option: int, value: int) -> None:
-    """``prctl``. Raises ``OSError``."""
+    """Calls ``prctl``. Raises ``OSError``."""
     if LIBC.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
 
 
 def unshare(spaces: int) -> None:
-    """Leave namespaces for new ones. Raises ``OSError``."""
+    """Leaves namespaces for new ones. Raises ``OSError``."""
     if LIBC.unshare(spaces) != 0:
         raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")

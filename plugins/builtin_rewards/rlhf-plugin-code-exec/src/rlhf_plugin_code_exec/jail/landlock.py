@@ -1,4 +1,4 @@
-"""Landlock: the paths that a process and all that it starts can open, and that they send no signals outside."""
+"""Landlock: limits the paths that a process and everything that it starts can open, and keeps their signals inside."""
 
 import os
 import struct
@@ -11,11 +11,11 @@ ALL = (1 << 13) - 1
 SINCE = ((13, 2), (14, 3), (15, 5))
 """Later rights over files: bit, first version that has it."""
 OF_FILES = (1 << 0) | (1 << 1) | (1 << 2) | (1 << 14) | (1 << 15)
-"""Rights that a rule may give for a path that is no directory."""
+"""Rights that a rule may give for a path that is not a directory."""
 
 
 def version() -> int:
-    """0: the kernel has none."""
+    """Returns the version of Landlock; 0: the kernel has none."""
     try:
         return call(CREATE, None, 0, 1)
     except OSError:
@@ -23,7 +23,7 @@ def version() -> int:
 
 
 def restrict(readable, writable) -> None:
-    """From now on open these alone: paths, or directories and files that are open already. No TCP, no signals outside."""
+    """Allows from now on only these: paths, or open directories and files. No TCP, no signals outside."""
     known = version()
     rights = ALL | sum(1 << bit for bit, since in SINCE if known >= since)
     attributes = struct.pack("QQQ", rights, 3 if known >= 4 else 0, 3 if known >= 6 else 0)

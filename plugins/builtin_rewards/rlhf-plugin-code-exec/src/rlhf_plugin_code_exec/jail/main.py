@@ -1,5 +1,5 @@
-"""One job: it comes by the standard input, and what happened goes to the standard output, both by ``marshal``, as that of ``json``
-would take a tenth of the time.
+"""One job: it is read from the standard input, and its result is written to the standard output, both by ``marshal``, because
+importing ``json`` would take a tenth of the time.
 
 Level A: user, pid, mount, network and IPC namespaces of its own for each cell, Landlock, a filter of system calls, and limits.
 Level B, where namespaces are not allowed: the others, with every process that is left over killed by this one, their reaper. At
@@ -24,7 +24,7 @@ NOTHING = "/dev/null"
 
 
 def functions(job: dict, place: Job, until: float) -> dict:
-    """A solution in one cell, tests in another that calls it; the verdict is the other's."""
+    """Runs a solution in one cell, and tests in another that calls it; the verdict comes from the tests' cell."""
     calls, answers, verdict = os.pipe(), os.pipe(), os.pipe()
     nothing = os.open(NOTHING, os.O_RDWR)
     one, other = user_of(job, 0), user_of(job, 0 if job["shares_files"] else 1)
@@ -42,7 +42,7 @@ def functions(job: dict, place: Job, until: float) -> dict:
 
 
 def program(job: dict, place: Job, until: float, given: str) -> dict:
-    """A program that reads its standard input: what it wrote."""
+    """Runs a program that reads its standard input; returns its output."""
     told, wrote = os.pipe(), os.pipe()
     user = user_of(job, 0)
     for end in (told[1], wrote[1]):  # a program may open /dev/stdout
@@ -94,7 +94,7 @@ def results_of(job: dict, place: Job, started: float) -> list[dict]:
 
 
 def stop(*_) -> None:
-    """The run is over, or does not want the job any more: end it, and leave nothing behind."""
+    """Ends the job and leaves nothing behind: the run is over, or no longer wants it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(1)
 

@@ -1,6 +1,6 @@
 """The system calls of a contained program: which are allowed, which do nothing, which are counted, by name and by machine.
 
-All others are refused. Landlock covers opening, making and removing of files, and no more: so a call that reaches a path or another
+All others are refused. Landlock covers only opening, making and removing of files. So a call that reaches a path or another
 process in another way is not on these lists, or does nothing.
 """
 
@@ -10,7 +10,7 @@ import os
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINE = os.uname().machine
 NEWEST = 424
-"""From here on both machines have the same numbers, and libraries know that a kernel may not have a call."""
+"""Number from which on both machines have the same numbers, and libraries know that a kernel may lack a call."""
 
 # name:number on x86_64:number on aarch64
 ALLOWED = """
@@ -44,27 +44,27 @@ sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212 shutdown:48:210 gets
 getsockopt:55:209
 """
 SIGNALS = "kill:62:129 tkill:200:130 tgkill:234:131 rt_sigqueueinfo:129:138 rt_tgsigqueueinfo:297:240"
-"""Allowed where namespaces or Landlock keep them inside."""
+"""Calls that are allowed if namespaces or Landlock keep signals inside."""
 
 NOTHING = """
 chmod:90:- fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 utime:132:- utimes:235:- utimensat:280:88 futimesat:261:-
 flock:73:32 sync:162:81 syncfs:306:267
 """
-"""They say that they succeeded and change nothing: honest programs copy files with them, and no filter can look at a path."""
+"""Calls that report success and change nothing: honest programs copy files with them, and no filter can check a path."""
 
 UNSUPPORTED = """
 fallocate:285:47
 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12 flistxattr:196:13 setxattr:188:5
 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16
 """
-"""A file system does not have to have attributes, or space that is kept beyond the end of a file, which no limit counts."""
+"""Calls that a file system need not support: attributes, or space that is kept beyond the end of a file, which no limit counts."""
 
 FORKS = "fork:57:- vfork:58:-"
 MAKES = """
 creat:85:- mkdir:83:- mkdirat:258:34 mknod:133:- mknodat:259:33 link:86:- linkat:265:37 symlink:88:- symlinkat:266:36
 """
 REMOVES = "unlink:87:- unlinkat:263:35 rmdir:84:- rename:82:- renameat:264:38"
-"""These three are counted."""
+"""Calls that are counted."""
 
 CLONE, MMAP, OPEN, OPENAT = "clone:56:220", "mmap:9:222", "open:2:-", "openat:257:56"
 SOCKETPAIR, PRLIMIT, FCNTL, IOCTL, PRCTL = (
@@ -74,14 +74,14 @@ SOCKETPAIR, PRLIMIT, FCNTL, IOCTL, PRCTL = (
     "ioctl:16:29",
     "prctl:157:167",
 )
-"""These are judged by an argument."""
+"""Calls that are judged by an argument."""
 
 FCNTL_ALLOWED = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
-"""Copies of a descriptor, its flags, who has a lock, the size of a pipe."""
+"""Copies of a descriptor, its flags, the owner of a lock, the size of a pipe."""
 FCNTL_NOTHING = (6, 7, 37, 38)
 """Locks of files."""
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
-"""Is it a terminal, how large, what is there to read, flags of a descriptor."""
+"""Queries: is it a terminal, its size, readable bytes; and flags of a descriptor."""
 PRCTL_ALLOWED = (15, 16, 0x53564D41)
 """Names of threads and of memory."""
 
@@ -89,7 +89,7 @@ NOT_SUPPORTED, NO_TERMINAL = errno.EOPNOTSUPP, errno.ENOTTY
 
 
 def numbers(text: str, machine: str = MACHINE) -> list[int]:
-    """The numbers of named calls on a machine, where it has them."""
+    """Returns the numbers of named calls on a machine, as far as it has them."""
     if machine not in ARCHITECTURES:
         return []
     place = 1 + list(ARCHITECTURES).index(machine)

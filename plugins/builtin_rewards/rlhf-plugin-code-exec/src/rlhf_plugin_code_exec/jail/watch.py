@@ -1,4 +1,4 @@
-"""Looks after the cells of a job: what they write, what their counted calls ask, when they end. Leaves nothing of them."""
+"""Watches the cells of a job: their output, the questions of their counted calls, their ends. Leaves nothing of them."""
 
 import errno
 import os
@@ -16,26 +16,27 @@ from .syscalls import CLONE, FORKS, MMAP, REMOVES, numbers
 THREAD = 0x00010000
 """CLONE_THREAD."""
 THREADS = 64
-"""Threads of a program, in all its processes."""
+"""Maximum threads of a program, in all its processes."""
 REMOVED = 64
-"""Files that a program may remove or rename: they take space while they are open."""
+"""Maximum number of files that a program may remove or rename: they take space while they are open."""
 SHARED = 64 << 20
-"""Bytes of memory that a program makes to share with its children: nobody sees whose it is."""
+"""Maximum bytes of memory that a program makes to share with its children, because its owner cannot be seen."""
 PATIENCE = 1000
-"""Refused calls of a program, then it is ended."""
+"""Number of refused calls after which a program is ended."""
 LOOK_S = 0.05
-"""Between looks at the memory of a program that has several processes."""
+"""Seconds between checks of the memory of a program that has several processes."""
 LINGER_S = 0.2
-"""For what is still in the pipes of a program that has ended: others may hold them for ever."""
+"""Seconds to read the rest of the pipes of a program that has ended: others may hold them for ever."""
 
 
 class Watch:
-    """
+    """Watches the cells of a job.
+
     Args:
-        limits: of one program, by name.
-        cells: the first is the one whose end counts.
+        limits: limits of one program, by name.
+        cells: the cells; the job ends with the first one.
         pipes: name → descriptor that is read to its end.
-        filtered: each cell has a filter whose end it sends.
+        filtered: True if each cell has a filter whose end it sends.
     """
 
     def __init__(self, limits: dict, cells: list[Cell], pipes: dict[str, int], filtered: bool):
@@ -47,7 +48,7 @@ class Watch:
         self.pipes = {end: name for name, end in pipes.items()}
         self.starting = {cell.status.fileno(): cell for cell in cells}
         self.asking: dict[int, Cell] = {}
-        """The end of a filter → whose it is."""
+        """End of a filter → its cell."""
         self.ending: int | None = os.pidfd_open(cells[0].pid)
         self.code: int | None = None
         self.problem = self.excess = ""
@@ -56,7 +57,7 @@ class Watch:
             self.poll.register(end, select.POLLIN)
 
     def until(self, end_s: float) -> str:
-        """Why the first cell is over: it ended, it is late, it used too much, or the jail failed."""
+        """Returns why the first cell is over: it ended, is late, used too much, or the jail failed."""
         look = 0.0
         while True:
             left = end_s - time.monotonic()
@@ -104,7 +105,7 @@ class Watch:
             self._forget(end)
 
     def _started(self, end: int) -> None:
-        """A cell says what is wrong, sends its filter's end, or, with nothing, that its program runs."""
+        """Handles a cell's report: what is wrong, its filter's end, or nothing, which means that its program runs."""
         cell = self.starting[end]
         text, ends = hear(cell.status)
         for asking in ends:
@@ -143,7 +144,7 @@ class Watch:
         return 0
 
     def _processes(self, cell: Cell) -> list[int]:
-        """Of a cell without its first, which only waits; with those that any cell left to the jail."""
+        """Returns the processes of a cell without its first, which only waits, and those that any cell left to the jail."""
         first = [each.pid for each in self.cells]
         left = [pid for pid in family.children(os.getpid()) if pid not in first]
         return family.descendants([*family.children(cell.pid), *left])
@@ -158,7 +159,7 @@ class Watch:
         os.close(end)
 
     def close(self) -> None:
-        """End the cells and whatever is left of them, then their descriptors."""
+        """Ends the cells and everything left of them, then closes their descriptors."""
         reap([cell.pid for cell in self.cells])
         for end in [*self.pipes, *([] if self.ending is None else [self.ending])]:
             os.close(end)
@@ -172,7 +173,7 @@ class Watch:
 
 
 def reap(pids: list[int]) -> None:
-    """End processes, and all that this process is or becomes the parent of."""
+    """Ends processes, and all others of which this process is or becomes the parent."""
     for pid in pids:
         for kill in (os.killpg, os.kill):
             with suppress(OSError):
