@@ -27,7 +27,7 @@ from rlhf_authoring.models import write_tiny_model
 from rlhf_authoring.tensors import make_batch
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, hookimpl
+from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
@@ -93,6 +93,11 @@ SHARDS = {"uneven": [[0, 1, 2, 3, 4, 6], [5, 7]], "one empty": [WHOLE[0], []]}
 
 class Plugin:
     """Policy gradient with an entropy bonus and a critic, both weighed by a statistic over all ranks."""
+
+    @hookimpl
+    def needs(self):
+        critic = RoleNeed("critic", head="scalar", trainable=True)
+        return Needs(roles=(RoleNeed("actor", trainable=True, source=None), critic))
 
     @hookimpl
     def batch_statistics(self, role, outputs, batch):

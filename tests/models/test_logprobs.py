@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_host.models.logprobs import token_logprobs, top_logprobs
+from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
 
 TOKENS, WIDTH, VOCABULARY = 11, 6, 23
 
@@ -50,6 +50,14 @@ def test_values_and_gradients_are_those_of_the_full_logits(parts, head, with_bia
         gradients((pull[0] * found[0] + pull[1] * found[1]).sum(), *leaves),
         gradients((pull[0] * expected[0] + pull[1] * expected[1]).sum(), *leaves),
     )
+
+
+def test_logits_of_other_heads_have_the_same_temperature(parts):
+    hidden, weight, bias, targets = parts
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    found = logprobs_of_logits(logits, targets, 0.6, True, False)
+    expected = naive(hidden, weight, bias, targets, temperature=0.6)
+    torch.testing.assert_close(found, tuple(each.float() for each in expected))
 
 
 def test_entropy_carries_a_gradient_only_when_asked(parts):

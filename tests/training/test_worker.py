@@ -102,6 +102,31 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_layout(tiny_model, agg
         assert theirs == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
+def test_a_backend_hears_which_micro_batch_is_the_last(tiny_model):
+    heard = []
+
+    class Watch(TorchBackend):
+        def backward(self, loss, last=True):
+            heard.append(last)
+            super().backward(loss, last)
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    settings = TrainConfig(max_tokens_per_microbatch=1, shared_prefix="off")
+    worker_for(model, manager(Policy()), settings, backend=Watch).update(batch())
+    assert heard == [False] * 7 + [True]
+
+
+def test_weights_of_several_corrections_are_multiplied(tiny_model):
+    class Half:
+        @hookimpl
+        def importance_weights(self, mask):
+            return torch.where(mask, 0.5, 1.0)
+
+    once, _ = gradient(tiny_model, batch("recompute"), [Weights()], loss="pg")
+    twice, _ = gradient(tiny_model, batch("recompute"), [Weights(), Half()], loss="pg")
+    assert close(twice, once / 2)
+
+
 def test_the_gradient_does_not_depend_on_the_order_of_rows(tiny_model):
     data = batch("recompute")
     whole, _ = gradient(tiny_model, data)
