@@ -65,7 +65,7 @@ class Format:
         if example.own_turns or example.prompt == "":
             names = ", ".join(name for name in row if name in BESIDE and name not in self.own and row[name] is not None)
             raise Malformed(
-                f"the texts of the format {self.name} are taken as they are, so they cannot use {names}: write that into"
+                f"the texts of the format {self.name} are used as they are, and {names} cannot be added: write that into"
                 " the texts, or leave it unread (data.ignore)"
             )
         return replace(example, beside=beside)

@@ -183,7 +183,7 @@ def test_thoughts_beside_an_answer_that_is_a_text_are_refused(key):
 
 @pytest.mark.parametrize("key", ["role", "from", "speaker"])
 def test_a_text_of_somebody_is_no_text(key):
-    assert f"'{key}' says who speaks" in refused(read, [{"text": "Hi there.", key: "prompter"}])
+    assert f"'{key}' names a speaker" in refused(read, [{"text": "Hi there.", key: "prompter"}])
 
 
 def test_names_of_people_are_written_or_refused():
@@ -306,7 +306,7 @@ def test_tools_of_a_row_are_in_the_prompts_of_a_run_that_samples():
 def test_texts_that_are_taken_as_they_are_refuse_what_stands_beside_them(row):
     kind = "preference" if "chosen" in row else "prompt_completion"
     for beside in ({"system": "Be brief."}, {"tools": TOOLS}, {"chat_template_kwargs": {"a": 1}}):
-        assert f"nothing can be done with {next(iter(beside))}" in refused(read, [{**row, **beside}], kind)
+        assert f"{next(iter(beside))} cannot be added" in refused(read, [{**row, **beside}], kind)
     assert read([{**row, "system": ""}], kind)
 
 
