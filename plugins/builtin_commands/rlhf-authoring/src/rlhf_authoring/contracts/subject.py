@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import pluggy
 
 from rlhf_host import Needs, PluginError, Task, hookspecs
-from rlhf_host.installed import PluginInfo, build, find, load, load_command, options_model
+from rlhf_host.installed import PluginInfo, build, find, load, load_command
 from rlhf_host.internals import Loaded, PluginManager
 from rlhf_host.protocols import Writer
 
@@ -129,6 +129,8 @@ class Subject:
     @cached_property
     def choices(self) -> list[dict[str, Any]]:
         """The option ``loss`` at each value it can have; no change where there is no such option or it is given."""
+        from rlhf_host.installed import options_model  # which loads pydantic
+
         loss = options_model(self.cls).model_fields.get("loss")
         if "loss" in self.options or loss is None or get_origin(loss.annotation) is not Literal:
             return [{}]
