@@ -29,6 +29,7 @@ from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.measures import of_engine
+from rlhf_host.training.parts import RunParts
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.source import Drawn
@@ -347,20 +348,18 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
                 return Drawn(batch, [], sampled=True)
 
         train = SimpleNamespace(epochs=1, minibatches=1, on_nonfinite="stop")
-        loop = Loop(
+        parts = RunParts(
             config=SimpleNamespace(async_depth=1, train=train, seed=0),
             manager=SimpleNamespace(report=lambda *_, **__: None),
             needs=SimpleNamespace(roles=()),
             runtime=SimpleNamespace(trainer=Trainer(), engine=pool, targets=()),
             source=Source(),
-            evaluate=None,
             events=events,
             run_dir=tmp_path,
             progress=Progress(),
             ledger=Ledger(tmp_path),
-            keeper=SimpleNamespace(forget=lambda: None, waited_s=0.0),
-            planned=4,
         )
+        loop = Loop(parts=parts, keeper=SimpleNamespace(forget=lambda: None, waited_s=0.0), evaluate=None, planned=4)
         for number in range(1, 5):
             started = time.perf_counter()
             row = loop._take_step(number)
