@@ -13,7 +13,8 @@ from rlhf_host import Advantages, LossTerm, Needs, Output, RoleNeed, Step, hooki
 
 def seen(hook):
     with open(os.environ["SEEN"], "a") as file:
-        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        names = [thread.name for thread in others if not isinstance(thread, threading.Timer)]  # these only print a line
         on_main = threading.current_thread() is threading.main_thread()
         names = {name.split("_")[0].partition("-")[2] or name for name in names}
         file.write(json.dumps([hook, on_main, sorted(names)]) + "\\n")
