@@ -29,10 +29,7 @@ SLOW = {
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),
     "tests/test_notebook.py": ("", "the notebook, executed"),
-    "tests/runtimes/test_ray.py": (
-        "killed_or_stopped",
-        "engines that are killed; that a sync goes on without one at every change",
-    ),
+    "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
     "tests/engines/test_vllm.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
     "tests/training/test_lora.py": (
         "zero_trains|vllm_samples|on_ray",
@@ -81,6 +78,40 @@ SLOW = {
     "tests/training/test_foreign_checkpoints.py": (
         r"refused_in_one_line\[(?!optimizers/actor/optimizer\.pt-cut_off|model)",
         "damaged checkpoints, a table; two of them at every change",
+    ),
+    "tests/test_garbage.py": ("notebook_is_not", "a whole run, for what is frozen in it"),
+    "tests/packaging/test_wheels.py": (
+        "command_line_works",
+        "all packages from wheels; the commands of the README at every change",
+    ),
+    "tests/training/test_async_failures.py": (
+        r"\[(raises-(filter|step_finished|sync|update)|interrupts-(agent_in_evaluation|batch|filter|score_in_evaluation|sync)|hangs-(agent_in_evaluation|score_in_evaluation))\]",
+        "failures and interrupts in every place; the places that most runs see at every change",
+    ),
+    "tests/cli/test_outside_commands.py": (
+        r"breaks_itself_alone\[(-|def)",
+        "commands that are broken in three ways; one at every change",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_check.py": (
+        "ends_the_process|named_like_a_setting|every_plugin_of_the_name|kernels_have_no_hooks",
+        "plugins that are checked in processes of their own",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_bench.py": (
+        "hook_by_hook|own|cannot_be_built",
+        "measurements of plugins; one at every change",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/contracts/test_contracts.py": (
+        r"\[score_keeps_its_deadline-\d+\]",
+        "plugins that miss their deadline",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-verifiers/tests/test_failures.py": ("start-timeout", "a start that takes too long"),
+    "tests/training/test_rows.py": (
+        r"train_the_same\[algo0|never_stopped\[algo0",
+        "rows under two algorithms; one at every change",
+    ),
+    "tests/training/test_precompute.py": (
+        r"damaged_files|is_part_of_the_model\[--actor",
+        "kept log-probabilities that are damaged or of another adapter",
     ),
 }
 """File → a pattern of its slow tests, empty for all, and why they are slow."""

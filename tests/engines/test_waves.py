@@ -161,7 +161,7 @@ def test_an_error_reaches_everyone_who_waits_and_the_next_batch_runs():
 
     async def main():
         nonlocal broken
-        waves = Waves(run, OneThread(), max_wait_s=30)
+        waves = Waves(run, OneThread(), max_wait_s=0.5)
         first = [asyncio.create_task(waves.submit(request(i))) for i in range(2)]
         while not running.is_set():
             await asyncio.sleep(0.001)
