@@ -8,7 +8,7 @@ from __future__ import annotations
 from rlhf_host.lazily import lazily
 
 _NAMES = {
-    "backends.ranks": ["TorchRanks"],
+    "backends.ranks": ["Ranks"],
     "backends.weights": ["in_buckets", "named_weights"],
     "data.sources": ["load_tasks"],
     "engines.kernels": ["TriedKernels"],

@@ -16,7 +16,7 @@ BUCKET_BYTES = 2**26
 """Approximate size of the flat pieces in which gradients are summed."""
 
 
-class TorchRanks:
+class Ranks:
     """One process alone unless ``join`` was called. Every method is collective: all processes call it, in the same order.
 
     A data-parallel rank has its own rows. Mostly it is one process. If ``parts`` neighbouring processes together hold one copy
@@ -38,7 +38,7 @@ class TorchRanks:
         parts: int = 1,
         backend: str = "gloo",
         timeout_s: float = 1800.0,
-    ) -> TorchRanks:
+    ) -> Ranks:
         """Connects to the others at ``address:port``, where process 0 listens. The group is torch's default one."""
         if processes == 1:
             return cls()

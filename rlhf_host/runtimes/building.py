@@ -29,7 +29,7 @@ __all__ = ["EngineSetup", "Roles", "RolesSetup", "check_state", "plain", "start_
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from rlhf_host.backends.ranks import TorchRanks
+    from rlhf_host.backends.ranks import Ranks
     from rlhf_host.engines.kernels import TriedKernels
 
 
@@ -86,8 +86,8 @@ class Roles:
         UserError: models, options or versions that cannot be used here.
     """
 
-    def __init__(self, setup: RolesSetup, ranks: TorchRanks | None = None):
-        from rlhf_host.backends.ranks import TorchRanks
+    def __init__(self, setup: RolesSetup, ranks: Ranks | None = None):
+        from rlhf_host.backends.ranks import Ranks
         from rlhf_host.backends.weights import adapter_buckets
         from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
@@ -97,7 +97,7 @@ class Roles:
 
         check_host(setup.host_version)
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
-        backend, ranks = setup.backend.build(), TorchRanks() if ranks is None else ranks
+        backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
         self.kernels = tried_kernels(setup.kernels)
         views, models = adapter_views(setup.roles), {}
         for need, settings in setup.roles:

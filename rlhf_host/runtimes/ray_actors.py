@@ -113,11 +113,11 @@ class WorkerActor:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch
 
-        from rlhf_host.backends.ranks import TorchRanks
+        from rlhf_host.backends.ranks import Ranks
 
         if setup.train.threads:
             torch.set_num_threads(setup.train.threads)
-        ranks = TorchRanks.join(rank, size, address, port, parts=parts, backend="nccl" if gpu else "gloo")
+        ranks = Ranks.join(rank, size, address, port, parts=parts, backend="nccl" if gpu else "gloo")
         self.roles = Roles(setup, ranks)
         freeze()
         return self.roles.context_lengths, self.roles.exact

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlhf_host.backends.ranks import TorchRanks
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError, blaming
 from rlhf_host.models.flops import peak_flops
@@ -40,7 +40,7 @@ class Worker:
     hooks: PluginManager
     settings: TrainConfig
     needs: Needs
-    ranks: TorchRanks = field(default_factory=TorchRanks)
+    ranks: Ranks = field(default_factory=Ranks)
     compute_s: float = 0.0
     """Seconds spent in forward, backward and optimizer steps so far."""
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_setup import configuration
-from rlhf_host.backends.ranks import TorchRanks
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import PluginError, UserError
 from rlhf_host.protocols import BackendStart
@@ -24,7 +24,7 @@ Options = DeepSpeed.Options
 def started(options):
     model = torch.nn.Linear(1, 1)
     return DeepSpeed(options).start(
-        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=TorchRanks())
+        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=Ranks())
     )
 
 

@@ -17,7 +17,7 @@ from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
 
 from rlhf_host.backends.deepspeed import DeepSpeed
-from rlhf_host.backends.ranks import TorchRanks
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.data.units import Row, Unit
@@ -60,7 +60,7 @@ def units(algo: str) -> list[Unit]:
     return [Unit((row(prompt, 1.0), row(prompt, 0.0))) for prompt in (ids(2, 6) for _ in range(5))]
 
 
-def train(ranks: TorchRanks, model: Path, algo: str, kind: str) -> dict[str, Any]:
+def train(ranks: Ranks, model: Path, algo: str, kind: str) -> dict[str, Any]:
     """Three updates of one batch: metrics joined over ranks, and the weights afterwards."""
     plugin = ALGORITHMS[algo](ALGORITHMS[algo].Options())
     info = PluginInfo("algo", algo, "made-up", "1", ">=1", "ok", "", "m:X", "")
@@ -111,7 +111,7 @@ def pair(fork, environment, tmp_path_factory):
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_two_ranks_take_the_steps_of_one(pair, tiny_model, algo):
-    alone = train(TorchRanks(), tiny_model, algo, "torch")
+    alone = train(Ranks(), tiny_model, algo, "torch")
     losses = [update["loss"] for update, _ in alone["metrics"]]
     assert losses[0] - losses[-1] > 1e-3, "nothing was learnt, so nothing is compared"
     if algo == "kto":

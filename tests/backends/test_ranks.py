@@ -31,7 +31,7 @@ from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output,
 from rlhf_host import functional as F
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
-from rlhf_host.backends.ranks import TorchRanks
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import RunError, UserError
@@ -183,7 +183,7 @@ class ZeroWatched(DeepSpeedBackend):
         return torch.cat([safe_get_full_fp32_param(p).flatten().clone() for p in self.parameters])
 
 
-def role_of(name: str, model: Path, ranks: TorchRanks, kind: str) -> Role:
+def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     settings = RoleConfig(
         model=str(model),
         device="cpu",
@@ -208,7 +208,7 @@ def role_of(name: str, model: Path, ranks: TorchRanks, kind: str) -> Role:
     return role
 
 
-def worker_of(model: Path, ranks: TorchRanks, kind: str) -> Worker:
+def worker_of(model: Path, ranks: Ranks, kind: str) -> Worker:
     roles = {name: role_of(name, model, ranks, kind) for name in ("actor", "critic")}
     needs = Needs(outputs=(Output("values"), Output("entropy")))
     return Worker(roles, manager(), TRAIN, needs, ranks)
@@ -230,7 +230,7 @@ def update(worker: Worker, data: Any, shards: list[list[int]]) -> tuple[dict[str
     return whole.result(), result.refused
 
 
-def train(ranks: TorchRanks, model: Path, kind: str, shards: list[list[int]], updates: int = 3) -> dict[str, Any]:
+def train(ranks: Ranks, model: Path, kind: str, shards: list[list[int]], updates: int = 3) -> dict[str, Any]:
     """Updates of the same batch, and the weights before and after each."""
     worker = worker_of(model, ranks, kind)
     weights, metrics = [weights_of(worker)], []
@@ -245,7 +245,7 @@ def gradients_of(worker: Worker) -> dict[str, torch.Tensor]:
     return {name: torch.stack(role.backend.gradients) for name, role in worker.roles.items()}
 
 
-def live(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[str, Any]:
+def live(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, Any]:
     """Batches that fail on one rank, each in another way; three updates, saved after the second; and again the third, resumed."""
     worker, shards = worker_of(model, ranks, kind), SHARDS["uneven"]
     said, weights = [], [weights_of(worker)]
@@ -278,7 +278,7 @@ def live(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[str
     }
 
 
-def take_turns(ranks: TorchRanks, model: Path, kind: str) -> dict[str, dict[str, torch.Tensor]]:
+def take_turns(ranks: Ranks, model: Path, kind: str) -> dict[str, dict[str, torch.Tensor]]:
     """Weights after three updates, with everything moved away and back before each."""
     worker = worker_of(model, ranks, kind)
     for role in worker.roles.values():
@@ -299,14 +299,14 @@ class Moved(ZeroWatched):
     _stays = False
 
 
-def second_copies(ranks: TorchRanks, model: Path, kind: str) -> list[int]:
+def second_copies(ranks: Ranks, model: Path, kind: str) -> list[int]:
     """Elements that this rank keeps of every weight's second copy."""
     role = role_of("actor", model, ranks, kind)
     role.passes.model(torch.zeros(1, 1, dtype=torch.int64))
     return [p.ds_secondary_tensor.numel() for p in role.passes.model.parameters()]
 
 
-def begin(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
+def begin(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Weights after three updates, saved after the second."""
     worker = worker_of(model, ranks, kind)
     shards = SHARDS["uneven"] if ranks.size == 2 else WHOLE
@@ -328,7 +328,7 @@ def write(worker: Worker, directory: Path) -> None:
                 writer()
 
 
-def go_on(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
+def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Weights after the third update, made by a worker that starts from what was saved."""
     worker = worker_of(model, ranks, kind)
     for name, role in worker.roles.items():
@@ -340,12 +340,12 @@ def go_on(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[st
     return weights_of(worker)
 
 
-def layer(ranks: TorchRanks, model: Path, kind: str) -> tuple[int, ...]:
+def layer(ranks: Ranks, model: Path, kind: str) -> tuple[int, ...]:
     """What this process has of a matrix."""
     return tuple(role_of("actor", model, ranks, kind).passes.model.model.layers[0].mlp.up_proj.weight.shape)
 
 
-def refusal(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> str:
+def refusal(ranks: Ranks, model: Path, kind: str, directory: Path) -> str:
     try:
         role_of("actor", model, ranks, kind).backend.load(directory / "actor")
     except UserError as error:
@@ -356,7 +356,7 @@ def refusal(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> str:
 HEADS = {"actor": "lm", "critic": "scalar"}
 
 
-def save(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[str, torch.Tensor]:
+def save(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, torch.Tensor]:
     """The gathered weights of a model that is also written."""
     role = role_of("actor", model, ranks, kind)
     if (writer := role.backend.save_model(directory)) is not None:
@@ -364,12 +364,12 @@ def save(ranks: TorchRanks, model: Path, kind: str, directory: Path) -> dict[str
     return {name: value.clone() for bucket in role.backend.weights(4000) for name, value in bucket}
 
 
-def buckets(ranks: TorchRanks, model: Path, kind: str, bucket_bytes: int) -> list[list[tuple[str, int]]]:
+def buckets(ranks: Ranks, model: Path, kind: str, bucket_bytes: int) -> list[list[tuple[str, int]]]:
     role = role_of("actor", model, ranks, kind)
     return [[(name, value.nbytes) for name, value in bucket] for bucket in role.backend.weights(bucket_bytes)]
 
 
-def infer(ranks: TorchRanks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, torch.Tensor]:
+def infer(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, torch.Tensor]:
     """Before and after an update, so that passes without gradient follow those with."""
     worker = worker_of(model, ranks, kind)
     mine = shards[ranks.rank]
@@ -438,7 +438,7 @@ def serve(rank: int, size: int, port: int, parts: int, functions: dict[str, Any]
     gc.freeze()  # DeepSpeed searches for garbage at every turn: not among all that was imported
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
-        ranks = TorchRanks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
+        ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
         with contextlib.suppress(EOFError):
             while True:
                 name, arguments = pickle.load(sys.stdin.buffer)
@@ -500,7 +500,7 @@ def life(pair, tiny_model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tiny_model):
     """One rank, plain PyTorch: what all others are compared with."""
-    return train(TorchRanks(), tiny_model, "torch", WHOLE)
+    return train(Ranks(), tiny_model, "torch", WHOLE)
 
 
 def gap(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -554,7 +554,7 @@ def test_metrics_name_every_row_and_both_roles_once(alone):
 @pytest.mark.parametrize("kind", ["zero-2", "zero-3"])
 def test_tied_embeddings_have_one_gradient(pair, tmp_path, kind):
     model = write_tiny_model(tmp_path / "tied", tied=True)
-    expected = train(TorchRanks(), model, "torch", WHOLE, 2)
+    expected = train(Ranks(), model, "torch", WHOLE, 2)
     found, _ = pair(train, model, kind, SHARDS["uneven"], 2)
     assert gap(found["gradients"]["actor"], expected["gradients"]["actor"]) < 1e-5
     assert gap(change(found, "actor", 2), change(expected, "actor", 2)) < 1e-3
@@ -562,7 +562,7 @@ def test_tied_embeddings_have_one_gradient(pair, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["torch", "zero-2", "zero-3"])
 def test_passes_without_gradient_take_shards_of_any_size(pair, tiny_model, kind):
-    expected = infer(TorchRanks(), tiny_model, "torch", WHOLE)
+    expected = infer(Ranks(), tiny_model, "torch", WHOLE)
     for name in ("before", "after", "values", "scores"):
         for found in pair(infer, tiny_model, kind, SHARDS["one empty"]):
             wanted = expected[name][found["rows"]]

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
-from rlhf_host.backends.ranks import TorchRanks
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.protocols import BackendStart
 
 
-class Other(TorchRanks):
+class Other(Ranks):
     """This rank of two; the other has the same gradients times ``times``."""
 
     def __init__(self, times: float):
@@ -39,9 +39,7 @@ class Layer(nn.Module):
 
 def backend(model, ranks=None, total_updates=8, **settings):
     role = RoleConfig(**{"lr": 0.5, "max_grad_norm": 0.0, **settings})
-    start = BackendStart(
-        model=model, compute=model, head=(), role=role, total_updates=total_updates, ranks=ranks or TorchRanks()
-    )
+    start = BackendStart(model=model, compute=model, head=(), role=role, total_updates=total_updates, ranks=ranks or Ranks())
     return TorchBackend(start)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from rlhf_host.backends.ranks import TorchRanks
+from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig
 from rlhf_host.engines.decoding import PlainDecoder
@@ -77,9 +77,7 @@ def test_the_published_models_have_as_many_weights_as_are_published(sizing):
 
 def test_the_torch_backend_has_16_bytes_a_weight(sizing, config):
     model = of(config)
-    backend = TorchBackend(
-        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=TorchRanks())
-    )
+    backend = TorchBackend(BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=Ranks()))
     loss = model(torch.tensor([[1, 2, 3]])).logits.sum()
     backend.backward(loss)
     gradients = nbytes(each.grad for each in model.parameters())
@@ -244,5 +242,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     rank, port = map(int, sys.argv[1:])
     torch.set_num_threads(1)
-    joined = TorchRanks.join(rank, 2, "127.0.0.1", port)
+    joined = Ranks.join(rank, 2, "127.0.0.1", port)
     print("measured", json.dumps([measure(stage, precision, joined) for stage, precision in STAGES]), flush=True)

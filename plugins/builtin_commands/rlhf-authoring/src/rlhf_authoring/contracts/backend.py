@@ -17,7 +17,7 @@ from torch import Tensor
 from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
 from rlhf_authoring.contracts.subject import Broken, Subject, Unusable, check, expect, finish
 from rlhf_host import Batch, UserError
-from rlhf_host.internals import Denominators, PluginSpec, Role, TorchRanks, Worker, rows_of
+from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, rows_of
 from rlhf_host.models import load_model, quiet_transformers
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.settings import RoleConfig, TrainConfig
@@ -34,8 +34,8 @@ SHARDS = ([0, 1, 2, 3, 4, 6], [5, 7])
 class Trained:
     """A role that the plugin trains, in the hands of the host's own worker."""
 
-    def __init__(self, plugin: Any, *, updates: int = 10, tokens: int = 16384, ranks: TorchRanks | None = None, **role: Any):
-        settings, ranks, train = actor(**role), ranks or TorchRanks(), TrainConfig(max_tokens_per_microbatch=tokens)
+    def __init__(self, plugin: Any, *, updates: int = 10, tokens: int = 16384, ranks: Ranks | None = None, **role: Any):
+        settings, ranks, train = actor(**role), ranks or Ranks(), TrainConfig(max_tokens_per_microbatch=tokens)
         model = _model(settings)
         self.before = {name: value.clone() for name, value in model.state_dict().items()}
         try:
@@ -147,7 +147,7 @@ def ranks_step_as_one(subject: Subject) -> None:
 def on_rank(rank: int, spec: PluginSpec, model: str, port: int) -> dict[str, Any]:
     """One of two ranks, in a process of its own: its weights as arrays after a step."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = TorchRanks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S)
+    ranks = Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S)
     trained = Trained(spec.build(), ranks=ranks, model=model)
     whole, rows = batch(), SHARDS[rank]
     update = trained.worker.update(whole.select(rows), whole=Denominators.of(whole), rows=rows)
