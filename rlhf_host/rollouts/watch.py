@@ -39,8 +39,7 @@ async def watched(
         moved: returns a different value whenever there was progress.
         waiting: unfinished work, for people.
         stall_s: maximum seconds without progress; 0: no limit.
-        at_work: returns True if something outside of the event loop is working, an engine or a plugin, so that progress is
-            possible.
+        at_work: returns True if something outside of the event loop is working, such as an engine or a plugin.
         progress: returns the progress, for people; logged every ``tell_s`` seconds while there is some.
 
     Raises:

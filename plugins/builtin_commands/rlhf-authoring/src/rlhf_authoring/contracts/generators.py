@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -53,12 +54,15 @@ class Rig:
 
     def cancel_every_other(self) -> None:
         """Requests that are given up leave the others as they are, and the generator free."""
+        self.sample(sampling=LONG)
+        started = time.monotonic()
         before = self.sample(sampling=LONG)
+        soon_s = min(0.05, (time.monotonic() - started) / 4)
 
         async def cancel() -> list[Any]:
             self.generator.expect(len(PROMPTS))
             tasks = self._ask(PROMPTS, LONG)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(soon_s)
             for task in tasks[::2]:
                 task.cancel()
             return list(await asyncio.gather(*tasks, return_exceptions=True))
